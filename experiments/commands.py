@@ -55,14 +55,11 @@ def seeds_of(text: str | None) -> list[int] | None:
     """
     if text is None:
         return None
-    seeds: list[int] = []
+    parts = [part.partition("-") for part in text.split(",")]
     try:
-        for part in text.split(","):
-            low, dash, high = part.partition("-")
-            seeds += range(int(low), int(high if dash else low) + 1)
+        return [n for low, _, high in parts for n in range(int(low), int(high or low) + 1)]
     except ValueError:
         raise ValueError(f"--seeds takes seeds such as 1-6 or 1,4, got {text!r}") from None
-    return seeds
 
 
 class Progress:

@@ -6,7 +6,7 @@ import hashlib
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from experiments.factories import digest
 
@@ -40,7 +40,7 @@ class Run(BaseModel):
         spec: what to attach: selector -> regularizer(s), or the path of a spec file.
         epochs: passes over the training images. Schedules take their length from here.
         batch_size: images in each step.
-        optimizer: name of a timm optimizer. In a file, `{name: sgd, lr: 0.1}` is accepted, too.
+        optimizer: name of a timm optimizer.
         optimizer_args: further arguments of the optimizer.
         lr: largest learning rate.
         momentum: of optimizers that have one. The schedule `onecycle` moves it.
@@ -81,25 +81,6 @@ class Run(BaseModel):
     accelerator: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     compile: bool = False
     threads: Count = 1
-
-    @model_validator(mode="before")
-    @classmethod
-    def _unpacked(cls, values: Any) -> Any:
-        """Accept the optimizer as a mapping: `{name: sgd, lr: 0.1, weight_decay: 0.0005}`."""
-        given = values.get("optimizer") if isinstance(values, dict) else None
-        return values if not isinstance(given, dict) else unpacked(values)
-
-
-def unpacked(values: dict[str, Any]) -> dict[str, Any]:
-    """Fields of a run, with an optimizer that is a mapping spread over its fields."""
-    given = values.get("optimizer")
-    if not isinstance(given, dict):
-        return values
-    own = {k: v for k, v in given.items() if k in ("lr", "momentum", "weight_decay")}
-    args = {k: v for k, v in given.items() if k not in own and k != "name"}
-    rest = {k: v for k, v in values.items() if k != "optimizer"}
-    named = {"optimizer": given["name"]} if "name" in given else {}
-    return {**rest, **named, **own, **({"optimizer_args": args} if args else {})}
 
 
 def run_hash(run: Run) -> str:

@@ -150,10 +150,11 @@ def launch_on_ray(
 ) -> None:
     """Work on the runs in Ray tasks. The folder of the runs must be on a disk that all nodes share.
 
+    Ray reads the token of a cluster from RAY_AUTH_TOKEN or from ~/.ray/auth_token.
+
     Args:
         folders: of the runs.
-        address: HOST:PORT of a cluster, or "local" to start one on this machine. Ray reads the
-            token of a cluster from RAY_AUTH_TOKEN or from ~/.ray/auth_token.
+        address: HOST:PORT of a cluster, or "local" to start one on this machine.
         jobs: tasks at once; None takes one for each CPU that a run needs.
         imports: folder of the study, which holds its factories.
         told: called now and then, to show the progress.

@@ -68,19 +68,16 @@ class Metric:
 
     def chance(self) -> float | None:
         """The metric of a model that always says the most frequent class; None without classes."""
-        if not isinstance(self.outputs[0], Tensor) or not isinstance(self.targets[0], Tensor):
-            return None
-        targets, count = torch.cat(self.targets), self.outputs[0].shape[-1]
-        if self.outputs[0].ndim != 2 or targets.ndim != 1 or targets.is_floating_point():
-            return None
-        if not 0 <= int(targets.mode().values) < count:
-            return None
         constant = Metric(self.run)
-        said = one_hot(targets.mode().values.long(), count).float()
         try:
+            with told("there is no level of chance"):
+                targets, outputs = torch.cat(self.targets), self.outputs[0]
+                if outputs.ndim != 2 or targets.ndim != 1:
+                    return None
+                said = one_hot(targets.mode().values, outputs.shape[1]).float()
             constant.add(said.expand(len(targets), -1), targets)
             value = constant.value("constant outputs")
-        except FactoryError:  # some metrics refuse constant outputs: then no level is known
+        except FactoryError:  # targets are no classes, or the metric refuses constant outputs
             return None
         return value if math.isfinite(value) else None
 

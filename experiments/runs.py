@@ -18,11 +18,14 @@ import platform
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
 from filelock import FileLock, Timeout
 
+import dropblock_hooks
 from experiments.checkpoint import write_whole
 from experiments.config import Run, run_hash
 from experiments.study import Study
@@ -113,7 +116,8 @@ class RunFolder:
         if not (self.path / "run.json").exists():
             plain = json.dumps(self.run.model_dump(), indent=1, default=str)
             write_whole(self.path / "run.json", plain.encode())
-        note = {"epochs": epochs, "began": _now(), "host": platform.node(), **versions()}
+        began = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        note = {"epochs": epochs, "began": began, "host": platform.node(), **versions()}
         with (self.path / "attempts.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(note) + "\n")
         return True
@@ -129,7 +133,7 @@ class RunFolder:
 
     def finish(self, result: Result) -> None:
         """Write the result. The run is finished with it."""
-        write_whole(self.path / "result.json", json.dumps(result.plain(), indent=1).encode())
+        write_whole(self.path / "result.json", json.dumps(asdict(result), indent=1).encode())
 
     def fail(self, error: Exception) -> None:
         """Note why the run failed; the first line is the message."""
@@ -150,18 +154,7 @@ def folders_of(study: Study, pool: Path) -> list[tuple[str, RunFolder]]:
     return [(name, RunFolder(pool, run)) for name, run in study.runs()]
 
 
-def _now() -> str:
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-
-
 def versions() -> dict[str, str]:
     """The versions that decide results."""
-    import timm
-    import torch
-    import torchvision
-
-    import dropblock_hooks
-
-    packages = {"torch": torch, "torchvision": torchvision, "timm": timm}
-    found = {name: str(module.__version__) for name, module in packages.items()}
+    found = {name: version(name) for name in ("torch", "torchvision", "timm")}
     return {**found, "dropblock_hooks": dropblock_hooks.__version__}

@@ -30,6 +30,7 @@ from experiments.runs import RunFolder
 from experiments.seeds import derive_seed
 from experiments.stats import at_chance, interval
 from experiments.study import Search, Study, StudyError
+from experiments.train import Result
 
 FIRST_SEED = 1001  # so that a search has no seed of a study
 BATCH = 4  # candidates that Optuna is asked for at a time
@@ -95,7 +96,7 @@ def check(study: Study) -> Search:
     if asked is None:
         raise StudyError(study.name, ["it has no search: add search: {space: {lr: [0.05, 0.1]}}"])
     problems = [p for name, one in asked.space.items() if (p := _space_problem(name, one))]
-    known = {name for condition in study.conditions for name in study.params(condition)}
+    known = {name for condition in study.conditions for name in study.fields[condition]["params"]}
     for name in asked.space:
         field = name.partition(".")[0]
         if name not in known and field not in Run.model_fields:
@@ -122,7 +123,7 @@ def _space_problem(name: str, one: Any) -> str | None:
     where = f"search.space.{name}"
     if isinstance(one, list):
         return None
-    if set(one) - {"low", "high", "log"} or not {"low", "high"} <= set(one):
+    if {*one} | {"log"} != {"low", "high", "log"}:
         return f"{where} must be a list or {{low, high, log}}, got {one}"
     low, high = one["low"], one["high"]
     if not all(isinstance(end, int | float) for end in (low, high)) or not low < high:
@@ -139,8 +140,8 @@ class _Condition:
         self.study, self.asked, self.name = study, asked, name
         self.pool, self.run_all = pool, run_all
         self.sign = 1 if study.file.higher_is_better else -1
-        own = study.params(name)
-        others = {each for other in study.conditions for each in study.params(other)} - {*own}
+        params = {other: study.fields[other]["params"] for other in study.conditions}
+        others = {each for one in params.values() for each in one} - {*params[name]}
         self.space = {key: one for key, one in asked.space.items() if key not in others}
         self.candidates: list[Values] = []
         self.scores: dict[int, dict[int, float]] = {}
@@ -186,9 +187,9 @@ class _Condition:
             ]
             self._spend(range(begin, begin + count), min(2, self.asked.seeds) * count)
             for number, trial in enumerate(asked, begin):
-                failed = self._mean(number) == -math.inf
-                state = optuna.trial.TrialState.FAIL if failed else None
-                trials.tell(trial, None if failed else self._mean(number), state=state)
+                mean = self._mean(number)
+                failed = {"state": optuna.trial.TrialState.FAIL} if mean == -math.inf else {}
+                trials.tell(trial, None if failed else mean, **failed)
 
     def _spend(self, numbers: Sequence[int], runs: int) -> None:
         """Share so many more runs among candidates, with the next seeds, and read the scores."""
@@ -202,12 +203,9 @@ class _Condition:
         names = [f"search of {self.name}, {self.candidates[number]}" for number, _ in folders]
         self.run_all([*folders.values()], names)
         for (number, seed), folder in folders.items():
-            result = folder.result()
-            self.scores[number][seed] = (
-                result.scores.get("validation", math.nan) if result else math.nan
-            )
-            if result and result.chance is not None:
-                self.chance = result.chance
+            result = folder.result() or Result("failed")
+            self.scores[number][seed] = result.scores.get("validation", math.nan)
+            self.chance = self.chance if result.chance is None else result.chance
 
     def _mean(self, number: int) -> float:
         """The mean, negative if less is better. A candidate that failed or diverged loses."""

@@ -69,12 +69,6 @@ def tests_in(frame: pd.DataFrame) -> list[str]:
     return [name for name in frame.columns if name not in RESERVED]
 
 
-def primary_of(study: Study, frame: pd.DataFrame) -> dict[str, float]:
-    """Primary test -> margin in points. By default this is the first test with a margin of 1."""
-    tests = tests_in(frame)
-    return dict(study.file.primary) or ({tests[0]: 1.0} if tests else {})
-
-
 def scale_of(frame: pd.DataFrame) -> float:
     """100 where all scores are shares, so that differences are in points; otherwise 1."""
     values = frame[tests_in(frame)].to_numpy(dtype=float)
@@ -88,7 +82,7 @@ def compare(frame: pd.DataFrame, study: Study) -> pd.DataFrame:
     low and high (the simultaneous interval), margin, word, p (of the paired t-test) and holm (p
     corrected over the primary comparisons after Holm).
     """
-    primary = primary_of(study, frame)
+    primary = study.file.primary or dict.fromkeys(tests_in(frame)[:1], 1.0)
     scale, sign = scale_of(frame), 1 if study.file.higher_is_better else -1
     family = max(1, len(study.pairs) * len(primary))
     rows = []

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,7 +19,7 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from dropblock_hooks import Spec
-from experiments.config import Count, Run, problems_of, run_hash, unpacked
+from experiments.config import Count, Run, problems_of, run_hash
 from experiments.data import Data, load_data
 from experiments.metrics import try_metric
 from experiments.models import make_model
@@ -118,11 +118,6 @@ class Study:
             for name, run in self.conditions.items():
                 yield name, run.model_copy(update={"seed": seed})
 
-    def params(self, condition: str) -> dict[str, Any]:
-        """The parameters of a condition, merged with the parameters of the base."""
-        params: dict[str, Any] = self.fields[condition]["params"]
-        return params
-
     def with_values(self, condition: str, values: Mapping[str, Any], seed: int) -> Run:
         """The run of a condition with other parameters or fields, as a search tries them."""
         run = _run_of(self.fields[condition], values, self.path.parent)
@@ -137,7 +132,10 @@ class Study:
 
 
 def read_study(
-    path: Path, changes: Mapping[str, Any] | None = None, seeds: Sequence[int] | None = None
+    path: Path,
+    changes: Mapping[str, Any] | None = None,
+    seeds: Sequence[int] | None = None,
+    only: Sequence[str] = (),
 ) -> Study:
     """Read a study file, and the choices of a search beside it (STUDY.chosen.yaml).
 
@@ -145,6 +143,7 @@ def read_study(
         path: of the file.
         changes: fields of the base to replace; `data_args.root` names a field inside a mapping.
         seeds: to run instead of the file's seeds.
+        only: names of conditions. An empty list keeps all.
 
     Raises:
         StudyError: with all that is wrong in the file. `fit` then tries the models.
@@ -159,11 +158,11 @@ def read_study(
     except ValidationError as error:
         problems = problems_of(error, "", StudyFile)
         file = StudyFile.model_construct(**_valid_fields(plain, error))
-    base = _changed(unpacked(dict(file.base)), changes or {})
+    base = _changed(file.base, changes or {})
     fields = {}
     for name, own in _conditions(file, problems).items():
         params = {**base.get("params", {}), **own.get("params", {})}
-        fields[name] = {**base, **unpacked(own), "params": params}
+        fields[name] = {**base, **own, "params": params}
     conditions: dict[str, Run] = {}
     for name, merged in fields.items():
         try:
@@ -178,8 +177,9 @@ def read_study(
                 "or delete the file"
             )
     problems += [
-        f"compare: there is no condition {name!r}; known: {', '.join(fields)}"
-        for name in dict.fromkeys(itertools.chain(*file.compare))
+        f"{where}: there is no condition {name!r}; known: {', '.join(fields)}"
+        for where, names in (("compare", itertools.chain(*file.compare)), ("--only", only))
+        for name in dict.fromkeys(names)
         if name not in fields
     ]
     given = seeds if seeds is not None else file.seeds
@@ -188,7 +188,8 @@ def read_study(
         problems.append(f"seeds must be different numbers, at least one, got {list(all_seeds)}")
     if problems:
         raise StudyError(path, [*problems, *_fits(conditions, all_seeds[:1] or (1,), file)])
-    return Study(path.stem, file, path.resolve(), fields, conditions, all_seeds)
+    kept = {name: conditions[name] for name in only} or conditions
+    return Study(path.stem, file, path.resolve(), fields, kept, all_seeds)
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
@@ -244,11 +245,8 @@ def _changed(fields: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str,
     for path, value in changes.items():
         first, dot, rest = path.partition(".")
         inner = copy.get(first)
-        if first == "optimizer" and rest in ("lr", "momentum", "weight_decay"):
-            copy[rest] = value
-        else:
-            inner = inner if isinstance(inner, dict) else {}
-            copy[first] = _changed(inner, {rest: value}) if dot else value
+        inner = inner if isinstance(inner, dict) else {}
+        copy[first] = _changed(inner, {rest: value}) if dot else value
     return copy
 
 
@@ -336,18 +334,3 @@ def _fits(conditions: Mapping[str, Run], seeds: Sequence[int], file: StudyFile) 
         except ValueError as error:
             problems.append(f"conditions.{name}: {error}")
     return problems
-
-
-def only(study: Study, names: Sequence[str]) -> Study:
-    """The study with some of its conditions.
-
-    Raises:
-        StudyError: if there is no such condition.
-    """
-    unknown = [name for name in names if name not in study.conditions]
-    if unknown:
-        known = ", ".join(study.conditions)
-        raise StudyError(
-            study.name, [f"there is no condition {n!r}; known: {known}" for n in unknown]
-        )
-    return replace(study, conditions={n: study.conditions[n] for n in names}) if names else study

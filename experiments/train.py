@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -56,10 +56,6 @@ class Result:
     scores: dict[str, float] = field(default_factory=dict)
     epochs: list[dict[str, Any]] = field(default_factory=list)
     chance: float | None = None
-
-    def plain(self) -> dict[str, Any]:
-        """Plain data, for a file."""
-        return asdict(self)
 
 
 def train(

@@ -36,10 +36,10 @@ def main(arguments: list[str] | None = None) -> int:
     sys.path.insert(0, str(options.study.resolve().parent))  # for the study's own factories
     from experiments.commands import begin_report, changes_of, report, run_all_with, seeds_of
     from experiments.runs import folders_of
-    from experiments.study import fit, only, read_study
+    from experiments.study import fit, read_study
 
-    study = read_study(options.study, changes_of(options.set), seeds_of(options.seeds))
-    study = only(study, options.only)
+    changes, seeds = changes_of(options.set), seeds_of(options.seeds)
+    study = read_study(options.study, changes, seeds, options.only)
     fit(study)
     pool, folder = options.out / "runs", options.out / study.name
     run_all = run_all_with(options, study)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import Subset
 from torchvision import datasets
 from torchvision.transforms import v2
 
@@ -91,23 +91,17 @@ def _data(
     chosen = chosen[: train_images or len(chosen)]
     kept = len(chosen) - round(validation * len(chosen))
     plain = v2.Compose([fit, *last])
+    changed = v2.Compose([*changes[augmentation], *last])
     return Data(
-        Changed(Subset(train, chosen[:kept]), v2.Compose([*changes[augmentation], *last])),
-        {"clean": Changed(test, plain)},
-        Changed(Subset(train, chosen[kept:]), plain) if validation else None,
+        Subset(_with(train, changed), chosen[:kept]),
+        {"clean": _with(test, plain)},
+        Subset(_with(train, plain), chosen[kept:]) if validation else None,
         classes=len(train.classes),
     )
 
 
-class Changed(Dataset[tuple[Tensor, int]]):
-    """A data set whose images go through a transform."""
-
-    def __init__(self, images: Any, transform: v2.Transform) -> None:
-        self.images, self.transform = images, transform
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        image, label = self.images[index]
-        return self.transform(image), label
+def _with(images: Any, transform: v2.Transform) -> Any:
+    """The same images with another transform."""
+    changed = copy.copy(images)
+    changed.transform = transform
+    return changed

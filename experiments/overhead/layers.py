@@ -51,25 +51,19 @@ def attached(item: Any) -> nn.Module:
     return layer
 
 
-def forward_backward(functions: Mapping[str, Function], x: Tensor) -> Made:
-    """Steps that run a function of the activation forward and backward."""
-    x = x.detach().requires_grad_()
+def steps_of(functions: Mapping[str, Function], x: Tensor, backward: bool = True) -> Made:
+    """Steps that run a function of the activation forward and backward, or forward alone."""
+    x = x.detach().requires_grad_(backward)
     gradient = torch.randn_like(x)
 
     def step(function: Function) -> None:
-        torch.autograd.grad(function(x), x, gradient)
+        with torch.set_grad_enabled(backward):
+            y = function(x)
+        if backward:
+            torch.autograd.grad(y, x, gradient)
 
-    return Made({name: partial(step, function) for name, function in functions.items()}, x)
-
-
-def forward(functions: Mapping[str, Function], x: Tensor) -> Made:
-    """Steps that run a function of the activation without gradients."""
-
-    def step(function: Function) -> None:
-        with torch.no_grad():
-            function(x)
-
-    return Made({name: partial(step, function) for name, function in functions.items()})
+    steps = {name: partial(step, function) for name, function in functions.items()}
+    return Made(steps, x if backward else None)
 
 
 def drop_block(
@@ -97,7 +91,7 @@ def drop_block(
             torch.compiler.reset()
             functions = {name: torch.compile(function) for name, function in functions.items()}
         x = torch.randn(shape, device=device, dtype=dtype).to(memory_format=memory_format)
-        made = forward_backward(functions, x)
+        made = steps_of(functions, x)
         return Made(made.steps) if compiled else made
 
     names = ["F.dropout2d", "functional", "share_channels", "attached", *PEERS]
@@ -158,7 +152,7 @@ def _other(
 ) -> Made:
     item, ours, peer = parts
     functions = {"floor": floor, "attached": attached(item), "functional": ours, "peer": peer}
-    return forward_backward(functions, torch.randn(shape, device=device))
+    return steps_of(functions, torch.randn(shape, device=device))
 
 
 def observers() -> Iterator[Work]:
@@ -172,7 +166,7 @@ def observers() -> Iterator[Work]:
 
         def watched(device: torch.device, shape: tuple[int, ...] = shape) -> Made:
             layers = {name: attached(item) for name, item in items.items()}
-            return forward({"floor": floor, **layers}, torch.randn(shape, device=device))
+            return steps_of({"floor": floor, **layers}, torch.randn(shape, device=device), False)
 
         yield Work("observed activation", watched, [(name, "floor") for name in items], shape)
         yield Work(
@@ -183,7 +177,7 @@ def observers() -> Iterator[Work]:
 def _gradient(shape: tuple[int, ...], device: torch.device) -> Made:
     layer = attached(GradientStats())
     functions: dict[str, Function] = {"floor": floor, "GradientStats": lambda x: layer(floor(x))}
-    return forward_backward(functions, torch.randn(shape, device=device))
+    return steps_of(functions, torch.randn(shape, device=device))
 
 
 def sites() -> Iterator[Work]:

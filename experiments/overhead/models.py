@@ -31,27 +31,21 @@ COMPILED = ("resnet50", "vit_tiny_patch16_224")
 WAYS = ("bare", "attached", "watched")
 
 
-def variants(name: str, device: torch.device) -> dict[str, nn.Module]:
-    """A model with the same weights, in all ways."""
-    bare = timm.create_model(name).to(device)
-    made = {way: copy.deepcopy(bare) for way in WAYS}
-    attach(made["attached"], SPECS[name])
-    watch(made["watched"])
-    return made
-
-
 def model_work(name: str, training: bool = True, compiled: bool = False) -> Work:
-    """A training step, or a forward in evaluation, of the variants of a model."""
+    """A training step, or a forward in evaluation, of a model: bare, attached and watched."""
     ways = WAYS[:2] if compiled else WAYS
 
     def make(device: torch.device) -> Made:
-        made = variants(name, device)
-        if compiled:
-            torch.compiler.reset()
-            for way in ways:
-                made[way].compile()
-        x = torch.randn(SIZE, device=device)
-        return _steps({way: made[way].train(training) for way in ways}, x)
+        bare = timm.create_model(name).to(device).train(training)
+        made = {way: copy.deepcopy(bare) for way in ways}
+        attach(made["attached"], SPECS[name])
+        torch.compiler.reset()
+        for way, model in made.items():
+            if compiled:
+                model.compile()
+            if way == "watched":
+                watch(model)
+        return _steps(made, torch.randn(SIZE, device=device))
 
     kind = f"{'compiled ' * compiled}{'training step' if training else 'evaluation'}"
     return Work(f"{name}, {kind}", make, [(way, "bare") for way in ways[1:]], SIZE)

@@ -148,8 +148,3 @@ def test_fields_are_checked(fields, told):
 
 def test_numbers_that_yaml_reads_as_text_are_numbers():
     assert Run(lr="1e-3").lr == 1e-3
-
-
-def test_the_optimizer_may_be_a_mapping():
-    run = Run(optimizer={"name": "adamw", "lr": 0.2, "betas": [0.9, 0.99]})
-    assert (run.optimizer, run.lr, run.optimizer_args) == ("adamw", 0.2, {"betas": [0.9, 0.99]})

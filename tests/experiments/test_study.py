@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from experiments.study import StudyError, fit, only, read_study
+from experiments.study import StudyError, fit, read_study
 
 
 def problems_of(path, **options):
@@ -70,9 +70,9 @@ def test_a_spec_may_be_a_file_beside_the_study(write, folder):
 
 
 def test_some_conditions_alone(write):
-    assert list(only(read_study(write()), ["Dropout2d"]).conditions) == ["Dropout2d"]
-    with pytest.raises(StudyError, match="no condition 'x'; known: none, Dropout2d"):
-        only(read_study(write()), ["x"])
+    assert list(read_study(write(), only=["Dropout2d"]).conditions) == ["Dropout2d"]
+    with pytest.raises(StudyError, match="--only: there is no condition 'x'; known: none, Dropout"):
+        read_study(write(), only=["x"])
 
 
 def test_seven_faults_are_told_at_once(write):
