@@ -1,10 +1,9 @@
 """The handle of an attachment, and how it is made, checked and reported.
 
 attachment   `Attachment`: the handle and its operations
-lookup       sites found by key, selector or class; their rates and captures
+lookup       sites found by key, selector or class; their rates, captures and proposed bounds
 place        a spec on a model: its targets and all of its faults; the hooks, all or none
 report       the table of the sites, and scalars and histograms for a logger
-suggest      gradient bounds, proposed from the norms that were seen
 checks       faults of sites and of the training, and when they are reported
 watchdog     when a `Watchdog` looks, and its rules
 distributed  several processes: sums of counts, and differences

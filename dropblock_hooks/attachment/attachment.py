@@ -21,10 +21,9 @@ from ..sites.updates import checked_optimizers, use_optimizers
 from ..tables import Table, counted
 from .checks import around_step, find_faults
 from .distributed import compare, summed
-from .lookup import Which, captures, find, values_at, with_rates
+from .lookup import Suggestion, Which, captures, find, suggestions, values_at, with_rates
 from .report import SiteRow, log, readings, scalars, site_table
 from .state import load, restore, save
-from .suggest import Suggestion, suggestions
 from .watchdog import alerts_now, tell_new_alerts
 
 

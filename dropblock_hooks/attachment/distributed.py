@@ -29,11 +29,7 @@ def _gathered(mine: Any) -> list[Any]:
 
 
 def summed(mine: Readings, sites: Sequence[Site]) -> Readings:
-    """The counts of all ranks: calls and elements are added up.
-
-    Raises:
-        RuntimeError: on every rank, if the ranks have different sites.
-    """
+    """The sums of the counts of all ranks; RuntimeError on each rank if their sites differ."""
     ranks, forwards, observed = zip(*_gathered(mine), strict=True)
     if any(list(sites) != list(ranks[0]) for sites in ranks):
         raise RuntimeError(

@@ -64,10 +64,9 @@ class Placed(NamedTuple):
 
 
 def place(model: nn.Module, draft: Draft, epochs: int | None = None) -> Placed:
-    """Resolve a spec on a model. Names begin at `model`; `epochs` is the length of the training.
+    """Resolve a spec on a model, or raise a SpecError with all of its faults.
 
-    Raises:
-        SpecError: with all that is wrong.
+    Names begin at `model`; `epochs` is the length of the training.
     """
     if epochs is not None:
         as_count("epochs", epochs)

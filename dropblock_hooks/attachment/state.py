@@ -61,10 +61,8 @@ def load(
 ) -> tuple[float, Taken]:
     """The epoch of a state, and the counts and tensors for these sites; changes nothing yet.
 
-    A schedule that takes its length from the training (`epochs`) is the same in a longer one.
-
-    Raises:
-        ValueError: for a state that is damaged or, where `strict`, of another spec.
+    A schedule that takes its length from the training (`epochs`) is the same in a longer one. A
+    state that is damaged or, where `strict`, of another spec is a ValueError.
     """
     try:
         version, epoch, saved = state["version"], state["epoch"], state["sites"].items()

@@ -70,10 +70,7 @@ def perform(
 ) -> Tensor:
     """Run the regularizer of a site on an activation or a gradient; count the call on request.
 
-    Without `form`, the axes are read from the tensor.
-
-    Raises:
-        SiteError: if the regularizer refuses the tensor, or returns something else than it must.
+    Without `form`, the axes are read from the tensor. A refusal is a SiteError.
     """
     regularizer = site.regularizer
     now = Now(input=given, grad_scale=grad_scale, parameter=parameter, **values)

@@ -151,10 +151,6 @@ class Counter:
 
     It has the attributes of a `Snapshot`. Their tensors are never changed in place, because
     snapshots hold them. The counts are exact if one thread at a time runs the forward.
-
-    Attributes:
-        map_size: the spatial size of the last tensor; None before the first.
-        map_varies: whether a tensor of another size came before.
     """
 
     def __init__(self) -> None:
@@ -163,8 +159,8 @@ class Counter:
         self.expected = 0.0
         self.cells: Tensor | None = None
         self._norms: list[Tensor] = []  # that are not in the cells yet
-        self.map_size: tuple[int, ...] | None = None
-        self.map_varies = False
+        self.map_size: tuple[int, ...] | None = None  # the spatial size of the last tensor
+        self.map_varies = False  # whether a tensor of another size came before
         self._begun = self._before = Snapshot()  # where the open window began, and the one before
 
     def add(

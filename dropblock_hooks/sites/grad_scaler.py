@@ -20,10 +20,7 @@ and optimizers, Fabric and Transformers' Trainer keep theirs."""
 def checked_scaler(given: Any) -> Any:
     """Return the scaler (an object with ``get_scale``) that is given, or that is inside, or None.
 
-    A wrapper that holds None scales nothing. False says that nothing scales the loss.
-
-    Raises:
-        TypeError: for an object that is no scaler and holds none.
+    A wrapper that holds None scales nothing, and so does False. Other objects are a TypeError.
     """
     if given is False:
         return False
@@ -41,16 +38,11 @@ def checked_scaler(given: Any) -> Any:
 
 
 class LossScale:
-    """The GradScaler of an attachment.
-
-    Attributes:
-        scaler: the GradScaler; False where the loss is not scaled; None where nobody has said.
-        unknown: whether a GradScaler is in use that nobody gave; None before anybody has looked.
-    """
+    """The GradScaler of an attachment."""
 
     def __init__(self, scaler: Any = None) -> None:
-        self.scaler = scaler
-        self.unknown: bool | None = None
+        self.scaler = scaler  # False where the loss is not scaled, None where nobody has said
+        self.unknown: bool | None = None  # whether one is in use that nobody gave, once sought
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LossScale:
         return LossScale(self.scaler)  # the one of the training loop

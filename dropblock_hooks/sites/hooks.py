@@ -202,10 +202,7 @@ class SiteHook:
     def pick(self, given: tuple[Any, ...]) -> tuple[Any, indexing.Index, Tensor]:
         """Return the value that holds the tensor, the index in it, and the tensor.
 
-        `given` are the arguments of a hook of torch after the module.
-
-        Raises:
-            SiteError: if there is no such tensor.
+        `given` are the arguments of a hook of torch after the module. No tensor is a SiteError.
         """
         site, index, value = self.site, self.site.regularizer.index, given[-1]
         what = "the output"

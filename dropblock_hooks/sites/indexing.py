@@ -18,8 +18,7 @@ Index = int | str | None
 def get(value: Any, index: Index) -> Tensor:
     """The floating-point tensor itself, or at `index` of a tuple, list, dict or dataclass.
 
-    Raises:
-        ValueError: if there is no such tensor; the message describes the value.
+    ValueError describes the value if there is no such tensor.
     """
     found = value
     if index is not None:

@@ -75,10 +75,8 @@ class ObserveHook(SiteHook):
     def _found(self, given: tuple[Any, ...]) -> tuple[list[Tensor], _Put, Callable[[], Any]]:
         """Return the observed tensors, what puts others in their place, and their `Seen.nesting`.
 
-        `given` is what torch calls the hook with: arguments, keywords and output.
-
-        Raises:
-            SiteError: if there is no tensor, unless the observer sees all tensors of the layer.
+        `given` are the arguments, keywords and output of the layer. No tensor is a SiteError,
+        unless the observer sees all tensors of the layer.
         """
         observer, whole = self.observer, given[-1]
         if observer.at == "input":

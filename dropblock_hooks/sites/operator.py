@@ -248,8 +248,7 @@ def _autograd() -> Iterator[None]:
         yield
 
 
-RECOMPUTED = -1
-"""The number of a call that activation checkpointing recomputes, or of a site that is off."""
+RECOMPUTED = -1  # the number of a recomputed call, or of a site that is off
 
 
 def written(nesting: Any) -> str:

@@ -38,14 +38,11 @@ class ParameterHook(SiteHook):
 
     The mode of the owner when the gradient comes decides whether it is regularized, because a
     gradient does not tell which forward it comes from.
-
-    Attributes:
-        outer: the backward in which the last forward was recomputed, if there was one.
-        part_of: the last outer backward that brought the gradient in parts.
     """
 
     by_call = False
-    outer = part_of = NO_TASK
+    outer = NO_TASK  # the backward in which the last forward was recomputed
+    part_of = NO_TASK  # the last outer backward that brought the gradient in parts
 
     def __init__(self, site: Site, local: str = "") -> None:
         super().__init__(site, local)
@@ -172,19 +169,14 @@ class ParameterHook(SiteHook):
 
 
 class GradHook:
-    """Tensor hook of a parameter: regularizes its gradient, with the rates of the backward.
-
-    Attributes:
-        owner: a weak reference to the module that holds the parameter.
-        sites: the hooks of the sites on this parameter, in the order in which they act.
-    """
+    """Tensor hook of a parameter: regularizes its gradient, with the rates of the backward."""
 
     __torch_unserializable__ = True  # a ParameterHook puts it back after loading
-    owner: weakref.ref[nn.Module]
+    owner: weakref.ref[nn.Module]  # the module that holds the parameter
     handle: RemovableHandle
 
     def __init__(self, parameter: Tensor) -> None:
-        self.sites: list[ParameterHook] = []
+        self.sites: list[ParameterHook] = []  # in the order in which they act
         self.impl = parameter._cdata
         # A leaf holds this hook, and is found in the module. Others may be gone by the backward.
         found = parameter.is_leaf and not torch._C._are_functorch_transforms_active()

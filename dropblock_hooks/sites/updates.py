@@ -32,11 +32,7 @@ _APART = (
 
 
 def checked_optimizers(given: Any) -> list[Optimizer]:
-    """Return the optimizers that are given, one or a list, or that are inside; none for None.
-
-    Raises:
-        TypeError: for an object that is no optimizer and holds none.
-    """
+    """The optimizers that are given, one or a list, or inside; TypeError for other objects."""
     several = given if isinstance(given, (list, tuple)) else [given]
     return list(dict.fromkeys(_innermost(each) for each in several if each is not None))
 
@@ -57,10 +53,9 @@ def _innermost(given: Any) -> Optimizer:
 def use_optimizers(
     run: Run, installed: Sequence[tuple[nn.Module, SiteHook]], optimizers: list[Optimizer]
 ) -> None:
-    """Put step hooks on these optimizers, and take them off those before.
+    """Put step hooks on these optimizers, and take them off the optimizers before.
 
-    Raises:
-        ValueError: if they hold none of the parameters; then nothing has changed.
+    If they hold none of the parameters, nothing changes and ValueError is raised.
     """
     hooks = [(module, hook) for module, hook in installed if hook.site.regularizer.accumulates]
     held = set().union(*map(_held, optimizers))
