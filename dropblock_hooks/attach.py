@@ -30,7 +30,7 @@ def attach(
 ) -> Attachment:
     """Put regularizers on the layers of a model, by name, through hooks.
 
-    Everything is resolved and checked before the first hook goes in; the model keeps its class, its
+    The whole spec is checked before the first hook is installed. The model keeps its class, its
     ``forward``, its modules and the keys of its ``state_dict``. In evaluation its outputs stay the
     same to the bit, except for ``nn.TransformerEncoderLayer``: torch leaves its fused path if there
     are hooks, and the last digits can differ.
@@ -43,18 +43,18 @@ def attach(
         ['0/DropBlock2d', '2/DropBlock2d']
 
     Args:
-        model: any model. Wrappers are looked through, also inside the model: torch.compile,
-            DistributedDataParallel, FSDP, Fabric, ``checkpoint_wrapper``, averaged copies. Where
-            this process has compiled anything, it is compiled anew: torch would not see the hooks.
+        model: any model. It may be wrapped by torch.compile, DistributedDataParallel, FSDP, Fabric,
+            ``checkpoint_wrapper`` or as an averaged copy. torch compiles everything in this process
+            again, because compiled code does not see new hooks.
         spec: a mapping selector → regularizer(s), a list of such pairs, a `Spec`, or the path of a
             YAML or JSON file.
         root: name of the submodule where names begin, for example ``"backbone.body"``.
         grad_scaler: the GradScaler of the training loop, or its wrapper (timm's NativeScaler):
-            bounds of gradient regularizers are then in the unit of the unscaled loss. One that is
-            made later can be set as ``attached.grad_scaler``. False: the loss is not scaled, and
-            a GradScaler elsewhere in the process is another model's.
-        optimizer: of the training loop, or a list of several: gradients of parameters are
-            regularized at its step where a spec says ``when="accumulated"``. One that is made later
+            bounds of gradient regularizers are then in the unit of the unscaled loss. A GradScaler
+            that you create later can be set as ``attached.grad_scaler``. False says that the loss
+            is not scaled, and that a GradScaler in this process belongs to another model.
+        optimizer: the optimizer of the training loop, or a list of several. Regularizers with
+            ``when="accumulated"`` act when it begins its step. An optimizer that you create later
             can be set as ``attached.optimizer``.
         epochs: the length of the training, in the unit of ``step``, for schedules without epochs of
             their own, such as ``LinearSchedule(0.0, 0.1)``. A longer schedule is a warning.
@@ -63,10 +63,10 @@ def attach(
             otherwise the first forward raises the error.
 
     Raises:
-        SpecError: with all that is wrong with the spec on this model; nothing was installed.
+        SpecError: for faults of the spec on this model. It lists all; no hook is installed.
         RuntimeError: for DataParallel.
         TypeError: for a model, or an optimizer, of another class.
-        ValueError: for an optimizer that holds none of the parameters that wait for its step.
+        ValueError: if the optimizer holds no parameter with ``when="accumulated"``.
     """
     base = submodule(unwrap(model, spec), root)
     draft = Draft.of(spec)

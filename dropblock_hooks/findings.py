@@ -91,7 +91,7 @@ class Severity(_Described):
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that is wrong or suspicious.
+    """A fault, or a likely fault.
 
     Example:
         >>> attached = attach(nn.Sequential(nn.ReLU()), {"0": Dropout()})

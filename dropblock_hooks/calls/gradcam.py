@@ -86,7 +86,7 @@ def gradcam(
             maps are of the size of the first tensor with 4 axes.
         layer: a selector of a single layer. None takes the last feature stage that works; where it
             returns tokens, the first norm of its last block, because a head that reads only the
-            class token gives the other tokens no gradient behind that norm. Of a layer that is
+            class token gives the other tokens no gradient behind that norm. If the layer is
             called several times, the last call counts.
         target: a class, or one for each image; None is the class with the largest output. The
             scores are the output (images, classes), or its ``logits`` or ``out``. A function takes

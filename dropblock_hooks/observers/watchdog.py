@@ -72,8 +72,8 @@ class Watchdog(Observer):
 
     Args:
         rules: the name of a rule or several names, or ``"all"``.
-        action: ``"warn"``; ``"raise"``, a `WatchdogError`; or a function that is called with each
-            `Finding`, which cannot be written to a file.
+        action: ``"warn"``; ``"raise"``, which raises a `WatchdogError`; or a function to call
+            with each `Finding`. A function cannot be written to a file.
         every: look at each n-th training forward of the model, and at each n-th step within an
             epoch, at least 1; 0 or None: only when an epoch or the block ends. Forwards are not
             counted where the whole model is compiled.

@@ -65,7 +65,7 @@ def plan(
         epochs: how long the training is, as in ``attach``.
 
     Raises:
-        SpecError: for what ``attach`` finds wrong with the spec on this model.
+        SpecError: for the faults of the spec that ``attach`` would find.
     """
     base = submodule(unwrap(model, spec), root)
     placements, told, unsaid = place(base, Draft.of(spec), epochs)

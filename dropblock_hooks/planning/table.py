@@ -49,7 +49,7 @@ class Plan(Table[PlanRow]):
         ()
 
     Attributes:
-        problems: the errors; ``attach(..., example_input=...)`` raises an error for it.
+        problems: the errors; ``attach(..., example_input=...)`` raises a `SpecError` with them.
         warnings: a line for each likely mistake and each note.
         findings: the warnings as `Finding` objects, grouped by cause.
     """

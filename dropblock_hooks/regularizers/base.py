@@ -97,7 +97,7 @@ class Regularizer:
         grid: size of the map that tokens form, ``(height, width)``, each at least 1; None asks the
             model.
         prefix_tokens: number of class and register tokens before the map, at least 0. They are
-            left alone. None asks the model.
+            not changed. None asks the model.
         active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
             dropout in evaluation).
     """

@@ -122,8 +122,8 @@ class DropBlock3d(_DropBlocks, Regularizer):
 class Disout(_Blocks, Regularizer):
     """Distorts blocks of feature maps (N, C, H, W) by noise; see `functional.disout`.
 
-    The realized rate is the share that is distorted. Use it in place of `DropBlock2d` where zeros
-    do harm, at the same layers.
+    The realized rate is the share that is distorted. Use it in place of `DropBlock2d`, at the
+    same layers, if zeros harm the training.
 
     Example:
         >>> Disout(p=0.2, block_size=5, alpha=0.5)

@@ -45,7 +45,7 @@ class Foreign(Regularizer):
             (N, C, height, width).
 
     Equation:
-        That of the target.
+        The equation of the target.
     """
 
     target: Callable[..., Any]

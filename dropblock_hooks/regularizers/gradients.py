@@ -52,8 +52,8 @@ class OnGradients:
         SignGrad(when='accumulated')
 
     Args:
-        when: regularize the gradient of each ``"backward"``; or, of parameters, the
-            ``"accumulated"`` gradient when the optimizer given to ``attach`` begins its step.
+        when: ``"backward"`` acts in each backward. ``"accumulated"``, for parameters only, acts on
+            the sum of the gradients when the optimizer given to ``attach`` begins its step.
     """
 
     when: Literal["backward", "accumulated"] = field(default="backward", kw_only=True)
@@ -114,8 +114,8 @@ class ClipGradNorm(OnGradients, Regularizer):
         max_norm: largest norm, a number > 0 or a schedule.
         per: one norm for the whole ``"tensor"``, for each ``"sample"`` or for each ``"channel"``
             (of a parameter: its axis 0).
-        group: True takes one norm over all parameters of the entry, as
-            ``torch.nn.utils.clip_grad_norm_`` does; once per update, as with
+        group: True takes one norm over all parameters of the entry, like
+            ``torch.nn.utils.clip_grad_norm_``. It acts once per update, as with
             ``when="accumulated"``.
 
     Equation:

@@ -34,7 +34,7 @@ _UNITS = {
 
 @register
 class Retune(DropsShare, Regularizer):
-    """Sets the rate, or a schedule of it, of a layer that already drops, as ``nn.Dropout`` does.
+    """Sets another rate, or a schedule, in a layer that already drops, such as ``nn.Dropout``.
 
     The rate is a number in [0, 1] that the layer holds as ``p``, ``drop_prob``, ``prob``,
     ``drop_rate`` or ``drop_p``, or that an ``attr:`` selector names, such as ``nn.LSTM.dropout``.
@@ -60,7 +60,7 @@ class Retune(DropsShare, Regularizer):
         layout: ``"auto"``; no other value is allowed.
 
     Equation:
-        That of the layer, with another rate.
+        The equation of the layer, with another rate.
     """
 
     p: Probability

@@ -101,9 +101,9 @@ class _Ramp:
 
 @register
 class LinearSchedule(_Ramp, Schedule):
-    """`start` in the first and `stop` in the last of `epochs` epochs, on a line between them.
+    """Moves on a line from `start` in the first to `stop` in the last of `epochs` epochs.
 
-    ``start + (stop - start) * clip((t - delay) / (epochs - 1), 0, 1)``, as ``linspace`` has it;
+    ``start + (stop - start) * clip((t - delay) / (epochs - 1), 0, 1)``, like ``linspace``;
     with ``epochs=1`` the value is `stop`. A rate that rises like this is the "scheduled DropBlock"
     of Ghiasi et al., 2018 (https://arxiv.org/abs/1810.12890).
 
@@ -118,7 +118,7 @@ class LinearSchedule(_Ramp, Schedule):
 
 @register
 class CosineSchedule(_Ramp, Schedule):
-    """From `start` to `stop` along half a cosine: slow at both ends, fast in the middle.
+    """Moves from `start` to `stop` along half a cosine: slow at both ends, fast in the middle.
 
     Example:
         >>> round(CosineSchedule(0.0, 0.2, epochs=5)(1), 4)
@@ -131,7 +131,7 @@ class CosineSchedule(_Ramp, Schedule):
 
 @register
 class StepSchedule(Schedule):
-    """The value of the latest of the given times that has come.
+    """Changes the value at given times, and keeps it until the next one.
 
     Example:
         >>> schedule = StepSchedule({0: 0.0, 30: 0.1, 60: 0.2})

@@ -33,14 +33,14 @@ class Select:
     Args:
         names: a selector, or several; any of them may match.
         types: a class name or class, or several; base classes count.
-        stages: feature stages by number: alone, the last layer of the stage; beside `names` or
-            `types`, the layers inside it.
+        stages: numbers of feature stages. Alone, they match the last layer of a stage; with `names`
+            or `types`, the layers inside it.
         exclude: selectors of layers to leave out, each with everything inside it; ``stage:`` and
             ``stride:`` leave out the whole stage. Each must leave out something.
         where: ``where(name, module) -> bool``; can't be written to a file.
         expect: the number of layers that must match, at least 1; None allows any number above 0.
-        compose: True allows the same class of regularizer on a layer that has it from another
-            entry or Attachment; two rates of 0.1 are then 0.19.
+        compose: True allows the same class of regularizer on a layer that has one from another
+            entry or Attachment. Two rates of 0.1 drop 0.19 together.
     """
 
     names: str | tuple[str, ...] = ()
