@@ -23,12 +23,8 @@ def described_in(*sources: object) -> Callable[[_T], _T]:
 def complete(target: _T, names: Iterable[str], sources: Iterable[object]) -> _T:
     """Add missing parts to a docstring, from the docstrings of `sources`.
 
-    The parts are the descriptions of arguments, the equation and the reference.
-
-    Args:
-        target: a class or a function.
-        names: the names of its arguments, in the order in which they are shown.
-        sources: classes or functions, the nearest first.
+    The parts are the descriptions of the arguments, which have these names and this order, the
+    equation and the reference. The nearest of the sources comes first.
     """
     docs = [target.__doc__, *(source.__doc__ for source in sources)]
     if not docs[0]:  # none was written, or Python runs with -OO
@@ -42,10 +38,9 @@ def complete(target: _T, names: Iterable[str], sources: Iterable[object]) -> _T:
         arguments.update((item[1], item[0]) for item in items)
         sections.update((title, each[title]) for title in _INHERITED if title in each)
     sections["Args"] = "".join(arguments[name] for name in names if name in arguments)
-    first = ("Example", "Args")
-    titles = [*first, *(title for title in sections if title not in (*first, *_INHERITED))]
+    others = [title for title in sections if title not in ("Example", "Args", *_INHERITED)]
     parts = [_SECTION.sub("", texts[0])]
-    for title in (*titles, *_INHERITED):
+    for title in ("Example", "Args", *others, *_INHERITED):
         if sections.get(title):
             parts.append(f"{title}:\n{sections[title]}")
     target.__doc__ = "\n\n".join(part.rstrip() for part in parts) + "\n"

@@ -97,18 +97,12 @@ def plan_placements(
 
 
 class SiteProbe:
-    """Calls the hook of a site on the copy, and notes its tensors and errors.
-
-    Attributes:
-        hook: of the site.
-        error: why it can't work there.
-        shape: of the last tensor that the site read.
-    """
+    """Calls the hook of a site on the copy, and notes its tensors and errors."""
 
     def __init__(self, hook: SiteHook) -> None:
         self.hook, self.site = hook, hook.site
-        self.error: str | None = None
-        self.shape: tuple[int, ...] | None = None
+        self.error: str | None = None  # why it can't work there
+        self.shape: tuple[int, ...] | None = None  # of the last tensor that the site read
         self._nodes: list[Node] = []  # of the layer's outputs, where whole samples are dropped
         regularizer = self.site.regularizer
         at_output = regularizer.at == "output" and not regularizer.needs_input

@@ -183,10 +183,8 @@ def layers(model: nn.Module, example_input: Any = None) -> Table[LayerRow]:
     columns: dict[str, Any] = {
         "name": lambda row: named(row.name or ".", row.aliases),
         "type": lambda row: row.type,
-        "output": lambda row: row.shape,
-        "calls": lambda row: row.calls,
+        "output": lambda row: row.shape if seen else "",  # a table leaves empty columns out
+        "calls": lambda row: row.calls if seen else "",
         "parameters": lambda row: row.parameters,
     }
-    if not seen:
-        del columns["output"], columns["calls"]
     return Table(rows, columns)

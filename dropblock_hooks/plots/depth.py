@@ -43,12 +43,13 @@ def plot_gradient_flow(attached: Attachment, ax: Any = None) -> Any:
     seen = _seen(rows, GradientStats, needed=not clips)
     names = list(dict.fromkeys(s.name for s, row in rows if (s, row) in seen or (s, row) in clips))
     figure, ax = _figure_of(ax, _shortened(names), "gradients", attached)
-    xs, observed = [names.index(s.name) for s, _ in seen], [row.observed for _, row in seen]
+    found = [(names.index(s.name), row.observed) for s, row in seen]
     for style, label, field in (("o-", "norm, mean", "norm"), (".:", "largest value", "largest")):
         if seen:
-            ax.plot(xs, [getattr(o, field) or math.nan for o in observed], style, ms=4, label=label)
-    _mark(ax, ((x, o.norm == 0) for x, o in zip(xs, observed, strict=True)), "vC0", "0")
-    _mark(ax, ((x, o.left_out) for x, o in zip(xs, observed, strict=True)), "xC3", "NaN or Inf")
+            values = [getattr(o, field) or math.nan for _, o in found]
+            ax.plot([x for x, _ in found], values, style, ms=4, label=label)
+    _mark(ax, ((x, o.norm == 0) for x, o in found), "vC0", "0")
+    _mark(ax, ((x, o.left_out) for x, o in found), "xC3", "NaN or Inf")
     if clips:
         xs = [names.index(s.name) for s, _ in clips]
         norms = [row for _, row in clips]
@@ -57,7 +58,7 @@ def plot_gradient_flow(attached: Attachment, ax: Any = None) -> Any:
         ax.plot(xs, [row.mean_norm for row in norms], "x", color="C2", label="their mean")
         bounds = [s.values["max_norm"] for s, _ in clips]
         ax.plot(xs, bounds, "_", color="C3", ms=14, label="bound")
-    elif not any(o.norm for o in observed):  # a log scale needs a value above 0
+    elif not any(o.norm for _, o in found):  # a log scale needs a value above 0
         ax.set_ylim(1e-3, 1.0)
     ax.legend(fontsize=8, framealpha=0.6)
     ax.set_yscale("log", nonpositive="clip")
