@@ -21,10 +21,8 @@ class Page(HTMLParser):
 
 
 def main(folder):
-    pages = {
-        path: Page(path) for path in folder.resolve().rglob("*.html") if path.name != "404.html"
-    }
-    broken = []
+    folder, broken = folder.resolve(), []
+    pages = {path: Page(path) for path in folder.rglob("*.html") if path.name != "404.html"}
     for path, page in pages.items():
         for link in page.links:
             parts = urlsplit(link)
@@ -32,7 +30,7 @@ def main(folder):
             target = target / "index.html" if target.is_dir() else target
             anchors = pages[target].anchors if target in pages else {"", unquote(parts.fragment)}
             if not (parts.scheme or (target.exists() and unquote(parts.fragment) in anchors)):
-                broken.append(f"{path.relative_to(folder.resolve())}: {link}")
+                broken.append(f"{path.relative_to(folder)}: {link}")
     print(*sorted(broken), f"{len(pages)} pages, {len(broken)} broken links", sep="\n")
     return bool(broken)
 

@@ -106,6 +106,9 @@ def expanded(nav, named, files):
 
 
 def on_page_markdown(markdown, page, config, files):
+    """Change the links, and give a page without sections the place of its table of contents."""
+    if "\n## " not in markdown and not page.meta.get("tags"):
+        page.meta.setdefault("hide", ["toc"])
     path = f"docs/{page.file.src_uri}"
     if not (ROOT / path).exists():
         return markdown

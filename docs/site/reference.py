@@ -35,6 +35,7 @@ Times are relative to `x * scale`; `–` is not measured ([benchmarks](../benchm
 | --- | --- | --- | --- |
 {rows}
 """
+NAMES = "| name | what it is |\n| --- | --- |\n"
 TENSORS = {None: "any", 1: "(N, C, L)", 2: "(N, C, H, W), or tokens", 3: "(N, C, D, H, W)"}
 COMPILED = {
     "observers": "It runs in eager Python, also in a compiled model.",
@@ -109,17 +110,15 @@ def api_pages(groups):
             uri = f"{'classes' if inspect.isclass(value) else 'functions'}/{name}.md"
             rows.append(f"| [{name}]({uri}) | {summary_of(value)} |")
             yield f"api/{uri}", page(name)
-        table += "\n".join([f"\n## {title}\n", "| name | what it is |", "| --- | --- |", *rows, ""])
+        table += f"\n## {title}\n\n{NAMES}" + "\n".join([*rows, ""])
     for module in (functional, presets, plots):
         folder = module.__name__.removeprefix("dropblock_hooks.")
-        rows = []
-        for name in getattr(module, "__all__", public_names(module)):
-            uri = f"{folder}/{name}.md"
-            rows.append(f"| [{name}]({uri}) | {summary_of(getattr(module, name))} |")
-            yield f"api/{uri}", page(f"{folder}.{name}")
-        table += "\n".join(
-            [f"\n## {module.__name__}\n", "| name | what it is |", "| --- | --- |", *rows, ""]
-        )
+        names = getattr(module, "__all__", public_names(module))
+        rows = [f"| [{n}]({n}.md) | {summary_of(getattr(module, n))} |" for n in names]
+        text = f"---\ntags: [{folder}]\n---\n# {module.__name__}\n\n{summary_of(module)}.\n\n"
+        yield f"api/{folder}/index.md", text + NAMES + "\n".join(rows)
+        yield from ((f"api/{folder}/{name}.md", page(f"{folder}.{name}")) for name in names)
+        table += f"\n## {module.__name__}\n\n[{len(names)} functions]({folder}/index.md)\n"
     table += "\n## dropblock_hooks.integrations\n"
     for path in sorted((ROOT / "dropblock_hooks" / "integrations").glob("[a-z]*.py")):
         if path.stem != "driver":
