@@ -74,10 +74,10 @@ class RunFolder:
         return path.read_text(encoding="utf-8").partition("\n")[0] if path.exists() else ""
 
     def attempts(self) -> list[dict[str, Any]]:
-        """The notes of each begin."""
+        """The notes of each begin. A full disk may have cut off a line before the next one."""
         path = self.path / "attempts.jsonl"
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        return [json.loads(line) for line in lines if line.endswith("}")]
+        return [json.loads(line[line.rindex("{") :]) for line in lines if line.endswith("}")]
 
     @contextmanager
     def claim(self) -> Iterator[bool]:

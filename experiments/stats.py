@@ -174,8 +174,6 @@ def holm(p: np.ndarray) -> np.ndarray:
     known = ~np.isnan(p)
     order = np.argsort(p[known])
     raised = np.maximum.accumulate(p[known][order] * np.arange(known.sum(), 0, -1))
-    corrected = np.full(p.shape, np.nan)
-    back = np.empty_like(raised)
-    back[order] = np.minimum(raised, 1.0)
-    corrected[known] = back
+    corrected = p.copy()
+    corrected[known] = np.minimum(raised, 1.0)[np.argsort(order)]
     return corrected

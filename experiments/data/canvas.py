@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
 
 import numpy as np
 import torch
@@ -95,9 +94,7 @@ def clean_canvases() -> tuple[Tensor, Tensor, Numbers]:
     return compose("test", split_digits(0, 0.0)["test"], TEST_IMAGES)
 
 
-@cache
-def _scikit_digits() -> Any:
-    return load_digits()
+_scikit_digits = cache(load_digits)
 
 
 def split_digits(seed: int, validation: float) -> dict[str, list[Numbers]]:

@@ -75,13 +75,12 @@ def tests_of(
     """
     hidden, noisy = images.clone(), images.clone()
     side = images.shape[-1]
-    for image, number in zip(hidden, numbers, strict=True):
+    for number, one, grainy in zip(numbers, hidden, noisy, strict=True):
         generator = own_generator(number, "occluded")
         top, left = torch.randint(0, side - side // 2 + 1, (2,), generator=generator).tolist()
-        image[:, top : top + side // 2, left : left + side // 2] = 0.5
-    for image, number in zip(noisy, numbers, strict=True):
-        drawn = torch.randn(image.shape, generator=own_generator(number, "noisy"))
-        image.add_(noise * drawn).clamp_(0, 1)
+        one[:, top : top + side // 2, left : left + side // 2] = 0.5
+        drawn = torch.randn(grainy.shape, generator=own_generator(number, "noisy"))
+        grainy.add_(noise * drawn).clamp_(0, 1)
     return {
         "clean": Tensors(images, labels),
         "occluded": Tensors(hidden, labels),
