@@ -5,7 +5,7 @@ strings of at least three words in functions that name a `Kind`, call ``warn`` o
 are named ``_why``, and in constants that hold a `Kind`. A value in a message is "…" on the page.
 Each message of the code must be on the page, and each message of the page must be in the code.
 Errors of arguments need no entry, because they say what is allowed. Texts that are assigned to a
-name ``cure`` are not compared.
+name ``cure`` or ``_CURES`` are not compared.
 """
 
 import ast
@@ -39,7 +39,7 @@ def templates(tree):
     targets = getattr(tree, "targets", [getattr(tree, "target", None)])
     if isinstance(tree, ast.Expr) and isinstance(tree.value, ast.Constant):
         return []
-    if any(isinstance(target, ast.Name) and target.id == "cure" for target in targets):
+    if any(getattr(target, "id", "") in ("cure", "_CURES") for target in targets):
         return []
     return [text for child in ast.iter_child_nodes(tree) for text in templates(child)]
 
