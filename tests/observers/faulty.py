@@ -1,7 +1,7 @@
 """Small models, and faults of training that are made in them.
 
-Each row of `FAULTS` says which model is spoiled and how, and what the first alert of ``watch`` must
-say: the rule, the layer, and a word of its text or its cure.
+Each row of `FAULTS` has a model, its fault, and the expected first alert of ``watch``: the rule,
+the layer, and a part of its text or its cure.
 """
 
 import math
@@ -144,14 +144,14 @@ def batch_for(model, n=16):
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault and what the first alert must say of it.
+    """A fault and the expected first alert.
 
     Attributes:
-        name: what is wrong.
+        name: the name of the fault.
         model: makes the healthy model.
         kind: the rule that must find it.
-        layers: the layers, any of which is right.
-        says: words, one of which the text or the cure must contain.
+        layers: names of layers, separated by spaces; each is a right answer.
+        says: the text or the cure must contain it.
         spoil: makes the fault in the model.
         loss: of the output and the labels.
         batch: makes the fault in the inputs of a step.
