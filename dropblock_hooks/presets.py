@@ -179,7 +179,8 @@ def layer_drop(model: nn.Module, p: RateLike = 0.1, **options: Any) -> Spec:
         ValueError: for a model without such layers.
 
     Reference:
-        Fan, Grave and Joulin, 2019 (https://arxiv.org/abs/1909.11556), without scaling.
+        Fan, Grave and Joulin, 2019 (https://arxiv.org/abs/1909.11556). They do not scale the layers
+        that are kept.
     """
     return _named(model, _LAYERS, StochasticDepth(p, **{"mode": "batch", **options}))
 
