@@ -174,7 +174,8 @@ def launch_on_ray(
     try:
         ray.init(**where, runtime_env=environment, log_to_driver=False, include_dashboard=False)
     except Exception as error:  # Ray has many kinds
-        raise LaunchError(f"Ray at {address}: {error}") from error
+        hint = "a cluster with tokens needs RAY_AUTH_MODE=token and its RAY_AUTH_TOKEN"
+        raise LaunchError(f"Ray at {address}: {error} ({hint})") from error
     try:
         threads, gpus = folders[0].run.threads, ray.cluster_resources().get("GPU", 0)
         count = jobs or max(1, int(ray.cluster_resources().get("CPU", 1) // threads))

@@ -73,10 +73,11 @@ def call(reference: str, given: Mapping[str, Any], **offered: Any) -> Any:
         FactoryError: if it can't be found, or raises an error.
     """
     factory = load(reference)
+    named: Mapping[str, Any] = {}
     try:
         named = inspect.signature(factory).parameters
-    except (TypeError, ValueError):  # a class written in C
-        named = {}
+    except (TypeError, ValueError):
+        pass  # a class written in C has no signature, so it is offered nothing
     taken = {name: value for name, value in offered.items() if name in named}
     with told(f"{reference!r} failed"):
         return factory(**{**taken, **given})
