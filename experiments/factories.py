@@ -8,7 +8,7 @@ import inspect
 import os
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -74,10 +74,8 @@ def call(reference: str, given: Mapping[str, Any], **offered: Any) -> Any:
     """
     factory = load(reference)
     named: Mapping[str, Any] = {}
-    try:
+    with suppress(TypeError, ValueError):  # a class written in C has no signature
         named = inspect.signature(factory).parameters
-    except (TypeError, ValueError):
-        pass  # a class written in C has no signature, so it is offered nothing
     taken = {name: value for name, value in offered.items() if name in named}
     with told(f"{reference!r} failed"):
         return factory(**{**taken, **given})
