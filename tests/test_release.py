@@ -2,6 +2,7 @@
 
 import configparser
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -50,8 +51,7 @@ def test_every_extra_that_is_named_exists():
 
 
 def test_the_readme_of_pypi_has_no_relative_links():
-    from scripts.pypi_readme import absolute
-
+    absolute = runpy.run_path(str(ROOT / "docs/site/pypi_readme.py"))["absolute"]
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     links = re.findall(r"\]\(([^)]+)\)", absolute(text, "https://host/own/name", "v1.2.3"))
     assert [link for link in links if not re.match("https://|#", link)] == []
