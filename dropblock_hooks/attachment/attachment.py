@@ -16,10 +16,10 @@ from ..selectors.select import Select
 from ..sites.grad_scaler import LossScale, checked_scaler
 from ..sites.hooks import SiteHook, take_off
 from ..sites.run import Run, world_size
-from ..sites.site import Site, not_stepped
+from ..sites.site import Site
 from ..sites.updates import checked_optimizers, use_optimizers
 from ..tables import Table, counted
-from .checks import around_step, find_faults
+from .checks import around_step, find_faults, not_stepped
 from .distributed import compare, summed
 from .lookup import Suggestion, Which, captures, find, suggestions, values_at, with_rates
 from .report import SiteRow, log, readings, scalars, site_table

@@ -20,13 +20,13 @@ from ..observers.watchdog import Watchdog
 from ..selectors.wrappers import bare_type, find_module
 from ..sites.hooks import REPLACED, SiteHook
 from ..sites.run import Run, Window, windows
-from ..sites.site import not_stepped
+from ..sites.site import Site
 from ..tables import counted
 from ..warn import warn
 from .distributed import tell_equal_seeds
 from .watchdog import look_at_forward, look_at_step, look_for_alerts, tell_alerts
 
-_EVALUATIONS = 2
+_EVALUATIONS = 2  # after which a training that nobody steps is reported
 _CLEARED = (Kind.NEVER_CALLED, Kind.NEVER_ACTIVE, Kind.REPLACED)
 
 
@@ -183,3 +183,19 @@ def _interval(hooks: Iterable[SiteHook]) -> int | None:
     observers = [hook.site.regularizer for hook in hooks]
     found = [each.every or 0 for each in observers if isinstance(each, Watchdog)]
     return min(filter(None, found), default=0) if found else None
+
+
+def not_stepped(sites: Iterable[Site]) -> list[Finding]:
+    """The finding that schedules are moving and nobody has called ``step``; or nothing."""
+    for site in sites:
+        if site.moves and site.counter.trained and not site.run.stepped:
+            text = (
+                f"the rate of {site.key} is still {site.rate} in call {site.calls} of the layer, "
+                "since nobody has called step"
+            )
+            cure = (
+                "Call attached.step(epoch) at the start of each epoch, or step() at its end; if "
+                "the rate is to stand still, step(0) at the start silences this"
+            )
+            return [Finding(Kind.NOT_STEPPED, Severity.WARNING, (), text, cure, site.run.epoch)]
+    return []

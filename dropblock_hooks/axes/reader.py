@@ -189,9 +189,7 @@ class Reader:
             why = f"no axis of samples, since a batch of this layer has {facts.batched} axes"
         elif len(shape) == 3 and facts.samples_second and facts.own != FIRST:
             why = f"the model has a {facts.samples_second} with batch_first=False"
-        elif (
-            len(shape) == 3 and facts.type_name in ("RNN", "LSTM", "GRU") and self._index in (1, -1)
-        ):
+        elif len(shape) == 3 and facts.type_name in _RECURRENT and self._index in (1, -1):
             why = "the state of a recurrent layer has its layers on axis 0"
         if why:
             raise ValueError(

@@ -107,7 +107,7 @@ def _acting(model: nn.Module) -> list[Site]:
     on = [site for site in sites if site.run.enabled and site.is_on(False) and not site.idle]
     acting = [site for site in on if any(site.values.values()) or not site.values]
     if not acting:
-        keys = listed([site.key for site in sites], 3) or "what is attached"
+        keys = listed([site.key for site in sites], 3) or "the model without such a regularizer"
         raise RuntimeError(
             f"all samples would be equal: {keys} draws no random numbers in evaluation. Sample "
             "within `with attached.always():`, or attach with active='always'. A rate of 0 and a "

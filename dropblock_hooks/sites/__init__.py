@@ -3,12 +3,12 @@
 The class of a hook answers for its kind of target. It refuses regularizers, installs and restores,
 finds the target in the model, and diagnoses a site that did nothing.
 
-updates           regularizes gradients once per optimizer step
-parameters        hooks on parameters, which regularize their gradients
+updates           regularizes gradients once per optimizer step, also by their common norm
+parameters        hooks on parameters, also on new ones of load_state_dict(assign=True)
 retune            hooks on modules that hold a rate already
 observe           the hook of an observer
 hooks             the hook of a layer, from which the others inherit
-operator          the operators through which compiled code runs a regularizer or an observer
+operator          operators through which compiled code runs a regularizer, and its backward
 act               runs a regularizer on one activation or gradient, and counts
 site              `Site`: a regularizer on a layer, and its state
 counter           `Counter`: totals that only grow, and windows of them; histograms of norms

@@ -1,7 +1,6 @@
 """A site: one regularizer on one layer, with its state and counts."""
 
 import copy
-from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor
@@ -10,7 +9,6 @@ from ..axes.facts import Facts
 from ..axes.reader import Reader
 from ..axes.view import View
 from ..checkpointing import NO_TASK, graph_task
-from ..findings import Finding, Kind, Severity
 from ..handles import new_handle
 from ..observers.base import Watch
 from ..regularizers.base import Regularizer
@@ -233,19 +231,3 @@ class Site:
         """An error that names the site."""
         where = f" at its {self.at}" if self.at == "input" else ""
         return SiteError(f"{self.key} on {self.module_type} '{self.name or '.'}'{where}: {cause}")
-
-
-def not_stepped(sites: Iterable[Site]) -> list[Finding]:
-    """The finding that schedules are moving and nobody has called ``step``; or nothing."""
-    for site in sites:
-        if site.moves and site.counter.trained and not site.run.stepped:
-            text = (
-                f"the rate of {site.key} is still {site.rate} in call {site.calls} of the layer, "
-                "since nobody has called step"
-            )
-            cure = (
-                "Call attached.step(epoch) at the start of each epoch, or step() at its end; if "
-                "the rate is to stand still, step(0) at the start silences this"
-            )
-            return [Finding(Kind.NOT_STEPPED, Severity.WARNING, (), text, cure, site.run.epoch)]
-    return []

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
+from torch import nn
 
 from ..findings import Finding, Kind, Severity
 from ..quoting import label, shorten, shown
@@ -270,7 +271,9 @@ def _selector(value: Any, path: Keys) -> Selector:
     if isinstance(value, Mapping):
         select: Select = construct(Select, value, (*path[:-1], "select"))
         return select
-    raise PlainError((path, f"a selector is text or a Select, got {shown(value)}: quote it"))
+    cure = f"write 'type:{value.__name__}'" if isinstance(value, type) else "quote it"
+    cure = "use its name, which layers(model) lists" if isinstance(value, nn.Module) else cure
+    raise PlainError((path, f"a selector is text or a Select, got {shown(value)}: {cure}"))
 
 
 def _one_or_several(items: list[Any]) -> Any:
