@@ -7,7 +7,7 @@ from typing import TypeVar
 
 _T = TypeVar("_T")
 _SECTION = re.compile(r"^([A-Z]\w+):\n((?:    .*\n|\n)*)", re.MULTILINE)
-_ARGUMENT = re.compile(r"^    \**(\w+): .*\n(?: {8}.*\n)*", re.MULTILINE)
+_ARGUMENT = re.compile(r"^    \**(\w+)(?: \([^)]*\))?: .*\n(?: {8}.*\n)*", re.MULTILINE)
 _INHERITED = ("Equation", "Reference")
 
 
@@ -30,6 +30,9 @@ def complete(target: _T, names: Iterable[str], sources: Iterable[object]) -> _T:
     if not docs[0]:  # none was written, or Python runs with -OO
         return target
     texts = [inspect.cleandoc(doc or "") + "\n" for doc in docs]
+    titles = [title for title, _ in _SECTION.findall(texts[0])]
+    if len(set(titles)) < len(titles):  # this is not our format
+        return target
     found = [dict(_SECTION.findall(text)) for text in texts]
     arguments: dict[str, str] = {}
     sections = dict(found[0])
@@ -37,7 +40,9 @@ def complete(target: _T, names: Iterable[str], sources: Iterable[object]) -> _T:
         items = _ARGUMENT.finditer(each.get("Args", ""))
         arguments.update((item[1], item[0]) for item in items)
         sections.update((title, each[title]) for title in _INHERITED if title in each)
-    sections["Args"] = "".join(arguments[name] for name in names if name in arguments)
+    own = [item[1] for item in _ARGUMENT.finditer(found[0].get("Args", ""))]
+    order = dict.fromkeys([*names, *own])
+    sections["Args"] = "".join(arguments[name] for name in order if name in arguments)
     others = [title for title in sections if title not in ("Example", "Args", *_INHERITED)]
     parts = [_SECTION.sub("", texts[0])]
     for title in ("Example", "Args", *others, *_INHERITED):

@@ -21,10 +21,10 @@ from .selectors.select import Select, match
 from .selectors.wrappers import unwrap
 from .spec.spec import Spec
 
-_LAYERS = r"(.*?\.)?(layers?|h|blocks?)\.\d+\b"
+_LAYERS = r"(.*?\.)??(layers?|h|blocks?)\.\d+\b"
 _PROJECTIONS = (
-    r".*?(\.(o|wo|[co]_proj|out_(proj|lin)|down_proj|fc2|lin2|dense_4h_to_h)"
-    r"|(output|attention)\.dense)\b"
+    r".*?(\.(o|[wW]o|[co]_proj|out_(proj|lin)|down_proj|fc2|fc_out|lin2|dense_4h_to_h)"
+    r"|(output|attention|attn)\.dense)\b"
 )
 
 
@@ -182,7 +182,8 @@ def layer_drop(model: nn.Module, p: RateLike = 0.1, **options: Any) -> Spec:
         Fan, Grave and Joulin, 2019 (https://arxiv.org/abs/1909.11556). They do not scale the layers
         that are kept.
     """
-    return _named(model, _LAYERS, StochasticDepth(p, **{"mode": "batch", **options}))
+    regularizer = StochasticDepth(p, **{"mode": "batch", **options})
+    return _named(model, _LAYERS, "list of layers called layers, h or blocks", regularizer)
 
 
 def residual_dropout(model: nn.Module, p: RateLike = 0.1, **options: Any) -> Spec:
@@ -202,16 +203,17 @@ def residual_dropout(model: nn.Module, p: RateLike = 0.1, **options: Any) -> Spe
     Reference:
         Vaswani et al., 2017, section 5.4 (https://arxiv.org/abs/1706.03762).
     """
-    return _named(model, _PROJECTIONS, Dropout(p, **options))
+    kinds = "projection called o_proj, out_proj, down_proj, fc2 or the like"
+    return _named(model, _PROJECTIONS, kinds, Dropout(p, **options))
 
 
-def _named(model: nn.Module, pattern: str, regularizer: Regularizer) -> Spec:
+def _named(model: nn.Module, pattern: str, kinds: str, regularizer: Regularizer) -> Spec:
     """A regularizer on the outermost layers whose name matches a pattern."""
     bare = unwrap(model)
     found = {name: re.match(pattern, name) for name in Index(bare).modules}
     names = tuple(name for name, match in found.items() if match and match[0] == name)
     if not names:
-        raise ValueError(f"{type(bare).__name__} has no layer named {pattern}: name the layers")
+        raise ValueError(f"{type(bare).__name__} has no {kinds}: name the layers")
     return Spec([(Select(names=names), regularizer)])
 
 

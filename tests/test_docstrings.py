@@ -15,11 +15,13 @@ from dropblock_hooks import (
     Foreign,
     Observer,
     OnGradients,
+    Probability,
     Regularizer,
     Schedule,
     functional,
     plots,
     presets,
+    register,
 )
 from tests.test_public import MADE, MEMBERS, public_names
 
@@ -131,3 +133,22 @@ def test_a_line_is_that_of_the_nearest_class():
     assert "no other value" in described(dropblock_hooks.Retune)["at"]
     assert described(dropblock_hooks.Retune)["grid"] == described(Regularizer)["grid"]
     assert described(OnGradients)["when"] == described(dropblock_hooks.ClampGrad)["when"]
+
+
+def test_the_docstring_of_a_class_of_your_own_loses_nothing():
+    class Mine(Regularizer):
+        """Does it.
+
+        Args:
+            p (float): the share that it drops.
+            other: of a property.
+        """
+
+        p: Probability = 0.1
+
+        def apply(self, x, now):
+            return x, None
+
+    text = register(Mine).__doc__
+    for part in ("the share that it drops", "other: of a property", "layout:"):
+        assert part in text

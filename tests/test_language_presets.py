@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 
 transformers = pytest.importorskip("transformers", reason="the language models are theirs")
 
@@ -151,5 +152,12 @@ def test_layers_that_return_a_tuple():
 
 def test_models_without_such_layers(net):
     for preset in PRESETS.values():
-        with pytest.raises(ValueError, match=r"Net has no layer named .*: name the layers"):
+        with pytest.raises(ValueError, match=r"Net has no .* called .*: name the layers"):
             preset(net)
+
+
+def test_layers_inside_a_layer_are_not_taken():
+    stack = nn.Module()
+    stack.block = nn.ModuleList([nn.Module()])
+    stack.block[0].layer = nn.ModuleList([nn.Linear(4, 4)])
+    assert "block.0.layer" not in repr(presets.layer_drop(stack))

@@ -330,6 +330,7 @@ class Attachment:
         t, taken = load(state, self.sites, strict, self._run.epochs)
         self._move(t, values_at(self.sites, t))
         restore(state, taken, self._run)
+        self._look()  # the state of an observer has no facts about its layer
 
     def scalars(self, prefix: str = "reg/") -> dict[str, float]:
         """Rates, realized rates of active sites and observer values, by prefix, key and name."""

@@ -1,5 +1,7 @@
 """The state of an attachment as plain numbers and text, and back."""
 
+import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -71,7 +73,6 @@ def load(
     if version != _VERSION:
         raise ValueError(f"the state has version {version}, this code reads {_VERSION}")
     here = {site.key: repr(site.regularizer) for site in sites}
-    own, theirs = f"epochs={epochs})", f"epochs={state.get('epochs')})"
     found: dict[str, tuple[Snapshot, Snapshot, dict[str, Tensor]]] = {}
     there = {}
     for key, each in saved:
@@ -85,7 +86,8 @@ def load(
     different = [
         f"  - {key}: the state has {there.get(key, 'none')}, the model has {here.get(key, 'none')}"
         for key in here | there
-        if there.get(key) not in (here.get(key), here.get(key, "").replace(own, theirs))
+        if there.get(key) != here.get(key)
+        and _timeless(there.get(key, ""), state.get("epochs")) != _timeless(here.get(key), epochs)
     ]
     if strict and different:
         lines = "\n".join(different)
@@ -94,6 +96,17 @@ def load(
     if sites and not taken:
         warn("the state has none of these sites, so only its epoch is restored")
     return as_number("epoch", epoch), taken
+
+
+def _timeless(regularizer: str | None, epochs: int | None) -> str | None:
+    """The text of a regularizer, without lengths of schedules that follow the training."""
+
+    def length(found: re.Match[str]) -> str:
+        rest = (epochs or 0) - math.ceil(float(found[3] or 0))
+        own = float(found[1]) != (rest or 1)
+        return found[0] if own else f"epochs=all{found[2] or ''}"
+
+    return regularizer and re.sub(r"epochs=([^,)]+)(, delay=([^,)]+))?", length, regularizer)
 
 
 def _snapshot(saved: Mapping[str, Any]) -> Snapshot:

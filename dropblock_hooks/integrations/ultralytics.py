@@ -42,9 +42,10 @@ class Regularize:
     def add_to(self, yolo: Any) -> None:
         """Add the callbacks to a ``YOLO`` model, or to a trainer of Ultralytics."""
         yolo.add_callback("on_train_start", self._begin)
+        yolo.add_callback("on_train_epoch_start", self._begin_epoch)
         yolo.add_callback("on_train_batch_start", self._tick)
         yolo.add_callback("on_train_epoch_end", self._end_epoch)
-        yolo.add_callback("teardown", self._end)  # also after an error
+        yolo.add_callback("teardown", self._end)
 
     def _begin(self, trainer: Any) -> None:
         """Attach to the model of the trainer, whose averaged copy exists by now."""
@@ -52,6 +53,10 @@ class Regularize:
         self._driver.begin(
             trainer.model, length, scaler=trainer.scaler, optimizers=trainer.optimizer
         )
+
+    def _begin_epoch(self, trainer: Any) -> None:
+        """Begin an epoch, which follows an out-of-memory error with another optimizer."""
+        self._driver.begin_epoch(trainer.optimizer)
 
     def _tick(self, trainer: Any) -> None:
         self._driver.tick(trainer.epoch, batches=len(trainer.train_loader))

@@ -33,7 +33,7 @@ def act(site: Site, x: Tensor, given: Any, training: bool) -> Tensor:
     if torch._C._are_functorch_transforms_active() or torch._C._is_tracing():
         refuse_tracing(site, training)
     if site.idle:  # without reading the layout or drawing a mask
-        site.count_idle(x.numel())
+        site.count_idle(x.numel(), training)
         return x
     if site.regularizer.acts_on == "activation":
         return act_on_activation(site, x, None, given, training)

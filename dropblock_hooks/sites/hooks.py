@@ -90,7 +90,8 @@ class SiteHook:
         if not site.enter(module.training):
             return None
         if site.idle and self.plain and type(given[-1]) is Tensor and not torch._C._is_tracing():
-            site.count_idle(given[-1].numel())  # without reading the layout or drawing a mask
+            # without reading the layout or drawing a mask
+            site.count_idle(given[-1].numel(), module.training)
             return None
         callback = set_eval_frame(None)  # after a graph break, dynamo would compile what we call
         try:

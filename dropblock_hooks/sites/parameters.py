@@ -85,7 +85,10 @@ class ParameterHook(SiteHook):
             return Kind.SHARDED, refusal, ""
         if parameter is not None and not parameter.requires_grad:
             why = "the parameter is frozen (requires_grad is False) and gets no gradient"
-            cure = "If its layer was wrapped or frozen, attach after that"
+            cure = (
+                "Unfreeze it, or leave it out of the spec. If its layer was wrapped after attach, "
+                "attach after that"
+            )
             return Kind.LOST, why, cure
         if self.follows(owner):
             return None

@@ -193,9 +193,9 @@ class Site:
             return run.installed and run.enabled
         return (self.always or run.always) and self.acts(False)
 
-    def count_idle(self, elements: int) -> None:
-        """Count a call at rate 0, in which nothing is run."""
-        if graph_task() == NO_TASK:
+    def count_idle(self, elements: int, training: bool) -> None:
+        """Count a call at rate 0, in which nothing is run; not one that ``always()`` adds."""
+        if graph_task() == NO_TASK and (training or self.always):
             self.counter.active += 1
             if isinstance(self.regularizer, DropsShare):
                 self.counter.total += elements

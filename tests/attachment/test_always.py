@@ -145,3 +145,14 @@ def test_a_checkpoint_recomputes_what_its_forward_did(reentrant):
             y, grad = gradient()
         torch.testing.assert_close(grad, 2 * y * (y / x.detach()))
         assert bool((y == 0).any()) == (block is not nullcontext)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.1])
+def test_calls_within_always_are_not_counted_as_active(rate):
+    model = nn.Sequential(nn.ReLU())
+    attached = attach(model, {"0": Dropout(p=rate)})
+    model.eval()
+    with attached.always():
+        model(torch.ones(2, 4))
+    assert attached.sites[0].active_calls == 0
+    assert [finding.kind for finding in attached.verify()] == ["never_active"]

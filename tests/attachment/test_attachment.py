@@ -478,6 +478,7 @@ def test_a_longer_training_is_no_other_spec():
     with pytest.warns(HookWarning, match="takes 20 epochs, and the training has 10"):
         made(20, epochs=20).load_state_dict(made(10, epochs=20).state_dict())
     made(10, epochs=10).load_state_dict(made(None, epochs=10).state_dict())
+    made(20, delay=1.5).load_state_dict(made(10, delay=1.5).state_dict())
     for other in (made(9, delay=2), made(9, epochs=7)):
         with pytest.raises(ValueError, match="the state is of another spec"):
             other.load_state_dict(attached.state_dict())

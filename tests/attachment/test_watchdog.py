@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from dropblock_hooks import (
+    ActivationStats,
     HookWarning,
     Watchdog,
     WatchdogError,
@@ -338,3 +339,20 @@ def test_within_an_epoch_steps_are_as_forwards(every, wanted):
         model[0](torch.full((1, 2), math.nan))
         seen.append(len(found))
     assert seen == wanted
+
+
+def test_a_loaded_state_has_the_facts_about_its_layers():
+    """The rules ``dead`` and ``saturated`` know the activation also in a resumed epoch."""
+
+    def made():
+        model = nn.Sequential(nn.Linear(4, 8), nn.Sigmoid(), nn.Linear(8, 2))
+        nn.init.constant_(model[0].bias, -100.0)
+        spec = {"1": [Watchdog(action=[].append), ActivationStats()]}
+        return model, attach(model, spec)
+
+    model, attached = made()
+    attached.load_state_dict(made()[1].state_dict())
+    for _ in range(20):
+        model(torch.randn(5, 4)).sum().backward()
+    assert [alert.kind for alert in attached.alerts] == ["saturated"]
+    assert attached.report()[1].observed.saturated == 8

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from dropblock_hooks import ClampGrad, Dropout2d, LinearSchedule, SpecError, attach
+from dropblock_hooks import ClampGrad, ClipGradNorm, Dropout2d, LinearSchedule, SpecError, attach
 from dropblock_hooks.integrations.ultralytics import Regularize
 from tests.conftest import hook_count
 
@@ -61,6 +61,7 @@ class Trainer:
             self.event("on_train_start")
             for epoch in range(self.start_epoch, stop):
                 self.epoch = epoch
+                self.event("on_train_epoch_start")
                 for x in self.train_loader:
                     self.event("on_train_batch_start")
                     self.rates.append(callback.attached[KEY].rate)
@@ -100,6 +101,29 @@ def test_hooks_go_when_training_fails():
     with pytest.raises(RuntimeError, match="expected input"):
         trainer.train(callback)
     assert hook_count(trainer.model) == 0
+
+
+def test_an_epoch_that_begins_again_has_its_own_batches_and_optimizer():
+    """Ultralytics does so after an out-of-memory error, with smaller batches."""
+    callback, trainer = (
+        Regularize({"param:model.1.*": ClipGradNorm(0.1, when="accumulated")}),
+        Trainer(),
+    )
+    callback.add_to(trainer)
+    trainer.epoch, trainer.scaler = 0, None
+    trainer.event("on_train_start")
+    times = []
+    for _ in range(2):
+        trainer.event("on_train_epoch_start")
+        for x in trainer.train_loader:
+            trainer.event("on_train_batch_start")
+            times.append(callback.attached.epoch)
+            trainer.model(x).sum().backward()
+            trainer.optimizer.step()
+        trainer.optimizer = torch.optim.SGD(trainer.model.parameters(), 0.1)
+        trainer.train_loader = trainer.train_loader * 2
+    assert times == [0, 0.5, 0, 0.25, 0.5, 0.75]
+    assert {site.active_calls for site in callback.attached} == {6}
 
 
 def test_the_scaler_is_known():
