@@ -67,8 +67,12 @@ def place(path):
 def linked(path, text):
     """The text of a file of the repository with the links of the site."""
     folder, here = posixpath.dirname(path), posixpath.dirname(place(path)) or "."
-    there = lambda link: place(posixpath.normpath(posixpath.join(folder, link[1])))  # noqa: E731
-    return LINK.sub(lambda link: posixpath.relpath(there(link), here), text)
+
+    def on_the_site(link):
+        there = place(posixpath.normpath(posixpath.join(folder, link[1])))
+        return posixpath.relpath(there, here)
+
+    return LINK.sub(on_the_site, text)
 
 
 def on_files(files, config):

@@ -58,7 +58,7 @@ class ModelHook:
         run = self.run
         if torch.compiler.is_compiling():
             return
-        if not run.installed or torch._C._current_graph_task_id() != -1:
+        if not run.installed or graph_task() != NO_TASK:
             return  # a recomputation of checkpointing is no other forward
         if model.training:
             run.counter.trained += 1
