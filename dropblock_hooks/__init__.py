@@ -25,6 +25,7 @@ The ``__init__`` of each folder has a map of its modules. The modules beside the
 =================  =================================================================================
 ``attach``         `attach`, `attachments` and `detach_all`
 ``presets``        specs for placements from papers
+``cli``            the command ``dropblock-hooks``
 ``findings``       `Finding` and its kinds; when a warning is repeated
 ``tables``         printed tables: columns, widths, equal rows on one line
 ``registry``       the names of classes in spec files; one-line reprs

@@ -1,6 +1,7 @@
-"""The commands, each a function from its options to its result; `main` parses and prints.
+"""The command ``dropblock-hooks``: a function for each command, and `main`, which prints.
 
-The docstring of the function is the help text of its command.
+The docstring of a function is the help text of its command. Models are built without downloading
+weights, and if possible on the meta device, where they take no memory.
 """
 
 import argparse
@@ -8,31 +9,33 @@ import contextlib
 import inspect
 import json
 import os
+import pkgutil
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from textwrap import fill
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor, nn
 
-from .. import __version__
-from ..checks import closest
-from ..observers.base import Observer
-from ..planning.builtin import builtin
-from ..planning.plan import plan
-from ..planning.recording import layers
-from ..presets import by_stage, drop_block_resnet, drop_path, stochastic_depth
-from ..quoting import quote
-from ..registry import registered
-from ..schedules.base import Schedule
-from ..selectors.index import Index
-from ..selectors.select import match
-from ..spec.convert import built, regularizer_from
-from ..spec.files import read_yaml
-from ..spec.spec import Spec, SpecError
-from ..tables import Columns, Short, Table, counted, terminal_width
-from .models import CommandError, imported, model_of, samples
+from . import __version__
+from .checks import closest
+from .observers.base import Observer
+from .planning.builtin import builtin
+from .planning.dry_run import empty_input, own_input
+from .planning.plan import plan
+from .planning.recording import layers
+from .quoting import described, quote, shown
+from .registry import registered
+from .schedules.base import Schedule
+from .selectors.index import Index
+from .selectors.select import match
+from .spec.spec import Spec, SpecError
+from .tables import Table, counted, terminal_width
+
+
+class CommandError(Exception):
+    """An error that is printed in one line, without a traceback."""
 
 
 class Result(NamedTuple):
@@ -44,25 +47,21 @@ class Result(NamedTuple):
 
 
 def _table(table: Table[Any], options: argparse.Namespace) -> Result:
-    return Result(table.to_text(options.width, options.wide), table.to_dict())
+    return Result(table.to_text(terminal_width(), options.wide), table.to_dict())
 
 
 def _layers(options: argparse.Namespace) -> Result:
     """List the layers of a model: type, output shape, calls per forward and parameters.
 
-    With a selector, list its matches.
+    With a selector, list its matches. For parameters, list the layers that hold them.
     """
-    model = model_of(options.model)
-    example = samples(model, options.input_size)[:1]
+    model = _model(options.model)
+    example = _samples(model, options.input_size)[:1]
     with torch.device(example.device):  # where a forward makes tensors of its own
         table = layers(model, example)
     if options.selector:
-        names = {target.name for target in match(options.selector, Index(model))}
-        rows = [row for row in table if row.name in names]
-        if not rows:
-            text = f"{options.selector} selects no layers; `dropblock-hooks plan` shows it"
-            raise CommandError(text)
-        table = Table(rows, table.columns)
+        names = {target.owner for target in match(options.selector, Index(model))}
+        table = Table([row for row in table if row.name in names], table.columns)
     return _table(table, options)
 
 
@@ -72,7 +71,7 @@ def _builtin(options: argparse.Namespace) -> Result:
     For each of these layers and attributes: the spec entry that changes its rate, its type and its
     rate.
     """
-    return _table(builtin(model_of(options.model)), options)
+    return _table(builtin(_model(options.model)), options)
 
 
 def _plan(options: argparse.Namespace) -> Result:
@@ -81,8 +80,8 @@ def _plan(options: argparse.Namespace) -> Result:
     For each site: shape, block size, rate and expected dropped share. Problems and warnings follow.
     Nothing is trained. If a plan has no shapes, give the shape of a sample by --input-size.
     """
-    model = model_of(options.model)
-    example = samples(model, options.input_size)
+    model = _model(options.model)
+    example = _samples(model, options.input_size)
     planned = plan(model, options.spec, example, epochs=options.epochs)
     text, sites, _ = _table(planned, options)
     data = {"sites": sites, "problems": planned.problems, "warnings": planned.warnings}
@@ -96,80 +95,85 @@ def _check(options: argparse.Namespace) -> Result:
     return Result(spec.to_yaml().rstrip(), {"entries": spec.to_plain(), "problems": []})
 
 
-@dataclass(frozen=True)
-class KindRow:
-    """A registered class; `kind` is "activation", "gradient", "observer" or "schedule"."""
-
-    name: str
-    kind: str
-    signature: str
-    doc: str
-
-
-_COLUMNS: Columns[KindRow] = {
-    "name": lambda row: row.name,
-    "kind": lambda row: row.kind,
-    "summary": lambda row: Short(row.doc.partition("\n")[0].rstrip(".")),
-}
-
-
 def _regularizers(options: argparse.Namespace) -> Result:
     """List the regularizers, observers and schedules that a spec can name.
 
     With a name, print its signature and docstring. --import adds the classes of your module.
     """
-    rows = {name: _kind_row(name, cls) for name, cls in registered(object).items()}
-    if not options.kind:
-        ordered = sorted(rows.values(), key=lambda row: (row.kind, row.name))
-        return _table(Table(ordered, _COLUMNS), options)
-    if options.kind not in rows:
-        raise CommandError(f"unknown class {quote(options.kind)}{closest(options.kind, rows)}")
-    row = rows[options.kind]
-    return Result(f"{fill(row.signature, options.width)}\n\n{row.doc}", asdict(row))
+    known: dict[str, Any] = registered(object)
+    name = options.kind
+    if name is None:
+        rows = sorted((_kind(cls), each, cls.__doc__) for each, cls in known.items())
+        keys = ("kind", "name", "summary")
+        data = [dict(zip(keys, (*row, doc.partition("\n")[0]), strict=True)) for *row, doc in rows]
+        lines = [f"{row['name']:18}{row['kind']:12}{row['summary']}" for row in data]
+        return Result("\n".join(lines), data)
+    if name not in known:
+        raise CommandError(f"unknown class {quote(name)}{closest(name, known)}")
+    signature = inspect.signature(known[name])
+    bare = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
+    call = f"{name}{signature.replace(parameters=bare, return_annotation=signature.empty)}"
+    doc = inspect.getdoc(known[name])
+    return Result(f"{fill(call, terminal_width())}\n\n{doc}", {"signature": call, "doc": doc})
 
 
-def _kind_row(name: str, cls: Any) -> KindRow:
+def _kind(cls: Any) -> str:
     if issubclass(cls, Schedule):
-        kind = "schedule"
-    else:
-        kind = "observer" if issubclass(cls, Observer) else cls.acts_on
-    takes = inspect.signature(cls)
-    bare = [p.replace(annotation=p.empty) for p in takes.parameters.values()]
-    signature = takes.replace(parameters=bare, return_annotation=takes.empty)
-    return KindRow(name, kind, f"{name}{signature}", inspect.getdoc(cls) or "")
+        return "schedule"
+    return "observer" if issubclass(cls, Observer) else str(cls.acts_on)
 
 
-_PRESETS: dict[str, Callable[..., Spec]] = {
-    each.__name__: each for each in (drop_block_resnet, by_stage, stochastic_depth, drop_path)
-}
+def _model(name: str) -> nn.Module:
+    """Build the model with this name."""
+    place, _, what = name.rpartition(":")
+    in_library = place in ("", "timm", "torchvision")
+    make = _library_model(what, place) if in_library else _imported(name)
+    try:
+        with torch.device("meta"):
+            model = make()
+    except Exception:  # a constructor that reads numbers fails on the meta device
+        model = _called(make, f"making {name}")
+    if not isinstance(model, nn.Module):
+        raise CommandError(f"{name} must make a torch.nn.Module, got {shown(model)}")
+    return model
 
 
-def _preset(options: argparse.Namespace) -> Result:
-    """Print a placement from a paper as a spec file: YAML, or JSON with --json.
+def _library_model(name: str, library: str) -> Callable[[], Any]:
+    """A model of timm or torchvision; without a library, of the first that knows the name."""
+    try:
+        import timm
+        from torchvision import models
+    except ImportError as error:
+        raise CommandError("models come from timm: pip install 'dropblock-hooks[timm]'") from error
+    if library != "torchvision" and timm.is_model(name):
+        return lambda: timm.create_model(name)
+    if library != "timm" and name in models.list_models():
+        takes = inspect.signature(models.get_model_builder(name)).parameters
+        weights = {key: None for key in ("weights", "weights_backbone") if key in takes}
+        return lambda: models.get_model(name, **weights)
+    hint = closest(name, [*timm.list_models(), *models.list_models()])
+    raise CommandError(f"unknown model {quote(name)}{hint}; yours is package.module:factory")
 
-    dropblock-hooks preset drop_block_resnet resnet50 p=0.2 > spec.yaml
-    """
-    preset, model = _PRESETS[options.preset], model_of(options.model)
-    takes = inspect.signature(preset).parameters
-    own = {"model": model, "example_input": samples(model, options.input_size)}
-    given = {name: value for name, value in own.items() if name in takes}
-    spec = preset(**given, **dict(map(_argument, options.arguments)))
-    for entry in spec:
-        match(entry.selector, Index(model))  # by_stage takes no model, and does not check it
-    return Result(spec.to_yaml().rstrip(), spec.to_plain())
+
+def _imported(name: str) -> Any:
+    """Import a module of the user or one of its members, also from the current folder."""
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    return _called(lambda: pkgutil.resolve_name(name), f"importing {name}")
 
 
-def _argument(text: str) -> tuple[str, Any]:
-    """Name and value of an argument: a regularizer, a schedule, or what YAML reads."""
-    name, equals, written = text.partition("=")
-    if not equals:
-        raise CommandError(f"an argument of a preset is ARGUMENT=VALUE, got {text!r}")
-    value, _ = read_yaml(written)
-    if name == "regularizer":
-        return name, regularizer_from(value, (name,))
-    if name == "p" and isinstance(value, str | dict):
-        return name, built(Schedule, value, (name,))
-    return name, value
+def _called(function: Callable[[], Any], doing: str) -> Any:
+    """Call code of the user, which may raise anything."""
+    try:
+        return function()
+    except Exception as error:
+        raise CommandError(f"{doing} raised {described(error)}") from error
+
+
+def _samples(model: nn.Module, input_size: list[int] | None) -> Tensor:
+    """Two samples of zeros, by default of the size that the model's configuration states."""
+    own = None if input_size else own_input(model)
+    return empty_input(model, input_size or (3, 224, 224)) if own is None else own
 
 
 COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], Result], tuple[str, ...]]] = {
@@ -178,36 +182,34 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], Result], tuple[str, ...
     "plan": (_plan, ("model", "spec", "--epochs", "--input-size")),
     "check": (_check, ("spec",)),
     "regularizers": (_regularizers, ("kind",)),
-    "preset": (_preset, ("preset", "model", "arguments", "--input-size")),
 }
 """The function and the arguments of each command."""
 
 ARGUMENTS: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "model": ("MODEL", "resnet50, torchvision:resnet50 or package.module:factory", {}),
+    "model": (
+        "MODEL",
+        "resnet50, timm:resnet50, torchvision:resnet50, or package.module:factory, your function "
+        "or class, which is called without arguments",
+        {},
+    ),
     "--input-size": ("N", "shape of a sample; put it last: 3 224 224", {"nargs": "+", "type": int}),
     "selector": ("SELECTOR", "only these: 'layer3.*', type:Conv2d", {"nargs": "?"}),
     "spec": ("SPEC", "a YAML or JSON file", {}),
     "--epochs": ("N", "number of epochs, for schedules that do not say theirs", {"type": int}),
     "kind": ("NAME", "a name from this list", {"nargs": "?"}),
-    "preset": ("NAME", ", ".join(_PRESETS), {"choices": _PRESETS}),
-    "arguments": (
-        "ARGUMENT=VALUE",
-        "an argument of the preset, or an option of its regularizer, as YAML: p=0.2, "
-        "'p=LinearSchedule(0.0, 0.2)', 'stages=[-2, -1]', layout=NHWC",
-        {"nargs": "*"},
-    ),
 }
 """The metavar, the help text and the options for ``argparse`` of each argument."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
-    defaults = argparse.Namespace(modules=[], json=False, wide=False, width=terminal_width())
-    options = _parser().parse_args(arguments, defaults)
+    options = _parser().parse_args(
+        arguments, argparse.Namespace(modules=[], json=False, wide=False)
+    )
     try:
         with contextlib.redirect_stdout(sys.stderr):  # stdout holds only the result
             for name in options.modules:
-                imported(name)
+                _imported(name)
             result: Result = options.run(options)
     except SpecError as error:
         result = Result("", {"problems": error.problems}, str(error))
@@ -228,7 +230,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    """The parser of all commands."""
     shared = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
     shared.add_argument(
         "--import",
@@ -242,9 +243,6 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="dropblock-hooks",
         description="Lists the layers of PyTorch models, and shows the effect of a spec on them.",
-        epilog="MODEL is a name of timm or torchvision (resnet50, timm:resnet50, "
-        "torchvision:resnet50), or package.module:factory, your own function or class, which "
-        "is called without arguments.",
         parents=[shared],
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
