@@ -158,7 +158,7 @@ def suggestions(sites: Sequence[Site], share: float) -> Table[Suggestion]:
 def _rows(site: Site, share: float) -> Iterator[Suggestion]:
     counted = site.counter.read()
     norms, over = counted.shown().norms, "window"
-    if not norms.bins:
+    if not norms.count:
         norms, over = counted.life().norms, "life"
     bound, reason = norms.quantile(1 - share), ""
     if bound is None:

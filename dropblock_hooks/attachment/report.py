@@ -14,7 +14,7 @@ from ..observers.base import Observer
 from ..quoting import kind_of
 from ..registry import stated_fields, text
 from ..regularizers.base import Regularizer
-from ..sites.counter import Counter, read
+from ..sites.counter import Counter
 from ..sites.run import Run
 from ..sites.site import Site
 from ..tables import Columns, Section, Short, Table, Varying, named
@@ -66,9 +66,8 @@ class Readings(NamedTuple):
 
 def readings(sites: Sequence[Site], run: Run) -> Readings:
     """The counts and states of now."""
-    read([site.counter for site in sites])
     forwards = None if run.compiled else run.counter.life().calls
-    return Readings({site.key: site.counter for site in sites}, forwards, _states(sites))
+    return Readings({site.key: site.counter.read() for site in sites}, forwards, _states(sites))
 
 
 def _states(sites: Sequence[Site]) -> dict[str, Any]:
@@ -86,8 +85,7 @@ def scalars(sites: Sequence[Site], prefix: str) -> dict[str, float]:
     """Rates, realized rates of active sites and results of observers, by tag."""
     found: dict[str, float] = {}
     observed = _results(sites, _states(sites))
-    read([site.counter for site in sites])
-    windows = [site.counter.window() for site in sites]
+    windows = [site.counter.read().window() for site in sites]
     trained = any(window.trained or window.active for window in windows)
     for site, window in zip(sites, windows, strict=True):
         numbers: dict[str, Any] = dict(site.values)

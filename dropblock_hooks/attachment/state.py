@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..checks import as_number
-from ..sites.counter import Norms, Snapshot, read
+from ..sites.counter import Snapshot
 from ..sites.run import Run
 from ..sites.site import Site
 from ..warn import warn
@@ -21,7 +21,6 @@ Taken = Mapping[Site, tuple[Snapshot, Snapshot, Mapping[str, Tensor]]]
 
 def save(sites: Sequence[Site], run: Run) -> dict[str, Any]:
     """Epoch, statistics, and the elements counted in this epoch."""
-    read([site.counter for site in sites])
     return {
         "version": _VERSION,
         "epoch": run.epoch,
@@ -33,7 +32,7 @@ def save(sites: Sequence[Site], run: Run) -> dict[str, Any]:
 
 
 def _saved(site: Site) -> dict[str, Any]:
-    life = site.counter.life()
+    life = site.counter.read().life()
     state: dict[str, Any] = {
         "regularizer": repr(site.regularizer),
         "calls": life.calls,
@@ -54,8 +53,7 @@ def _saved(site: Site) -> dict[str, Any]:
 
 
 def _elements(counted: Snapshot) -> dict[str, Any]:
-    state = {name: getattr(counted, name) for name in ("affected", "total", "expected")}
-    return {**state, "norms": counted.norms.saved()} if counted.norms.bins else state
+    return {name: getattr(counted, name) for name in ("affected", "total", "expected")}
 
 
 def load(
@@ -116,7 +114,6 @@ def _snapshot(saved: Mapping[str, Any]) -> Snapshot:
         affected=int(saved["affected"]),
         total=int(saved["total"]),
         expected=float(saved["expected"]),
-        cells=Norms.restored(saved["norms"]) if "norms" in saved else None,
     )
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,15 +39,12 @@ class Run:
     shared: dict[str, Any] = field(default_factory=dict)  # the state that observers share
 
     def __getstate__(self) -> dict[str, Any]:
-        """Optimizers belong to the training loop, and nobody would end ``always()`` of a copy."""
-        return {**self.__dict__, "optimizers": [], "always": False}
+        """Optimizers belong to the training loop, and nobody would end ``always()`` of a copy.
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Run:
-        copied = Run.__new__(Run)
-        memo[id(self)] = copied
-        copied.__dict__.update(copy.deepcopy(self.__getstate__(), memo))
-        copied.told.add((".", "not_trained"))  # an average of the weights is never trained
-        return copied
+        A copy may be an average of the weights, which is never trained.
+        """
+        told = {*self.told, (".", "not_trained")}
+        return {**self.__dict__, "optimizers": [], "always": False, "told": told}
 
     def check_installed(self) -> None:
         """Raise RuntimeError after the attachment was removed."""
@@ -98,10 +94,10 @@ class Window:
 def windows(run: Run, hooks: Iterable[Any]) -> tuple[Window, Window]:
     """The open window of the sites of these hooks, and the one before."""
     sites = [hook.site for hook in hooks]
-    counted = [site.counter.calls_in_windows() for site in sites]
-    made = []
-    for which, model in enumerate(run.counter.calls_in_windows()):
-        counts = {s.key: each[which] for s, each in zip(sites, counted, strict=True)}
+
+    def window(which: Callable[[Counter], Snapshot]) -> Window:
+        counts = {site.key: which(site.counter) for site in sites}
         layers = {site.name: counts[site.key].calls for site in sites}
-        made.append(Window(counts, layers, model))
-    return made[0], made[1]
+        return Window(counts, layers, which(run.counter))
+
+    return window(Counter.window), window(Counter.closed)

@@ -46,16 +46,11 @@ class Site:
     Attributes:
         key: its name in the Attachment: ``layer4.0/DropBlock2d``.
         name: the layer (or parameter), as the bare model names it.
-        owner: the name of the module.
         aliases: other names of the same, shared, module.
         module_type: class name of the layer.
         at: ``"output"`` or ``"input"``; of no layer ``"parameter"`` or ``"attribute"``.
-        reader: reads the axes of its tensors.
         regularizer: the regularizer or observer.
-        values: the rates now, by field.
-        rate: the first of the rates; None without rates.
-        counter: the counts.
-        bound: the callable of this site, which may have a state.
+        rate: the first of the rates now; None without rates.
     """
 
     def __init__(
@@ -85,7 +80,7 @@ class Site:
         self.handle = new_handle(self)
         self.kept_draws: dict[int, list[Any]] = {}  # of compiled forwards, by seed
         self.recomputed = False
-        self.bound: Any = None
+        self.bound: Any = None  # the callable, which may have a state
         self.set_regularizer(regularizer)
 
     def set_regularizer(self, regularizer: Regularizer) -> None:
@@ -95,9 +90,12 @@ class Site:
         before, self.bound = self.bound, self.regularizer.bind()
         if hasattr(before, "state_dict") and hasattr(self.bound, "load_state_dict"):
             self.bound.load_state_dict(before.state_dict())
-        self.move(values)
+        self.watch: Watch | None = self.bound if isinstance(self.bound, Watch) else None
+        # whether it draws random numbers for activations
+        self.draws = regularizer.random and regularizer.acts_on == "activation"
         self.moves = regularizer.moving
         self.always = regularizer.active == "always"
+        self.move(values)
 
     def move(self, values: dict[str, float]) -> None:
         """Put other values in place; a new dict, since a pending backward may hold the old one."""
@@ -110,13 +108,7 @@ class Site:
         return {**self.__dict__, "handle": None, "kept_draws": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self.handle = new_handle(self)  # a copy is another site
-
-    @property
-    def watch(self) -> Watch | None:
-        """The `Watch` of an observer; None for a regularizer."""
-        return self.bound if isinstance(self.bound, Watch) else None
+        vars(self).update(state, handle=new_handle(self))  # a copy is another site
 
     def __repr__(self) -> str:
         return f"Site({self.key!r}, {self.regularizer!r})"
@@ -153,7 +145,8 @@ class Site:
     @property
     def expected_rate(self) -> float | None:
         """The mean nominal rate over the same window as `realized_rate`."""
-        return self.counter.read().shown().expected_share()
+        shown = self.counter.read().shown()
+        return shown.expected / shown.total if shown.total else None
 
     @property
     def total_realized_rate(self) -> float | None:
@@ -164,7 +157,7 @@ class Site:
     def norms(self) -> Norms | None:
         """The norms of gradients before the bound, over the same window; None without norms."""
         norms = self.counter.read().shown().norms
-        return norms if norms.bins else None
+        return norms if norms.count else None
 
     @property
     def map_size(self) -> tuple[int, ...] | None:
@@ -196,18 +189,12 @@ class Site:
     def count_idle(self, elements: int, training: bool) -> None:
         """Count a call at rate 0, in which nothing is run; not one that ``always()`` adds."""
         if graph_task() == NO_TASK and (training or self.always):
-            self.counter.active += 1
-            if isinstance(self.regularizer, DropsShare):
-                self.counter.total += elements
+            known = 0 if isinstance(self.regularizer, DropsShare) else None
+            self.counter.add(known, elements, 0.0)
 
     def acts(self, training: bool) -> bool:
         """Whether the regularizer is to be run in this mode of its layer."""
         return self.run.installed and self.run.enabled and self.is_on(training)
-
-    @property
-    def draws(self) -> bool:
-        """Whether it draws random numbers for activations."""
-        return self.regularizer.random and self.regularizer.acts_on == "activation"
 
     def is_on(self, training: bool) -> bool:
         """Whether it acts in this mode of its layer unless it is switched off."""
