@@ -6,8 +6,7 @@ gradient sites.
 """
 
 from collections import namedtuple
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -190,7 +189,7 @@ AFTER = {
 def element(out, index):
     if index is None:
         return out
-    return getattr(out, index) if hasattr(out, "__dataclass_fields__") else out[index]
+    return out[index]
 
 
 def with_element(out, index, y):
@@ -204,7 +203,7 @@ def with_element(out, index, y):
         return [y if i == index % len(out) else item for i, item in enumerate(out)]
     if isinstance(out, dict):
         return type(out)((k, y if k == index else item) for k, item in out.items())
-    return type(out)(**{**vars(out), index: y})
+    raise TypeError(type(out))
 
 
 def tensors(value):
@@ -215,19 +214,10 @@ def tensors(value):
         return [t for item in value.values() for t in tensors(item)]
     if isinstance(value, (list, tuple)):
         return [t for item in value for t in tensors(item)]
-    if hasattr(value, "__dataclass_fields__"):
-        return tensors(vars(value))
     return []
 
 
 Point = namedtuple("Point", ["x", "y"])
-
-
-@dataclass
-class Record:
-    out: torch.Tensor
-    aux: torch.Tensor
-    note: Any = field(default="")
 
 
 def _multihead(layer, h):
@@ -319,7 +309,6 @@ KINDS = {
     "list": lambda: Kind(lambda s, h: [h * 2, h.cos()], 1),
     "dict": lambda: Kind(lambda s, h: {"a": h * 2, "b": h[0]}, "b"),
     "namedtuple": lambda: Kind(lambda s, h: Point(h, h.exp()), 0),
-    "dataclass": lambda: Kind(lambda s, h: Record(h.flatten(), h, "kept"), "out"),
     "nested": lambda: Kind(lambda s, h: ((h, h * 2), h[1:], {"c": h}), 1),
     "its input": lambda: Kind(lambda s, h: h),
     "of its list": lambda: Kind(lambda s, h: h[1], takes=of_pair, at_input=False),

@@ -21,7 +21,7 @@ from ..selectors.select import match
 from ..sites.hooks import SiteHook, hooks_on
 from ..sites.observe import ObserveHook
 from ..sites.parameters import ParameterHook
-from ..sites.retune import AttributeHook, RetuneHook
+from ..sites.retune import RetuneHook
 from ..sites.run import Run
 from ..sites.site import Site
 from ..spec.spec import Draft, Entry, SpecError
@@ -273,6 +273,6 @@ def site_keys(placements: list[Placement]) -> list[str]:
 _HOOKS: dict[str, tuple[type[SiteHook], ...]] = {
     "": (RetuneHook, ObserveHook, SiteHook),
     "param": (ParameterHook,),
-    "attr": (AttributeHook,),
+    "attr": (RetuneHook, SiteHook),
 }
 """The hooks for each form of target; the first one that takes the regularizer is used."""

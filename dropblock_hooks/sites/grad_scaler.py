@@ -53,21 +53,26 @@ class LossScale:
 
     def value(self, device: torch.device) -> float | Tensor:
         """Return the number that the loss is multiplied by, without waiting for the device."""
-        scaler = self.scaler
-        if scaler is None or scaler is False or not is_enabled(scaler):
+        if not self.scaler or not is_enabled(self.scaler):
             return 1.0
-        scale = getattr(scaler, "_scale", None)
-        if isinstance(scale, Tensor):
-            # wide, so that bound * scale fits; a copy, since the scaler changes its own in place
-            return scale.to(device, wide_dtype(device), copy=True, non_blocking=True)
-        return float(scaler.get_scale())
+        scale = getattr(self.scaler, "_scale", None)
+        return as_factor(self.scaler.get_scale() if scale is None else scale, device)
 
     def seek(self) -> bool:
-        """Whether a GradScaler is in use that nobody gave; searches when called first."""
-        if self.scaler is None and self.unknown is None:
-            self.unknown = in_use()
-            return self.unknown
-        return False
+        """Whether a GradScaler is in use that nobody gave; searches when called first.
+
+        Such a GradScaler is enabled, has scaled a loss, and was given to no live attachment.
+        """
+        if self.scaler is not None or self.unknown is not None:
+            return False
+        gc.collect()  # a scaler that nobody holds scales nothing
+        things = gc.get_objects()
+        given = {id(thing.scaler) for thing in things if type(thing) is LossScale}
+        # type() instead of isinstance(), which would ask proxies for their class
+        scalers = [thing for thing in things if issubclass(type(thing), GradScaler)]
+        used = [each for each in scalers if getattr(each, "_scale", None) is not None]
+        self.unknown = any(id(each) not in given and is_enabled(each) for each in used)
+        return self.unknown
 
     def findings(self, epoch: float) -> list[Finding]:
         """The finding that a GradScaler is in use that nobody gave, or nothing."""
@@ -89,12 +94,9 @@ def is_enabled(scaler: Any) -> bool:
     return bool(getattr(scaler, "is_enabled", lambda: True)())
 
 
-def in_use() -> bool:
-    """Whether an enabled GradScaler has scaled a loss, and was given to no live attachment."""
-    gc.collect()  # a scaler that nobody holds scales nothing
-    things = gc.get_objects()
-    given = {id(thing.scaler) for thing in things if type(thing) is LossScale}
-    # type() instead of isinstance(), which would ask proxies for their class
-    scalers = [thing for thing in things if issubclass(type(thing), GradScaler)]
-    used = [each for each in scalers if getattr(each, "_scale", None) is not None]
-    return any(id(each) not in given and is_enabled(each) for each in used)
+def as_factor(scale: Any, device: torch.device) -> float | Tensor:
+    """The scale of a loss for gradients on a device; None is 1."""
+    if isinstance(scale, Tensor):
+        # wide, so that bound * scale fits; a copy, since the scaler changes its own in place
+        return scale.to(device, wide_dtype(device), copy=True, non_blocking=True).reshape(())
+    return 1.0 if scale is None else float(scale)

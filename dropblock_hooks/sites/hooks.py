@@ -1,7 +1,7 @@
 """The hooks that a site puts on its target, and how they are put on, found and taken off.
 
 There is one class for each kind of target, which decides everything about that kind: `SiteHook` for
-layers, `ParameterHook`, `AttributeHook` and `RetuneHook` for rates, `ObserveHook` for observers.
+layers, `ParameterHook`, `RetuneHook` for rates, `ObserveHook` for observers.
 
 A model with hooks pickles and copies: they are objects of module-level classes that hold their
 site, and no reference to the model, to the Attachment, or to a tensor of a graph.
@@ -18,6 +18,7 @@ from torch.compiler import is_compiling, is_dynamo_compiling
 
 from ..findings import Finding, Kind, Severity
 from ..handles import check_version, is_exporting
+from ..observers.base import Observer
 from ..regularizers.base import Regularizer
 from ..selectors.index import Target
 from ..selectors.wrappers import find_module
@@ -66,8 +67,8 @@ class SiteHook:
         self.at_input = site.regularizer.at == "input"
         # whether the last argument is the tensor itself
         self.plain = not self.at_input and site.regularizer.index is None
-        if site.regularizer.acts_on == "gradient":
-            self.turn = Turn.GRADIENTS
+        if self.turn == Turn.ACTIVATIONS:
+            self.turn = _turn(site.regularizer)
 
     @classmethod
     def fitted(cls, target: Target, regularizer: Regularizer, model: nn.Module) -> Regularizer:
@@ -77,6 +78,8 @@ class SiteHook:
     @classmethod
     def refusals(cls, target: Target, regularizer: Regularizer) -> Iterator[str | None]:
         """Yield the reasons why a fitted regularizer can't work there; the first one counts."""
+        if target.form == "attr":
+            yield "attr: selectors take Retune only"
         if regularizer.accumulates:
             text = "a regularizer that acts once per update is for parameters"
             yield f"{text}: write param: before the selector"
@@ -160,7 +163,7 @@ class SiteHook:
             fault = self.broken(owner)
             needs = getattr(self.site.regularizer, "needs_calls", True)
             ran = window.sites[self.site.key].active or not window.has("calls", "active")
-            if fault is None and needs and not ran:
+            if fault is None and needs and not (ran or self.leaves_no_trace(model)):
                 fault = self.idle(model, owner, window)
         if fault is None:
             return None
@@ -246,6 +249,14 @@ class SiteHook:
         check_version()
         on = site.acts(module.training) if is_exporting() else site.is_on(module.training)
         return self._act(module, *given) if on else None
+
+
+def _turn(regularizer: Regularizer) -> Turn:
+    if isinstance(regularizer, Observer):
+        if regularizer.when == "after":
+            return Turn.AFTER
+        return Turn.BEFORE if regularizer.sees_values else Turn.LAST  # which a gradient meets first
+    return Turn.GRADIENTS if regularizer.acts_on == "gradient" else Turn.ACTIVATIONS
 
 
 def _gives_back(module: nn.Module, given: Any, output: Tensor) -> bool:

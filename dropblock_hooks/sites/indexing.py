@@ -2,7 +2,7 @@
 
 import copy
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,20 +16,16 @@ Index = int | str | None
 
 
 def get(value: Any, index: Index) -> Tensor:
-    """The floating-point tensor itself, or at `index` of a tuple, list, dict or dataclass.
+    """The floating-point tensor itself, or at `index` of a tuple, list or dict.
 
     ValueError describes the value if there is no such tensor.
     """
-    found = value
-    if index is not None:
-        if index not in (_indices(value) or ()):
-            raise ValueError(f"is {_shown(value)}: it has no element {index!r}")
-        if isinstance(index, str) and not isinstance(value, Mapping):
-            found = getattr(value, index)
-        else:
-            found = value[index]
+    indices = _indices(value)
+    if index is not None and index not in (indices or ()):
+        raise ValueError(f"is {_shown(value)}: it has no element {index!r}")
+    found = value if index is None else value[index]
     if not isinstance(found, Tensor) or not found.is_floating_point():
-        if index is None and _indices(value) is not None:
+        if index is None and indices is not None:
             raise ValueError(f"is {_shown(value)}: say which element with index=")
         raise ValueError(f"must be a floating-point tensor, got {_shown(found)}")
     if found.is_nested or found.layout is not torch.strided:
@@ -51,66 +47,48 @@ def put(value: Any, index: Index, new: Tensor) -> Any:
         kind: Any = type(value)
         # the constructor of a named tuple may take other arguments
         return kind._make(items) if hasattr(kind, "_fields") else kind(items)
-    if is_compiling():  # torch.compile can't trace copy.copy
-        if dataclasses.is_dataclass(value):  # the outputs of Hugging Face are mappings, too
-            if not all(f.init for f in dataclasses.fields(value)):
-                raise TypeError("compiled code can't copy a dataclass with fields of init=False")
-            return dataclasses.replace(value, **{str(index): new})  # type: ignore[type-var]
-        changed = type(value)(value)
-    else:
-        changed = copy.copy(value)
-    if isinstance(index, str) and not isinstance(value, Mapping):
-        object.__setattr__(changed, index, new)  # also of a frozen class
-    else:
-        changed[index] = new
+    if is_compiling() and dataclasses.is_dataclass(value):  # an output of Hugging Face
+        return dataclasses.replace(value, **{str(index): new})  # type: ignore[type-var]
+    # torch.compile can't trace copy.copy
+    changed = type(value)(value) if is_compiling() else copy.copy(value)
+    changed[index] = new
     return changed
 
 
-class Nested:
-    """All floating-point tensors in a nested value. Calling it puts others in their places.
+def flat(value: Any) -> tuple[list[Tensor], Callable[..., Any], Callable[[], Any]]:
+    """All floating-point tensors in a nested value, and two functions.
 
-    Attributes:
-        tensors: the tensors in the value.
+    The first one returns the nested value with other tensors in their places. The second one
+    returns it with the index of each tensor in its place, and None in other places.
     """
+    leaves, spec = tree_flatten(value)
+    floats = [isinstance(x, Tensor) and x.is_floating_point() for x in leaves]
+    places = [i for i, is_float in enumerate(floats) if is_float]
 
-    def __init__(self, value: Any) -> None:
-        self.leaves, self.spec = tree_flatten(value)
-        floats = [isinstance(x, Tensor) and x.is_floating_point() for x in self.leaves]
-        self.places = [i for i, is_float in enumerate(floats) if is_float]
-        self.tensors: list[Tensor] = [self.leaves[i] for i in self.places]
+    def put(new: Sequence[Any], keep: bool = True) -> Any:
+        there = dict(zip(places, new, strict=True))
+        others = leaves if keep else [None] * len(leaves)
+        return tree_unflatten([there.get(i, x) for i, x in enumerate(others)], spec)
 
-    def __call__(self, new: Sequence[Any]) -> Any:
-        there = dict(zip(self.places, new, strict=True))
-        return tree_unflatten([there.get(i, x) for i, x in enumerate(self.leaves)], self.spec)
-
-    def nesting(self) -> Any:
-        """The nested structure: the index of each tensor in its place, None in other places."""
-        numbers = {place: number for number, place in enumerate(self.places)}
-        return tree_unflatten([numbers.get(i) for i in range(len(self.leaves))], self.spec)
+    return [leaves[i] for i in places], put, lambda: put(range(len(places)), keep=False)
 
 
 def _indices(value: Any) -> Collection[Any] | None:
-    """What may be `index` of a tuple, list, mapping or dataclass; None for other values."""
+    """What may be `index` of a tuple, list or mapping; None for other values."""
     if isinstance(value, Mapping):
         return list(value)
-    if isinstance(value, (tuple, list)):
-        return range(-len(value), len(value))
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return [f.name for f in dataclasses.fields(value)]
-    return None
+    return range(-len(value), len(value)) if isinstance(value, (tuple, list)) else None
 
 
 def _shown(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"a {str(value.dtype).removeprefix('torch.')} tensor of shape {tuple(value.shape)}"
-    name, indices = kind_of(value), _indices(value)
+    name = kind_of(value)
     if name == "Proxy":
         return (
             "a torch.fx.Proxy (symbolic tracing can't follow an active regularizer: call "
             "model.eval() before tracing, or attach to the traced model)"
         )
-    if isinstance(indices, range):
-        return f"a {name} of {len(value)} elements"
-    if indices is None:
-        return f"a {name}"
-    return f"a {name} with the keys {', '.join(map(repr, indices)) or '(none)'}"
+    if isinstance(value, Mapping):
+        return f"a {name} with the keys {', '.join(map(repr, value)) or '(none)'}"
+    return f"a {name} of {len(value)} elements" if isinstance(value, (tuple, list)) else f"a {name}"

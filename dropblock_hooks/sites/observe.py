@@ -6,7 +6,7 @@ same Python.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -18,11 +18,9 @@ from ..handles import check_version, is_exporting
 from ..observers.base import Observer
 from . import indexing
 from .act import has_data, may_get_gradient, see, see_gradient
-from .hooks import SiteHook, Turn
+from .hooks import SiteHook
 from .operator import observe_and_watch, watch_gradient, written
 from .site import Site
-
-_Put = Callable[[Sequence[Any]], Any]
 
 
 class ObserveHook(SiteHook):
@@ -33,11 +31,7 @@ class ObserveHook(SiteHook):
 
     def __init__(self, site: Site, local: str = "") -> None:
         super().__init__(site, local)
-        observer: Observer = site.regularizer  # type: ignore[assignment]  # by `takes`
-        self.observer = observer
-        self.turn = Turn.BEFORE if observer.when == "before" else Turn.AFTER
-        if observer.when == "before" and not observer.sees_values:
-            self.turn = Turn.LAST  # the first that a gradient meets
+        self.observer: Observer = site.regularizer  # type: ignore[assignment]  # by `takes`
 
     def _act(self, module: nn.Module, *given: Any) -> Any:
         if torch._C._is_tracing():  # a traced program has no place for the state
@@ -72,7 +66,9 @@ class ObserveHook(SiteHook):
         new = observe_and_watch(self.site.handle, tensors, taken, literal, training, gradients)
         return put(new) if new else None
 
-    def _found(self, given: tuple[Any, ...]) -> tuple[list[Tensor], _Put, Callable[[], Any]]:
+    def _found(
+        self, given: tuple[Any, ...]
+    ) -> tuple[list[Tensor], Callable[..., Any], Callable[[], Any]]:
         """Return the observed tensors, what puts others in their place, and their `Seen.nesting`.
 
         `given` are the arguments, keywords and output of the layer. No tensor is a SiteError,
@@ -86,8 +82,7 @@ class ObserveHook(SiteHook):
         elif isinstance(whole, Tensor) or not observer.whole or observer.index is not None:
             value, index, x = self.pick(given)
             return [x], lambda new: indexing.put(value, index, new[0]), lambda: 0
-        nested = indexing.Nested(whole)
-        return nested.tensors, nested, nested.nesting
+        return indexing.flat(whole)
 
     def _given(self, given: tuple[Any, ...]) -> list[Tensor]:
         """Return the tensors that are arguments of the layer, where the observer reads them."""

@@ -13,15 +13,13 @@ from torch.utils.hooks import RemovableHandle
 
 from ..checkpointing import NO_TASK, graph_task
 from ..findings import Finding, Kind, Severity, tell
-from ..observers.base import Observer
 from ..regularizers.base import Regularizer
 from ..selectors.index import Target
 from ..selectors.wrappers import shard_refusal
 from . import operator
 from .act import refuse_tracing, regularize_grad
-from .hooks import REPLACED, Fault, SiteHook, Turn, hooks_on
+from .hooks import Fault, SiteHook
 from .run import Window
-from .site import Site
 
 _PARTS = (
     "its bound acts on parts of the gradient, because the parameter is used in several reentrant "
@@ -43,11 +41,6 @@ class ParameterHook(SiteHook):
     by_call = False
     outer = NO_TASK  # the backward in which the last forward was recomputed
     part_of = NO_TASK  # the last outer backward that brought the gradient in parts
-
-    def __init__(self, site: Site, local: str = "") -> None:
-        super().__init__(site, local)
-        if isinstance(site.regularizer, Observer):
-            self.turn = Turn.BEFORE if site.regularizer.when == "before" else Turn.LAST
 
     @classmethod
     def refusals(cls, target: Target, regularizer: Regularizer) -> Iterator[str | None]:
@@ -71,11 +64,9 @@ class ParameterHook(SiteHook):
 
     def restore(self, module: nn.Module) -> None:
         super().restore(module)
-        for parameter in module._parameters.values():
-            hook = grad_hook(parameter)
-            if hook is None or self not in hook.sites:
-                continue
-            hook.sites.remove(self)
+        for hook in filter(None, map(grad_hook, module._parameters.values())):
+            if self in hook.sites:
+                hook.sites.remove(self)
             if not hook.sites:
                 hook.handle.remove()
 
@@ -90,13 +81,11 @@ class ParameterHook(SiteHook):
                 "attach after that"
             )
             return Kind.LOST, why, cure
-        if self.follows(owner):
-            return None
-        if self.lost(owner):
-            return REPLACED
         text = "the layer holds another tensor now, or none, and its hook is no longer there"
         cure = "Run a forward that is not compiled, or call step(): both hook a new parameter"
-        return Kind.LOST, text, cure
+        if self.follows(owner):
+            return None
+        return super().broken(owner) or (Kind.LOST, text, cure)
 
     def idle(self, model: nn.Module, owner: nn.Module, window: Window) -> Fault | None:
         counts, trained = window.sites[self.site.key], window.has("trained", "active")
@@ -106,7 +95,7 @@ class ParameterHook(SiteHook):
             return None
         text = "its gradient was not regularized at any optimizer step"
         if self.run.optimizers:
-            text += ": the optimizer made no step, or the parameter had no gradient"
+            text += ": no known optimizer with the parameter made a step, or it had no gradient"
             return Kind.NEVER_ACTIVE, text, ""
         cure = "Pass it, attach(..., optimizer=optimizer), or set attached.optimizer = optimizer"
         return Kind.NO_OPTIMIZER, f"{text}: the optimizer is not known", cure
@@ -114,7 +103,7 @@ class ParameterHook(SiteHook):
     def follows(self, module: nn.Module) -> bool:
         """Whether the gradient of the parameter that this module holds now will be met.
 
-        For ``when="accumulated"`` the optimizer has a `StepHook` instead.
+        For ``when="accumulated"`` the step of the optimizer has a hook instead.
         """
         if self.site.regularizer.accumulates:
             return not self.lost(module)
@@ -162,13 +151,9 @@ class ParameterHook(SiteHook):
             found = GradHook(parameter)
             found.handle = parameter.register_hook(found)  # type: ignore[no-untyped-call]  # torch's
         found.owner = weakref.ref(module)
-        # those on the module stand in written order; a module that was replaced has none
-        for hook in (*hooks_on(module), self):
-            if not isinstance(hook, ParameterHook) or hook.local != self.local:
-                continue
-            if not hook.site.regularizer.accumulates and hook not in found.sites:
-                found.sites.append(hook)
-        found.sites.sort(key=lambda hook: hook.turn)
+        if self not in found.sites:
+            found.sites.append(self)
+            found.sites.sort(key=lambda hook: -hook.turn)  # hooks of a layer stand in reverse
 
 
 class GradHook:

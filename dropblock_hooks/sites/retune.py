@@ -1,4 +1,4 @@
-"""The hooks of `Retune`: they set the attribute that holds the rate of a module."""
+"""The hook of `Retune`: it sets the attribute that holds the rate of a module."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,42 +9,59 @@ from torch.compiler import is_compiling
 from ..checkpointing import NO_TASK, graph_task
 from ..handles import is_exporting
 from ..regularizers.base import Regularizer
-from ..regularizers.retune import RATES, Retune, held_rate, in_place_of, is_read, rate_attribute
+from ..regularizers.retune import RATES, Retune, in_place_of, is_read, rate_attribute
 from ..selectors.index import Target
 from ..selectors.wrappers import bare_type
 from . import operator
-from .hooks import Fault, SiteHook, Turn
-from .run import Window
+from .hooks import SiteHook, Turn
 from .site import Site
 
 
-class AttributeHook(SiteHook):
-    """Sets an attribute of a module, which an ``attr:`` selector names, to the rate of now.
+class RetuneHook(SiteHook):
+    """Sets the rate that a layer holds to 0, and drops in its place.
+
+    A layer that drops in another way, or whose rate is read by other code, gets the rate of now, as
+    does an attribute that an ``attr:`` selector names.
 
     Attributes:
-        before: the value that it had before.
+        before: the value that the attribute had before.
     """
 
+    takes = Retune
     turn = Turn.FIRST
     before: Any
 
     @classmethod
     def fitted(cls, target: Target, regularizer: Regularizer, model: nn.Module) -> Regularizer:
-        if not isinstance(regularizer, Retune):
+        attribute = target.local or rate_attribute(target.module)
+        if attribute is None or not isinstance(regularizer, Retune):
             return regularizer
-        return regularizer.fitted(target.local)
+        ours = None if target.local else in_place_of(target.module)
+        if ours is not None and is_read(model, (target.name, *target.aliases), attribute):
+            ours = None
+        return regularizer.fitted(attribute, ours)
 
     @classmethod
     def refusals(cls, target: Target, regularizer: Regularizer) -> Iterator[str | None]:
-        if not isinstance(regularizer, Retune):
-            yield "attr: selectors take Retune only"
-        elif regularizer.ours is None and regularizer.active == "always":
-            kind = bare_type(target.module).__name__
-            yield f"the {kind} itself drops, in training mode only: leave active='always' out"
+        kind = bare_type(target.module).__name__
+        if isinstance(regularizer, Retune) and regularizer.attribute:
+            if regularizer.ours is None and regularizer.active == "always":
+                yield f"the {kind} itself drops, in training mode only: leave active='always' out"
+        elif isinstance(target.module, nn.Identity):
+            yield (
+                "it is an nn.Identity, which models put where a rate is 0. Put DropPath(p=...) on "
+                "it, build the model without drop paths and use presets.drop_path(model, p), or "
+                "select the other layers only, as in Select(names=..., types='DropPath')"
+            )
+        else:
+            yield (
+                f"a {kind} has no {' or '.join(RATES)} that is a number in [0, 1] and can be set. "
+                "builtin(model) lists all rates, with their selectors"
+            )
 
     def __init__(self, site: Site, local: str = "") -> None:
         super().__init__(site, local)
-        retune: Retune = site.regularizer  # type: ignore[assignment]  # by `refusals`
+        retune: Retune = site.regularizer  # type: ignore[assignment]  # by `takes`
         self.attribute, self.holds_rate = retune.attribute, retune.ours is None
 
     def install(self, module: nn.Module) -> None:
@@ -60,12 +77,15 @@ class AttributeHook(SiteHook):
 
     def put(self, module: nn.Module) -> None:
         """Set the attribute to the rate of now; while paused, to the value that it had before."""
-        run = self.run
         value = self.before
-        if run.installed and run.enabled:
+        if self.run.installed and self.run.enabled:
             value = self.site.rate if self.holds_rate else 0.0
         if getattr(module, self.attribute, None) is not value:
             setattr(module, self.attribute, value)
+
+    def leaves_no_trace(self, model: nn.Module) -> bool:
+        names = (self.site.name, *self.site.aliases)
+        return self.holds_rate and not self.local and is_read(model, names, self.attribute)
 
     def _act(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
         if not self.holds_rate:
@@ -77,46 +97,3 @@ class AttributeHook(SiteHook):
         elif graph_task() == NO_TASK:
             self.site.counter.add(None, 0, 0.0)
         return None
-
-
-class RetuneHook(AttributeHook):
-    """Sets the rate that a layer holds to 0, and drops in its place.
-
-    A layer that drops in another way, or whose rate is read by other code, gets the rate of now.
-    """
-
-    takes = Retune
-
-    @classmethod
-    def fitted(cls, target: Target, regularizer: Regularizer, model: nn.Module) -> Regularizer:
-        attribute, ours = rate_attribute(target.module), in_place_of(target.module)
-        if attribute is None or not isinstance(regularizer, Retune):
-            return regularizer
-        read = ours is not None and is_read(model, (target.name, *target.aliases), attribute)
-        return regularizer.fitted(attribute, None if read else ours)
-
-    @classmethod
-    def refusals(cls, target: Target, regularizer: Regularizer) -> Iterator[str | None]:
-        if held_rate(regularizer):
-            yield from super().refusals(target, regularizer)
-        elif isinstance(target.module, nn.Identity):
-            yield (
-                "it is an nn.Identity, which models put where a rate is 0. Put DropPath(p=...) on "
-                "it, build the model without drop paths and use presets.drop_path(model, p), or "
-                "select the other layers only, as in Select(names=..., types='DropPath')"
-            )
-        else:
-            yield (
-                f"a {bare_type(target.module).__name__} has no {' or '.join(RATES)} that is a "
-                "number in [0, 1] and can be set. builtin(model) lists all rates, with their "
-                "selectors"
-            )
-
-    def leaves_no_trace(self, model: nn.Module) -> bool:
-        names = (self.site.name, *self.site.aliases)
-        return self.holds_rate and is_read(model, names, self.attribute)
-
-    def idle(self, model: nn.Module, owner: nn.Module, window: Window) -> Fault | None:
-        if not window.sites[self.site.key].trained and self.leaves_no_trace(model):
-            return None
-        return super().idle(model, owner, window)

@@ -297,8 +297,13 @@ def test_an_optimizer_of_another_model_is_refused():
     with pytest.raises(ValueError, match="holds none"):
         attached.optimizer = SGD(net().parameters())
     assert attached.optimizer is mine
-    with pytest.warns(HookWarning, match=r"2.weight/ClampGrad, 2.bias/ClampGrad: .* does not hold"):
-        attached.optimizer = SGD(model[0].parameters())
+    attached.optimizer = first = SGD(model[0].parameters())
+    training(model, first, 1)
+    text = "no known optimizer with the parameter made a step"
+    assert [(f.sites, text in f.text) for f in attached.verify()] == [
+        (("2.weight/ClampGrad",), True),
+        (("2.bias/ClampGrad",), True),
+    ]
 
 
 @pytest.mark.parametrize("given", ["adam", SGD, 3, [3]])

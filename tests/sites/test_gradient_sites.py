@@ -197,7 +197,7 @@ def test_every_mode(name, at):
 
 COMPILED = [
     "InstanceNorm1d", "MultiheadAttention", "Flatten", "permute", "slice", "chunk", "unbind",
-    "expand", "used in the layer too", "same twice", "list", "dict", "namedtuple", "dataclass",
+    "expand", "used in the layer too", "same twice", "list", "dict", "namedtuple",
     "nested", "its input", "of its list", "parameter", "no gradient inside",
 ]  # fmt: skip
 
