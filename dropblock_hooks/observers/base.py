@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
@@ -83,7 +82,7 @@ class Observer(Regularizer):
 
     def start(self) -> State:
         """Return an empty state. `Watch` adds ``state["calls"]``, the number of calls."""
-        raise NotImplementedError(f"{type(self).__name__} must define start()")
+        return {}
 
     def update(self, state: State, seen: Seen) -> None:
         """Add one call of the layer, or one gradient, to the state.
@@ -91,14 +90,12 @@ class Observer(Regularizer):
         It may run while the device is still busy, so it should not read numbers from it. It is not
         called when activation checkpointing recomputes the forward.
         """
-        raise NotImplementedError(f"{type(self).__name__} must define update(state, seen)")
 
     def compute(self, state: State) -> Any:
         """Return the result for the report: numbers by name, or an object with ``scalars()``.
 
         The tensors of the state are on the CPU. It is called only after at least one call.
         """
-        raise NotImplementedError(f"{type(self).__name__} must define compute(state)")
 
     def merge(self, a: State, b: State) -> State:
         """Return the state of two ranks together: the sum of each number and tensor."""
@@ -210,24 +207,18 @@ class Watch:
         with torch.inference_mode(False), self._device:
             return {"calls": 0, **self.observer.start()}
 
+    @torch.inference_mode(False)  # the tensors of that mode can't be changed outside of it
     def update(self, seen: Seen) -> int:
         """Add one call of the layer, or a gradient, and return the number of the call."""
         device = seen.tensors[0].device
-        inference = torch.is_inference_mode_enabled()  # its tensors can't be changed outside of it
-        with torch.inference_mode(False) if inference else nullcontext():
-            if device != self._device:
-                self._device = device
-                self.open.update(on_device(self.open, device))
-            self.observer.update(self.open, seen)
+        if device != self._device:
+            self._device = device
+            self.open.update(on_device(self.open, device))
+        self.observer.update(self.open, seen)
         number: int = self.open["calls"]
         if not (seen.gradient and self.observer.sees_values):
             self.open["calls"] = number + 1
         return number
-
-    def look(self, module: nn.Module, parameter: str | None) -> None:
-        """Let the observer look at the layer."""
-        with torch.inference_mode(False):
-            self.observer.look(self.open, module, parameter)
 
     def close_window(self) -> None:
         """Begin the state of a new epoch."""
@@ -236,7 +227,7 @@ class Watch:
             self.open, self.closed = self._started(), kept
 
     def shown(self) -> State | None:
-        """Return the result for the report, on the CPU; None without any call."""
+        """Return the state for the report, on the CPU; None without any call."""
         state = self.open
         if self.closed is not None and self.observer.is_empty(state):
             state = self.closed
@@ -260,7 +251,7 @@ class Watch:
 
     def load_state_dict(self, saved: Mapping[str, Tensor]) -> None:
         """Restore what `state_dict` returned. What cannot be saved begins anew."""
-        self.open.update(self._started())
+        self.open = self._started()
         self.closed = self._started() if "closed.calls" in saved else None
         for key, tensor in saved.items():
             which, _, name = key.partition(".")
@@ -279,12 +270,10 @@ class Unsaved(dict[Any, Any]):
 
 def on_device(state: State, device: torch.device) -> State:
     """Return the state with its tensors on a device."""
-    wide = wide_dtype(device)
+    wide = {torch.float64: wide_dtype(device)}
     return {
-        name: value.to(device, wide if value.dtype is torch.float64 else value.dtype)
-        if isinstance(value, Tensor)
-        else value
-        for name, value in state.items()
+        name: x.to(device, wide.get(x.dtype, x.dtype)) if isinstance(x, Tensor) else x
+        for name, x in state.items()
     }
 
 

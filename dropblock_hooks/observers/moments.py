@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.linalg import vector_norm
 
 from ..functional.masks import wide_dtype
 from .base import State
@@ -20,7 +20,6 @@ from .base import State
 KEPT, COUNT, SUM, SQUARES, NORMS, ZEROS, NONFINITE, BINS = range(8)
 """The places in ``state["sums"]``: kept calls, their values, sums of these; shares; the bins."""
 _ROW = 4096  # values that are added up in float32
-_PART = 2**18  # values that are made float64 at a time
 _BITS = {torch.float32: (23, torch.int32), torch.float64: (52, torch.int64)}  # of the mantissa
 NEAR = 0.01
 """How near to a bound an activation counts as saturated, as a share of the distance of both."""
@@ -46,8 +45,7 @@ class Statistics:
         largest: the largest magnitude.
         norm: the mean norm of a call; for `WeightStats`, the norm of all values.
         looked: the number of values in the calls that `zeros` to `histogram` use (``every``).
-        zeros: the share of values that are exactly zero.
-        nonfinite: the share of values that are NaN or Inf.
+        zeros, nonfinite: the share of values that are exactly zero; that are NaN or Inf.
         histogram: the number of magnitudes below the first of the observer's ``edges``, between
             each two edges, and from the last edge on, without zeros, NaN and Inf.
         channels: the number of channels, if their axis is known.
@@ -117,39 +115,32 @@ def add_moments(state: State, x: Tensor, scale: float | Tensor = 1.0) -> None:
         return
     low, high = torch.aminmax(x)
     largest = torch.maximum(high, -low).to(sums.dtype)
-    finite = torch.isfinite(largest)
-    unscaled = 1.0 / scale
-    total, squares = _sums(x, largest)
-    norm = squares.sqrt() * unscaled
+    total, norm = _sum_and_norm(x, largest)
+    total, norm, largest = total / scale, norm / scale, largest / scale
     ones = torch.ones_like(norm)
-    new = torch.stack((ones, ones * x.numel(), total * unscaled, norm.square(), norm))
+    new = torch.stack((ones, ones * x.numel(), total, norm.square(), norm))
+    finite = torch.isfinite(largest)
     sums[KEPT:ZEROS].add_(torch.where(finite, new, 0.0))
-    state["largest"].clamp_(min=torch.where(finite, largest * unscaled, 0.0))
+    state["largest"].clamp_(min=torch.where(finite, largest, 0.0))
 
 
-def _sums(x: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
-    """The sum of the values, and of their squares.
+def _sum_and_norm(x: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
+    """The sum and the norm of the values.
 
     On the CPU, torch adds up float32 in float64 ten times slower than in float32. So rows of some
-    thousand values are added up in float32, where the result is as good.
+    thousand values are added up in float32, unless they may overflow or cancel.
     """
     wide = wide_dtype(x.device)
-    if x.device.type != "cpu" or type(x) is not Tensor or x.dtype == torch.float64:
-        return x.sum(dtype=wide), torch.linalg.vector_norm(x, dtype=wide).square()
-    in_memory = x.permute(sorted(range(x.ndim), key=x.stride, reverse=True))
-    flat = in_memory.reshape(-1).float()
-    whole = flat.numel() // _ROW * _ROW
-    rows, rest = flat[:whole].view(-1, _ROW), flat[whole:].double()
-    norms = torch.linalg.vector_norm(rows, dim=1).double()
-    total = rows.sum(1).sum(dtype=wide) + rest.sum()
-    squares = torch.dot(norms, norms) + torch.dot(rest, rest)
-    spread = float(squares) > 1.01 * float(total) ** 2 / x.numel()
-    if 1e-12 < float(largest) < 1e15 and spread:  # no overflow, and no cancellation
-        return total, squares
-    parts = [part.double() for part in torch.split(flat, _PART)]
-    sums = [torch.stack((part.sum(), torch.dot(part, part))) for part in parts]
-    total, squares = torch.stack(sums).sum(0)
-    return total, squares
+    if x.device.type == "cpu" and x.dtype.itemsize <= 4 and 1e-12 < float(largest) < 1e15:
+        in_memory = x.permute(sorted(range(x.ndim), key=x.stride, reverse=True))
+        flat = in_memory.reshape(-1).float()
+        whole = flat.numel() // _ROW * _ROW
+        rows, rest = flat[:whole].view(-1, _ROW), flat[whole:].double()
+        total = rows.sum(1).sum(dtype=wide) + rest.sum()
+        norm = torch.hypot(vector_norm(vector_norm(rows, dim=1), dtype=wide), vector_norm(rest))
+        if float(norm) ** 2 > 1.01 * float(total) ** 2 / x.numel():
+            return total, norm
+    return x.sum(dtype=wide), vector_norm(x, dtype=wide)
 
 
 def add_shares(
@@ -158,17 +149,15 @@ def add_shares(
     """Count zeros, values that are not finite, and magnitudes by octave (their exponent)."""
     if not x.numel():
         return
-    x = x.float() if x.dtype.itemsize < 4 else x
-    if isinstance(scale, Tensor) or scale != 1.0:
-        x = x * (1.0 / scale)
     state["looked"] += x.numel()
+    x = (x.float() if x.dtype.itemsize < 4 else x) / scale
     bits, ints = _BITS[x.dtype]
     few = 2 ** (8 * x.dtype.itemsize - 1 - bits)
-    exponents = ((x.view(ints) >> bits) & (few - 1)).reshape(-1)
+    exponents = ((x.view(ints) >> bits) & (few - 1)).reshape(-1).to(torch.int32)
     if x.device.type == "cpu":
         counts = torch.bincount(exponents, minlength=few)
     else:  # bincount would wait for the device
-        counts = torch.histc(exponents.to(torch.int32), few, 0, few)
+        counts = torch.histc(exponents, few, 0, few)
     first = int(math.log2(edges[0])) + few // 2 - 1
     last = first + len(edges) - 1
     below, above = counts[:first].sum(0, keepdim=True), counts[last:-1].sum(0, keepdim=True)
@@ -218,6 +207,7 @@ def add_units(
     """
     if not x.numel():
         return
+    others = [0, *range(2, x.ndim)]
     for name in ("alive", "moved") if bounds else ("alive",):
         flags = state.get(name)
         if flags is None or flags.shape != x.shape[1:2] or flags.device != x.device:
@@ -225,18 +215,11 @@ def add_units(
         if x.device.type == "cpu" and bool(flags.all()):
             continue  # nothing more to note in this window
         if name == "alive":
-            flags |= ~(_by_channel(torch.amax, x.abs()) <= zero)  # true for NaN
+            flags |= ~(x.abs().amax(others) <= zero)  # true for NaN
         elif bounds:
             lower, upper = bounds
-            nearest = _by_channel(torch.amin, (x - (lower + upper) / 2).abs_())
+            nearest = (x - (lower + upper) / 2).abs_().amin(others)
             flags |= ~(nearest >= (upper - lower) * (0.5 - NEAR))  # true for NaN
-
-
-def _by_channel(reduce: Any, x: Tensor) -> Tensor:
-    """Reduce (N, C, ...) to (C,)."""
-    within: Tensor = reduce(x.flatten(2), 2) if x.ndim > 2 else x
-    found: Tensor = reduce(within, 0)
-    return found
 
 
 def look_at_running(state: State, module: nn.Module) -> None:
@@ -258,11 +241,8 @@ def add_batch(state: State, x: Tensor) -> None:
     state["batches"] = state.get("batches", 0.0) + batch
 
 
-def shifts(state: State) -> dict[str, Any]:
-    """Return how far the running mean and the running variance are off; nothing before any batch.
-
-    Channels whose running variance is not positive are left out.
-    """
+def shifts(state: State) -> dict[str, float]:
+    """Return how far the running mean and variance are off; nothing before any batch."""
     if "batches" not in state or "running" not in state:
         return {}
     mean, variance, n = state["batches"].double()
@@ -270,5 +250,4 @@ def shifts(state: State) -> dict[str, Any]:
     kept = running_variance + state["eps"]
     of_mean = (mean / n - running_mean).abs() / kept.sqrt()
     of_variance = ((variance / n + state["eps"]) / kept).log().abs()
-    found = {"mean_shift": of_mean, "variance_shift": of_variance}
-    return {name: x[kept > 0].mean().item() for name, x in found.items() if (kept > 0).any()}
+    return {"mean_shift": of_mean.mean().item(), "variance_shift": of_variance.mean().item()}

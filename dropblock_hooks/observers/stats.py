@@ -209,9 +209,7 @@ class WeightStats(Observer):
             state.update(on_device(state, x.device))
             add_moments(state, x)
             add_shares(state, x, self.edges)
-            if name not in state["began"]:
-                state["began"][name] = x.clone()
-            began = state["began"][name].to(x.device)
+            began = state["began"].setdefault(name, x.clone()).to(x.device)
             change = x - began
             state["moved"] |= bool(change.any())  # true for NaN
             state[f"norm/{name}"] = norm(x)
@@ -230,15 +228,11 @@ class WeightStats(Observer):
         )
 
     def merge(self, a: State, b: State) -> State:
-        """Ranks hold the same parameters: return the state of the first one."""
-        return a
+        return a  # ranks hold the same parameters
 
     def headings(self) -> tuple[str, Columns[Any]]:
         note = f"{self.label}: updates: norm of the change, relative"
         return note, {**_MOMENTS, "updates": _updates}
-
-
-_PLAIN = (Tensor, nn.Parameter)  # other classes may hold parts, or wait for other processes
 
 
 def _parameters(module: nn.Module, name: str | None) -> dict[str, Tensor]:
@@ -246,7 +240,8 @@ def _parameters(module: nn.Module, name: str | None) -> dict[str, Tensor]:
     if shard_refusal(module) is not None:
         return {}
     own = module._parameters if name is None else {name: module._parameters[name]}
-    plain = {name: p.detach() for name, p in own.items() if p is not None and type(p) in _PLAIN}
+    # other classes may hold parts, or wait for other processes
+    plain = {name: p.detach() for name, p in own.items() if type(p) in (Tensor, nn.Parameter)}
     return {name: x for name, x in plain.items() if x.is_floating_point() and not x.is_meta}
 
 
@@ -261,8 +256,8 @@ def _number(name: str) -> Callable[[Statistics], str | None]:
     return lambda s: None if getattr(s, name) is None else f"{getattr(s, name):.3g}"
 
 
-def _share(count: int | None, s: Statistics) -> str | None:
-    return None if count is None else f"{count} of {s.channels}"
+def _share(name: str) -> Callable[[Statistics], str | None]:
+    return lambda s: None if getattr(s, name) is None else f"{getattr(s, name)} of {s.channels}"
 
 
 def _running(s: Statistics) -> str:
@@ -270,8 +265,8 @@ def _running(s: Statistics) -> str:
 
 
 def _updates(s: Statistics) -> Short:
-    named = [f"{name} {update:.2g}" for name, update in s.updates.items()]
-    return Short(", ".join(each.rpartition(" ")[2] for each in named), ", ".join(named))
+    short = ", ".join(f"{update:.2g}" for update in s.updates.values())
+    return Short(short, ", ".join(f"{name} {update:.2g}" for name, update in s.updates.items()))
 
 
 _MOMENTS: Columns[Any] = {
@@ -279,7 +274,7 @@ _MOMENTS: Columns[Any] = {
     "nan/inf": _number("nonfinite"),
 }
 _UNITS: Columns[Any] = {
-    "dead": lambda s: _share(s.dead, s),
-    "saturated": lambda s: _share(s.saturated, s),
+    "dead": _share("dead"),
+    "saturated": _share("saturated"),
     "running": _running,
 }

@@ -152,8 +152,8 @@ class SiteHook:
 
     def look(self, module: nn.Module) -> None:
         """Let an observer look at the layer."""
-        if self.site.watch is not None:
-            self.site.watch.look(module, self.local or None)
+        if (watch := self.site.watch) is not None:
+            watch.observer.look(watch.open, module, self.local or None)
 
     def diagnose(self, model: nn.Module, window: Window) -> Finding | None:
         """Return why the site did nothing in a window, or can't do anything; None if it is well."""
