@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -309,7 +309,8 @@ def _along_depth(kind: Kind, sights: list[Sight]) -> Iterator[Finding]:
 
 def _of_activation(sight: Sight) -> Iterator[Finding]:
     """Channels that are dead, and values at the bounds of the activation."""
-    dog, kept, alive = sight.dog, sight.kept, sight.kept.units["alive"]
+    dog, kept = sight.dog, sight.kept
+    alive: Any = kept.units.get("alive", ())
     dead = 1.0 - alive.float().mean().item() if len(alive) else 0.0
     if Kind.DEAD in dog.names and dead > dog.max_dead:
         yield sight.finding(Kind.DEAD, f"{dead:.0%} of its {len(alive)} channels were always zero")

@@ -1,7 +1,7 @@
 """Observers of layers. All take `when`, and the options of `Regularizer`.
 
 base      `Observer`: three methods; `Watch`: the states of a site
-moments   sums of values, shares, a histogram; dead and saturated channels, running statistics
+moments   sums of values, shares, a histogram, channels that are alive
 stats     `ActivationStats`, `GradientStats`, `WeightStats`
 capture   `Capture`: keeps activations and gradients
 watchdog  `Watchdog`: names the first layer where something goes wrong; the state of its sites

@@ -16,8 +16,6 @@ from ..quoting import kind_of, quote
 from ..registry import register
 from .base import Observer, Seen, State, Unsaved
 
-_REDUCTIONS = ("mean", "norm", "channels")
-
 
 class Record(NamedTuple):
     """One call of a layer.
@@ -59,13 +57,6 @@ class _Call:
     differentiable: bool
     values: dict[int, Tensor]
     grads: dict[int, Tensor] = field(default_factory=dict)
-
-    def record(self, number: int) -> Record:
-        """Return the shown values."""
-        value, grad = (
-            tree_map(kept.get, self.nesting) if kept else None for kept in (self.values, self.grads)
-        )
-        return Record(self.epoch, number, value, grad, self.training)
 
 
 @register
@@ -135,17 +126,23 @@ class Capture(Observer):
     def check(self, values: Mapping[str, float]) -> None:
         super().check(values)
         as_count("every", self.every)
-        if self.keep is not None:
-            as_count("keep", self.keep)
+        as_count("keep", 1 if self.keep is None else self.keep)
         if not callable(self.reduce):
-            check_option("reduce", self.reduce, (None, *_REDUCTIONS))
+            check_option("reduce", self.reduce, (None, "mean", "norm", "channels"))
         if not (self.gradients or self.activations):
             raise ValueError("activations=False keeps nothing without gradients=True")
         if not (self.detach or self.activations):
             raise ValueError("detach=False is for activations, and activations=False keeps none")
-        for name, plain in (("device", _device), ("dtype", _dtype)):
-            if getattr(self, name) is not None:  # its name, which a file can hold
-                object.__setattr__(self, name, plain(getattr(self, name)))
+        try:  # the names, which a file can hold
+            device = None if self.device is None else str(torch.device(self.device))
+            dtype = None if self.dtype is None else str(self.dtype).removeprefix("torch.")
+            torch.finfo(getattr(torch, dtype or "float32"))
+        except (AttributeError, RuntimeError, TypeError):
+            raise ValueError(
+                "device must be one of torch's, 'cpu' say, and dtype one of its floating-point "
+                f"types, 'float16' say, got {quote(self.device)} and {quote(self.dtype)}"
+            ) from None
+        vars(self).update(device=device, dtype=dtype)
 
     def start(self) -> State:
         return {"kept": Unsaved()}
@@ -159,9 +156,8 @@ class Capture(Observer):
                     call.grads[seen.at] = self._copy(seen.tensor, call.forms[seen.at])
         elif state["calls"] % self.every == 0 and (self.activations or seen.differentiable):
             forms = [seen.form(x) if self.channelwise else None for x in seen.tensors]
-            values = {}
-            if self.activations:
-                values = {i: self._copy(x, forms[i]) for i, x in enumerate(seen.tensors)}
+            pairs = zip(seen.tensors, forms, strict=True) if self.activations else ()
+            values = {i: self._copy(x, form) for i, (x, form) in enumerate(pairs)}
             kept[state["calls"]] = _Call(
                 seen.epoch, seen.training, seen.nesting(), forms, seen.differentiable, values
             )
@@ -169,32 +165,34 @@ class Capture(Observer):
                 del kept[next(iter(kept))]
 
     def compute(self, state: State) -> list[Record]:
-        return [call.record(number) for number, call in list(state["kept"].items())]
+        records = []
+        for number, call in list(state["kept"].items()):
+            value, grad = (
+                tree_map(kept.get, call.nesting) if kept else None
+                for kept in (call.values, call.grads)
+            )
+            records.append(Record(call.epoch, number, value, grad, call.training))
+        return records
 
     def _copy(self, x: Tensor, form: View | None) -> Tensor:
         """Return the part of a tensor that is kept."""
-        y = self._reduced(x, form)
-        dtype = getattr(torch, self.dtype) if self.dtype else y.dtype
-        return y.to(self.device or y.device, dtype, copy=True)
-
-    def _reduced(self, x: Tensor, form: View | None) -> Tensor:
         if callable(self.reduce):
-            y = self.reduce(x)
-            if not isinstance(y, Tensor):
-                raise TypeError(f"reduce must return a tensor, got {kind_of(y)}")
-            return y
-        if self.reduce is None or x.ndim < 2:
-            return x
-        if self.reduce == "channels":
+            x = self.reduce(x)
+            if not isinstance(x, Tensor):
+                raise TypeError(f"reduce must return a tensor, got {kind_of(x)}")
+        elif self.reduce == "channels" and x.ndim > 1:
             if form is None:
                 raise ValueError(
                     f"reduce='channels' can't tell the channels of a tensor of shape "
                     f"{tuple(x.shape)}: give layout, 'NCHW' or 'NHWC' say"
                 )
             y = form.take(x)
-            return y.flatten(2).mean(2) if y.ndim > 2 else y
-        rows = x.flatten(1)
-        return rows.mean(1) if self.reduce == "mean" else torch.linalg.vector_norm(rows, dim=1)
+            x = y.flatten(2).mean(2) if y.ndim > 2 else y
+        elif self.reduce is not None and x.ndim > 1:
+            rows = x.flatten(1)
+            x = rows.mean(1) if self.reduce == "mean" else torch.linalg.vector_norm(rows, dim=1)
+        dtype = getattr(torch, self.dtype) if self.dtype else x.dtype
+        return x.to(self.device or x.device, dtype, copy=True)
 
 
 def _call_of(kept: dict[int, _Call], seen: Seen) -> _Call | None:
@@ -209,18 +207,3 @@ def _call_of(kept: dict[int, _Call], seen: Seen) -> _Call | None:
     # compiled code has recomputed the call: gradients of the last call come first
     waiting = (c for c in reversed(kept.values()) if c.differentiable and seen.at not in c.grads)
     return next(waiting, None)
-
-
-def _device(given: Any) -> str:
-    try:
-        return str(torch.device(given))
-    except (RuntimeError, TypeError):
-        raise ValueError(f"device must be one of torch's, 'cpu' say, got {quote(given)}") from None
-
-
-def _dtype(given: Any) -> str:
-    name = str(given).removeprefix("torch.")
-    found = getattr(torch, name, None)
-    if isinstance(found, torch.dtype) and found.is_floating_point:
-        return name
-    raise ValueError(f"dtype must be of floating-point numbers, 'float16' say, got {quote(given)}")

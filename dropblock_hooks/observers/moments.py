@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.linalg import vector_norm
 
 from ..functional.masks import wide_dtype
@@ -21,15 +21,6 @@ KEPT, COUNT, SUM, SQUARES, NORMS, ZEROS, NONFINITE, BINS = range(8)
 """The places in ``state["sums"]``: kept calls, their values, sums of these; shares; the bins."""
 _ROW = 4096  # values that are added up in float32
 _BITS = {torch.float32: (23, torch.int32), torch.float64: (52, torch.int64)}  # of the mantissa
-NEAR = 0.01
-"""How near to a bound an activation counts as saturated, as a share of the distance of both."""
-_BOUNDS = {
-    "sigmoid": (0.0, 1.0),
-    "hardsigmoid": (0.0, 1.0),
-    "tanh": (-1.0, 1.0),
-    "softsign": (-1.0, 1.0),
-    "relu6": (0.0, 6.0),
-}
 
 
 @dataclass(frozen=True)
@@ -50,7 +41,6 @@ class Statistics:
             each two edges, and from the last edge on, without zeros, NaN and Inf.
         channels: the number of channels, if their axis is known.
         dead: channels that were exactly zero in every call.
-        saturated: channels whose values were all near the bounds of the activation in every call.
         mean_shift: the distance of a BatchNorm's running mean from the mean of the batches, in
             running standard deviations; the mean over its channels.
         variance_shift: the absolute logarithm of the ratio of the running variance to the variance
@@ -74,7 +64,6 @@ class Statistics:
     nonfinite: float | None = None
     channels: int | None = None
     dead: int | None = None
-    saturated: int | None = None
     mean_shift: float | None = None
     variance_shift: float | None = None
     norms: Mapping[str, float] = field(default_factory=dict)
@@ -82,7 +71,7 @@ class Statistics:
 
     def scalars(self) -> dict[str, float]:
         """Return the numbers for a logger, by name."""
-        counted = ("left_out", "dead", "saturated")
+        counted = ("left_out", "dead")
         found = {
             name: value
             for name, value in asdict(self).items()
@@ -90,12 +79,6 @@ class Statistics:
         }
         found |= {f"norm/{name}": norm for name, norm in self.norms.items()}
         return found | {f"update/{name}": update for name, update in self.updates.items()}
-
-
-def octaves(low: float, high: float) -> tuple[float, ...]:
-    """Return the powers of 2 from `low`, rounded down, to `high`, rounded up."""
-    first, last = math.floor(math.log2(low)), math.ceil(math.log2(high))
-    return tuple(2.0**octave for octave in range(first, last + 1))
 
 
 def new_moments(edges: Sequence[float]) -> State:
@@ -187,67 +170,15 @@ def statistics(state: State) -> Statistics:
     )
 
 
-def bounds_of(module: nn.Module) -> tuple[float, float] | None:
-    """Return the bounds of the values of an activation, or None if they are not known.
+def add_alive(state: State, x: Tensor, zero: float = 0.0) -> None:
+    """Note which channels of a call (N, C, ...) were alive: had a magnitude above `zero`.
 
-    The name of the class tells, so that copies of torch's classes (timm's) are known as well.
+    With another number of channels it begins anew.
     """
-    bounds = _BOUNDS.get(type(module).__name__.lower())
-    if isinstance(module, nn.Hardtanh) and bounds is None:
-        bounds = float(module.min_val), float(module.max_val)
-    return bounds
-
-
-def add_units(
-    state: State, x: Tensor, bounds: tuple[float, float] | None, zero: float = 0.0
-) -> None:
-    """Note which channels of a call (N, C, ...) were alive, and which have moved off the bounds.
-
-    Magnitudes up to `zero` count as 0. With another number of channels it begins anew.
-    """
-    if not x.numel():
-        return
-    others = [0, *range(2, x.ndim)]
-    for name in ("alive", "moved") if bounds else ("alive",):
-        flags = state.get(name)
-        if flags is None or flags.shape != x.shape[1:2] or flags.device != x.device:
-            flags = state[name] = torch.zeros(x.shape[1], dtype=torch.bool, device=x.device)
-        if x.device.type == "cpu" and bool(flags.all()):
-            continue  # nothing more to note in this window
-        if name == "alive":
-            flags |= ~(x.abs().amax(others) <= zero)  # true for NaN
-        elif bounds:
-            lower, upper = bounds
-            nearest = (x - (lower + upper) / 2).abs_().amin(others)
-            flags |= ~(nearest >= (upper - lower) * (0.5 - NEAR))  # true for NaN
-
-
-def look_at_running(state: State, module: nn.Module) -> None:
-    """Copy the running mean and variance of a BatchNorm that keeps them, and its eps."""
-    if not isinstance(module, nn.modules.batchnorm._BatchNorm):
-        return
-    mean, variance = module.running_mean, module.running_var
-    if type(mean) is Tensor and type(variance) is Tensor and not mean.is_meta:
-        state["running"] = torch.stack((mean.detach(), variance.detach())).to(state["sums"])
-        state["eps"] = float(module.eps)
-
-
-def add_batch(state: State, x: Tensor) -> None:
-    """Add the mean and the variance by channel of a batch of shape (N, C, ...)."""
-    if x.numel() <= x.shape[1]:
-        return  # one value has no variance
-    variance, mean = torch.var_mean(x.to(state["sums"].dtype), [0, *range(2, x.ndim)])
-    batch = torch.stack((mean, variance, torch.ones_like(mean)))
-    state["batches"] = state.get("batches", 0.0) + batch
-
-
-def shifts(state: State) -> dict[str, float]:
-    """Return how far the running mean and variance are off; nothing before any batch."""
-    if "batches" not in state or "running" not in state:
-        return {}
-    mean, variance, n = state["batches"].double()
-    running_mean, running_variance = state["running"].double()
-    kept = running_variance + state["eps"]
-    of_mean = (mean / n - running_mean).abs() / kept.sqrt()
-    of_variance = ((variance / n + state["eps"]) / kept).log().abs()
-    return {"mean_shift": of_mean.mean().item(), "variance_shift": of_variance.mean().item()}
+    flags = state.get("alive")
+    if flags is not None and (flags.shape != x.shape[1:2] or flags.device != x.device):
+        flags = None
+    if not x.numel() or (flags is not None and flags.device.type == "cpu" and bool(flags.all())):
+        return  # nothing to note
+    alive = ~(x.abs().amax([0, *range(2, x.ndim)]) <= zero)  # true for NaN
+    state["alive"] = alive if flags is None else flags | alive

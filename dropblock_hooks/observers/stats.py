@@ -21,15 +21,10 @@ from .moments import (
     KEPT,
     SQUARES,
     Statistics,
-    add_batch,
+    add_alive,
     add_moments,
     add_shares,
-    add_units,
-    bounds_of,
-    look_at_running,
     new_moments,
-    octaves,
-    shifts,
     statistics,
 )
 
@@ -63,7 +58,8 @@ class Measuring(Observer):
     @property
     def edges(self) -> tuple[float, ...]:
         """The edges of the bins of the histogram, rising."""
-        return octaves(self.low, self.high)
+        first, last = math.floor(math.log2(self.low)), math.ceil(math.log2(self.high))
+        return tuple(2.0**octave for octave in range(first, last + 1))
 
     def start(self) -> State:
         return new_moments(self.edges)
@@ -90,11 +86,8 @@ class ActivationStats(Measuring):
     Use it on activation functions, norms and blocks. No call waits for the device. A call with NaN
     or Inf is counted, but left out of the moments.
 
-    A channel is dead if it was exactly zero in every call of the epoch. It is saturated if all its
-    values were within 1 % of the bounds of Sigmoid, Tanh, Hardsigmoid, Softsign, Hardtanh or ReLU6.
-    If a regularizer of this layer changes these values, such as Dropout, use ``when="before"``.
-
-    The running statistics of a BatchNorm are compared with each n-th batch (`every`).
+    A channel is dead if it was exactly zero in every call of the epoch. The running statistics of a
+    BatchNorm are compared with each n-th batch (`every`).
 
     Example:
         >>> import torch
@@ -111,36 +104,48 @@ class ActivationStats(Measuring):
     channelwise: ClassVar[bool] = True
     reads_given: ClassVar[bool] = True
 
-    def start(self) -> State:
-        return {**super().start(), "bounds": None}
-
     def look(self, state: State, module: nn.Module, parameter: str | None) -> None:
-        state["bounds"] = bounds_of(module) if self.at == "output" else None
-        look_at_running(state, module)
+        mean, variance = (getattr(module, f"running_{name}", None) for name in ("mean", "var"))
+        plain = type(mean) is type(variance) is Tensor and not mean.is_meta
+        if plain and isinstance(module, nn.modules.batchnorm._BatchNorm):
+            running = torch.stack((mean, variance, torch.full_like(variance, module.eps)))
+            state["running"] = running.to(state["sums"])
 
     def update(self, state: State, seen: Seen) -> None:
         super().update(state, seen)
         mapped = seen.channels_first()
         if mapped is not None:
-            add_units(state, mapped, state["bounds"])
+            add_alive(state, mapped)
         if "running" in state and seen.training and state["calls"] % self.every == 0:
-            add_batch(state, seen.given[0])
+            x = seen.given[0]
+            if x.numel() > x.shape[1]:  # one value has no variance
+                variance, mean = torch.var_mean(x.to(state["sums"].dtype), [0, *range(2, x.ndim)])
+                batch = torch.stack((mean, variance, torch.ones_like(mean)))
+                state["batches"] = state.get("batches", 0.0) + batch
 
     def merge(self, a: State, b: State) -> State:
-        kept: State = {name: a[name] for name in ("running", "eps") if name in a}
-        return {**super().merge(a, b), **kept}
+        running = {"running": a["running"]} if "running" in a else {}
+        return super().merge(a, b) | running
 
     def compute(self, state: State) -> Statistics:
-        found = replace(statistics(state), **shifts(state))
-        if "alive" not in state:
-            return found
-        alive, moved = state["alive"], state.get("moved")
-        saturated = None if moved is None else int((~moved).sum())
-        return replace(found, channels=len(alive), dead=int((~alive).sum()), saturated=saturated)
+        found = statistics(state)
+        if "alive" in state:
+            alive = state["alive"]
+            found = replace(found, channels=len(alive), dead=int((~alive).sum()))
+        if "batches" in state and "running" in state:
+            mean, variance, n = state["batches"].double()
+            running_mean, running_variance, eps = state["running"].double()
+            kept = running_variance + eps
+            of_mean = (mean / n - running_mean).abs() / kept.sqrt()
+            of_variance = ((variance / n + eps) / kept).log().abs()
+            shifts = of_mean.mean().item(), of_variance.mean().item()
+            found = replace(found, mean_shift=shifts[0], variance_shift=shifts[1])
+        return found
 
     def headings(self) -> tuple[str, Columns[Any]]:
         note, columns = super().headings()
-        return f"{note}; dead, saturated: channels, always so", {**columns, **_UNITS}
+        columns = {**columns, "dead": _dead, "running": _running}
+        return f"{note}; dead: channels, always zero", columns
 
 
 @register
@@ -197,7 +202,7 @@ class WeightStats(Observer):
     acts_on: ClassVar[Literal["activation", "gradient"]] = "gradient"  # as what parameters take
     sees_values: ClassVar[bool] = False
     needs_calls: ClassVar[bool] = False
-    edges: ClassVar[tuple[float, ...]] = octaves(1e-8, 1e4)
+    edges: ClassVar[tuple[float, ...]] = GradientStats(low=1e-8).edges
 
     def start(self) -> State:
         return {**new_moments(self.edges), "began": Unsaved()}
@@ -256,8 +261,8 @@ def _number(name: str) -> Callable[[Statistics], str | None]:
     return lambda s: None if getattr(s, name) is None else f"{getattr(s, name):.3g}"
 
 
-def _share(name: str) -> Callable[[Statistics], str | None]:
-    return lambda s: None if getattr(s, name) is None else f"{getattr(s, name)} of {s.channels}"
+def _dead(s: Statistics) -> str | None:
+    return None if s.dead is None else f"{s.dead} of {s.channels}"
 
 
 def _running(s: Statistics) -> str:
@@ -272,9 +277,4 @@ def _updates(s: Statistics) -> Short:
 _MOMENTS: Columns[Any] = {
     **{name: _number(name) for name in ("mean", "std", "largest", "norm", "zeros")},
     "nan/inf": _number("nonfinite"),
-}
-_UNITS: Columns[Any] = {
-    "dead": _share("dead"),
-    "saturated": _share("saturated"),
-    "running": _running,
 }

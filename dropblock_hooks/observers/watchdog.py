@@ -13,25 +13,25 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..checks import as_count, as_number, check_option
+from ..checks import Range, as_count, as_number, check_option
 from ..functional.masks import wide_dtype
 from ..quoting import quote, shown
 from ..registry import register
 from .base import Observer, Seen, State
-from .moments import NEAR, add_units, bounds_of
+from .moments import add_alive
 
-RULES = (
-    "nonfinite",
-    "vanishing",
-    "exploding",
-    "dead",
-    "saturated",
-    "no_gradient",
-)
+RULES = ("nonfinite", "vanishing", "exploding", "dead", "saturated", "no_gradient")
 _MOST_UNREAD = 4096
 _INF = math.inf
 _ZERO = 1e-12  # the largest magnitude of a channel that counts as zero
+_NEAR = 0.01  # how near to a bound a value is saturated, as a share of the distance of both
 _CAN_DIE = {"relu", "relu6", "threshold", "hardswish", "gelu", "silu", "swish", "mish"}
+_BOUNDS = {  # by the name of the class, so that copies of torch's classes are known as well
+    "sigmoid": (0.0, 1.0),
+    "hardsigmoid": (0.0, 1.0),
+    "tanh": (-1.0, 1.0),
+    "softsign": (-1.0, 1.0),
+}
 
 
 @register
@@ -122,24 +122,26 @@ class Watchdog(Observer):
                 "action must be 'warn', 'raise' or a function of a Finding, "
                 f"got {quote(self.action)}"
             )
-        if self.every is not None:
-            as_count("every", self.every, 0)
+        as_count("every", self.every or 0, 0)
         as_count("min_calls", self.min_calls)
-        if as_number("max_ratio", self.max_ratio) <= 1:
-            raise ValueError(f"max_ratio must be above 1, got {self.max_ratio:g}")
+        as_number("max_ratio", self.max_ratio, allowed=Range(1, open_low=True))
         for name in ("max_dead", "max_saturated"):
-            if not 0 < as_number(name, getattr(self, name)) < 1:
-                raise ValueError(f"{name} must be in (0, 1), got {getattr(self, name):g}")
+            share = Range(0, 1, open_low=True, open_high=True)
+            as_number(name, getattr(self, name), allowed=share)
 
     def start(self) -> State:
         return {"watched": Watched()}
 
     def look(self, state: State, module: nn.Module, parameter: str | None) -> None:
-        state["watched"].look(module, self.names)
+        watched, name = state["watched"], type(module).__name__.lower()
+        watched.can_die = "dead" in self.names and name in _CAN_DIE
+        bounds = (module.min_val, module.max_val) if type(module) is nn.Hardtanh else None
+        watched.bounds = _BOUNDS.get(name, bounds) if "saturated" in self.names else None
 
     def update(self, state: State, seen: Seen) -> None:
-        watched: Watched = state["watched"]
-        (watched.see_gradient if seen.gradient else watched.see)(seen)
+        watched, clock = state["watched"], Clock.of(seen.shared)
+        clock.time += 1
+        (watched.see_gradient if seen.gradient else watched.see)(seen, clock.time)
 
 
 @dataclass
@@ -163,16 +165,11 @@ class Clock:
         clock: Clock = shared.setdefault("Watchdog", cls())
         return clock
 
-    def tick(self) -> int:
-        """Return the time of a new event."""
-        self.time += 1
-        return self.time
-
 
 class Watched:
     """The counts of a site of a `Watchdog` since the last look. Times are times of the `Clock`.
 
-    Numbers on the CPU are read at once, numbers on other devices at the next look.
+    Norms stay on their device until the next look.
 
     Attributes:
         at: the time of the last call.
@@ -186,14 +183,14 @@ class Watched:
         norm: the sum of the finite gradient norms, in units of the unscaled loss.
         first, last: the first and the last of these norms, without zeros; 0 before any.
         near: the sum over calls of the share of values at the bounds.
-        units: the flags of `add_units`.
+        units: the flags of `add_alive`.
     """
 
     def __init__(self) -> None:
         self.at = 0
         self.can_die = False
         self.bounds: tuple[float, float] | None = None
-        self._unread: list[tuple[bool, int, tuple[Tensor, ...]]] = []
+        self._unread: list[tuple[bool, int, list[Tensor]]] = []
         self.forget(statistics=True)
 
     def forget(self, statistics: bool) -> None:
@@ -203,59 +200,47 @@ class Watched:
             self.calls = self.bad_calls = self.grads = 0
             self.norm = self.first = self.last = 0.0
             self.near: Tensor | float = 0.0
-            with torch.device("cpu"):
-                self.units = {"alive": torch.zeros(0, dtype=torch.bool)}
+            self.units: State = {}
 
-    def look(self, module: nn.Module, rules: Sequence[str]) -> None:
-        """Find out which rules look at this layer."""
-        name = type(module).__name__.lower()
-        self.can_die = "dead" in rules and name in _CAN_DIE
-        # the bound of a ReLU6 at 0 is where its dead channels are
-        relu = name == "relu6" or (isinstance(module, nn.Hardtanh) and name != "hardtanh")
-        self.bounds = bounds_of(module) if "saturated" in rules and not relu else None
-
-    def see(self, seen: Seen) -> None:
+    def see(self, seen: Seen, time: int) -> None:
         """Add one call of the layer."""
-        time = self.at = Clock.of(seen.shared).tick()
+        self.at, x = time, seen.tensor
         self.calls += 1
         worst = _largest_norm(seen.tensors)
         if worst is None:
             return
         if worst.device.type != "cpu" or not worst < _INF:  # otherwise there is nothing to note
             # -inf counts in the first argument only: masks of attention hold it
-            masks = [x.float().amax().clamp(min=0) for x in seen.given[1:] if x.numel()]
+            masks = [y.float().amax().clamp(min=0) for y in seen.given[1:] if y.numel()]
             given = _largest_norm([*seen.given[:1], *masks])
-            self._note(False, time, worst, *([] if given is None else [given.to(worst.device)]))
-        x = seen.tensor
+            self._note(False, time, [worst] if given is None else [worst, given])
         if self.can_die and x.ndim > 1 and x.numel():
             mapped = seen.channels_first()
             mapped = x.movedim(-1 if x.ndim != 4 else 1, 1) if mapped is None else mapped
-            add_units(self.units, mapped, None, _ZERO)
+            add_alive(self.units, mapped, _ZERO)
         if self.bounds is not None and x.numel():
             lower, upper = self.bounds
-            edge = NEAR * (upper - lower)
+            edge = _NEAR * (upper - lower)
             at_bounds = (x < lower + edge) | (x > upper - edge)
             self.near = self.near + at_bounds.mean(dtype=torch.float32)
 
-    def see_gradient(self, seen: Seen) -> None:
+    def see_gradient(self, seen: Seen, time: int) -> None:
         """Add one gradient."""
         if seen.tensor.numel():
             self.grads += 1
-            time = Clock.of(seen.shared).tick()
-            self._note(True, time, _norm(seen.tensor) / seen.scale)
+            self._note(True, time, [_norm(seen.tensor) / seen.scale])
 
-    def _note(self, gradient: bool, time: int, *numbers: Tensor) -> None:
+    def _note(self, gradient: bool, time: int, numbers: list[Tensor]) -> None:
         """Note the largest norms of an output and of its input, or the norm of a gradient."""
         self._unread.append((gradient, time, numbers))
-        if numbers[0].device.type == "cpu" or len(self._unread) >= _MOST_UNREAD:
+        if len(self._unread) >= _MOST_UNREAD:
             self.read()
 
     def read(self) -> None:
         """Count what was noted. A device is waited for."""
         unread, self._unread = self._unread, []
-        flat = [x.to(wide_dtype(x.device)) for *_, numbers in unread for x in numbers]
-        # reading two numbers is faster than stacking them
-        values = iter(torch.stack(flat).tolist() if len(flat) > 2 else map(float, flat))
+        flat = [x for *_, numbers in unread for x in numbers]
+        values = iter(_together(flat).tolist() if flat else [])
         for gradient, time, numbers in unread:
             number, *given = [next(values) for _ in numbers]
             if gradient and number < _INF:
@@ -270,19 +255,23 @@ class Watched:
                     self.made = min(self.made, time)
 
 
+def _together(numbers: Sequence[Tensor]) -> Tensor:
+    """Return numbers of any devices in one tensor."""
+    device = numbers[0].device
+    return torch.stack([x.to(device, wide_dtype(device)) for x in numbers])
+
+
 def _largest_norm(tensors: Sequence[Tensor]) -> Tensor | None:
     """Return a number that is finite if all values are; None of no values."""
     norms = [_norm(x) for x in tensors if x.numel()]
-    return torch.stack([norm.to(norms[0]) for norm in norms]).amax() if norms else None
+    return _together(norms).amax() if norms else None
 
 
 def _norm(x: Tensor) -> Tensor:
     """Return the norm; it is finite if all values are, whose squares may not fit into float32."""
     x = x.float() if x.element_size() == 1 else x
-    norm: Tensor
     if x.device.type == "cpu" and x.dtype is not torch.float64:
-        norm = torch.linalg.vector_norm(x, dtype=torch.float32)  # several times as fast
+        norm: Tensor = torch.linalg.vector_norm(x, dtype=torch.float32)  # several times as fast
         if norm < _INF:
             return norm
-    norm = torch.linalg.vector_norm(x, dtype=wide_dtype(x.device))
-    return norm
+    return torch.linalg.vector_norm(x, dtype=wide_dtype(x.device))

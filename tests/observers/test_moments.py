@@ -12,10 +12,9 @@ from dropblock_hooks import ActivationStats, Seen, Watch
 from dropblock_hooks.axes.view import View
 
 
-def state_of(*calls, observer=None, channels=False, bounds=None, scale=1.0):
+def state_of(*calls, observer=None, channels=False, scale=1.0):
     """The state of an observer that has seen these calls."""
     watch = Watch(observer or ActivationStats(every=1))
-    watch.open["bounds"] = bounds
     for x in calls:
         form = View("") if channels else None
         watch.update(Seen([x], 0.0, {}, form=lambda x, form=form: form, scale=scale))
@@ -133,19 +132,6 @@ def test_a_channel_is_dead_that_was_zero_in_all_calls():
     assert (found.channels, found.dead) == (4, 2)
 
 
-def test_a_channel_is_saturated_that_never_left_the_bounds():
-    bounds = (0.0, 1.0)  # sigmoid's
-    x = torch.full((2, 4, 3), 0.5)
-    x[:, 0], x[:, 1], x[:, 2] = 0.001, 0.999, 0.001
-    x[1, 2, 0] = 0.995  # at either end
-    again, bad = x.clone(), x.clone()
-    again[0, 1, 1] = 0.9
-    bad[0, 1, 1] = math.nan
-    assert seen(x, channels=True, bounds=bounds).saturated == 3
-    assert seen(x, again, channels=True, bounds=bounds).saturated == 2
-    assert seen(x, bad, channels=True, bounds=bounds).saturated == 2
-
-
 def test_parts_add_up_to_the_whole():
     torch.manual_seed(0)
     calls = [torch.randn(n, 40).clamp_min(-1) + 3 for n in (3, 5, 2)]
@@ -156,7 +142,7 @@ def test_parts_add_up_to_the_whole():
     observer = ActivationStats(every=1)
 
     def state(*part):
-        return state_of(*part, channels=True, bounds=(0.0, 6.0))
+        return state_of(*part, channels=True)
 
     def merged(a, b):
         return observer.compute(observer.merge(state(*a), state(*b)))
