@@ -53,7 +53,7 @@ class Kind(_Described):
     IN_PARTS = "in_parts", "a bound got the gradient of a parameter in parts"
     LOST = "lost", "the parameter is another tensor now, or gets no gradient any more"
     SHARDED = "sharded", "FSDP keeps the parameter in a form that a hook cannot use"
-    CLIPPED = "clipped", "the block is larger than the map, or a bound changes nearly all gradients"
+    CLIPPED = "clipped", "the block is as large as the map, or larger"
 
     # the training loop
     REMOVED = "removed", "the attachment was removed"

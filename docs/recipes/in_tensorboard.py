@@ -1,6 +1,6 @@
 """Monitor a training run in TensorBoard: activations, gradients, feature maps and alerts.
 
-`attached.log` writes the values of the observers. The picture is drawn from TensorBoard's files.
+`attached.log` writes the numbers of the observers. Histograms and maps are in the attachment.
 
     pip install 'dropblock-hooks[plot]' scikit-learn tensorboard
     python in_tensorboard.py [folder of the picture]; tensorboard --logdir [folder]/runs
@@ -29,6 +29,7 @@ model = nn.Sequential(*convs, nn.Flatten(), nn.Linear(1152, 10))
 spec = {"*": [ActivationStats(), GradientStats()], "1": Capture(), "**": Watchdog(action=print)}
 attached = attach(model, spec)
 optimizer = torch.optim.SGD(model.parameters(), 0.05, 0.9)
+histograms = []
 with SummaryWriter(FOLDER / "runs") as writer:
     for epoch in range(6):
         attached.step(epoch)
@@ -37,18 +38,20 @@ with SummaryWriter(FOLDER / "runs") as writer:
             cross_entropy(model(images[batch]), labels[batch]).backward()
             optimizer.step()
         attached.log(writer, epoch)
-events = EventAccumulator(str(FOLDER / "runs"), {"histograms": 0}).Reload()
-print({kind: len(events.Tags()[kind]) for kind in ("scalars", "histograms", "images")})
+        rows = {row.site: row for row in attached.report()}
+        histograms.append(rows["3/ActivationStats"].observed.histogram[1:-1])
+events = EventAccumulator(str(FOLDER / "runs")).Reload()
+print(f"{len(events.Tags()['scalars'])} scalars")
 left, middle, right = (figure := Figure(figsize=(11, 3.4), layout="constrained")).subplots(1, 3)
 for layer in ("0", "2", "5"):
     found = events.Scalars(f"reg/{layer}/GradientStats/norm")
     left.plot([e.step for e in found], [e.value for e in found], "o-", label=layer)
 left.set(title="norm of the gradient, by layer", xlabel="epoch", yscale="log")
 left.legend()
-for event in events.Histograms("reg/3/ActivationStats/histogram"):
-    step, held = event.step, event.histogram_value
-    edges, counts = [held.min, *held.bucket_limit], [[n / held.num] for n in held.bucket]
-    drawn = middle.pcolormesh([step, step + 1], edges, counts, cmap="Blues", vmin=0.0, vmax=0.4)
+edges = attached["3/ActivationStats"].regularizer.edges
+for epoch, counts in enumerate(histograms):
+    shares = [[n / sum(counts)] for n in counts]
+    drawn = middle.pcolormesh([epoch, epoch + 1], edges, shares, cmap="Blues", vmin=0.0, vmax=0.4)
 middle.set(title="activations of layer 3", xlabel="epoch", ylabel="magnitude", yscale="log")
 middle.set_ylim(1e-3, 10)
 figure.colorbar(drawn, ax=middle, label="share of the values that are not 0")

@@ -335,15 +335,17 @@ class Attachment:
     def scalars(self, prefix: str = "reg/") -> dict[str, float]:
         """Rates, realized rates of active sites and observer values, by prefix, key and name."""
         self._look()
-        return scalars(self.sites, prefix)
+        return scalars(self.sites, readings(self.sites, self._run), prefix)
 
     def log(self, writer: Any, step: int) -> None:
-        """Give every scalar to a logger, and the histograms of observers if it takes them.
+        """Give every scalar to a logger.
 
         Args:
             writer: TensorBoard's ``SummaryWriter``, a run of wandb or its module, a logger of
-                Lightning, or an object with ``add_scalar``, ``log`` or ``log_metrics``. Others
-                raise TypeError.
+                Lightning, or an object with ``add_scalar``, ``log`` or ``log_metrics``.
             step: where on the axis of steps.
+
+        Raises:
+            TypeError: for another writer.
         """
-        log(writer, self.scalars(), self.sites, step)
+        log(writer, self.scalars(), step)

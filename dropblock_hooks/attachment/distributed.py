@@ -9,7 +9,6 @@ import torch
 from torch import distributed
 
 from ..findings import Finding, Kind, Severity, tell
-from ..observers.base import State
 from ..sites.counter import Counter
 from ..sites.run import Run, world_size
 from ..sites.site import Site
@@ -37,9 +36,9 @@ def summed(mine: Readings, sites: Sequence[Site]) -> Readings:
             "verify(distributed=True) says where they differ"
         )
     total = {key: functools.reduce(Counter.plus, (r[key] for r in ranks)) for key in mine.sites}
-    seen: dict[str, State | None] = dict.fromkeys(mine.observed)
+    seen = {}
     for site in sites:
-        states = [rank[site.key] for rank in observed if rank.get(site.key) is not None]
+        states = [rank[site.key] for rank in observed if site.key in rank]
         if site.watch is not None and states:
             seen[site.key] = functools.reduce(site.watch.observer.merge, states)
     return Readings(total, None if None in forwards else sum(forwards), seen)

@@ -1,12 +1,10 @@
 """The report of all sites, as a table and for loggers."""
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
+from itertools import chain
 from operator import attrgetter, itemgetter
-from statistics import mean
 from typing import Any, NamedTuple
 
 from ..findings import Finding, Kind, Severity
@@ -21,6 +19,9 @@ from ..tables import Columns, Section, Short, Table, Varying, named
 from ..tables import shown as cell
 
 Size = tuple[int, ...] | None
+_NORMS = (
+    "norms before the bound, {} (ClampGrad: largest magnitudes; AdaptiveClipGrad: over weights)"
+)
 
 
 @dataclass(frozen=True)
@@ -61,68 +62,45 @@ class Readings(NamedTuple):
 
     sites: dict[str, Counter]
     forwards: int | None  # of the model; None if compiled ones could not be counted
-    observed: dict[str, Any]  # None before the first call
+    observed: dict[str, Any]  # without observers that were never called
+
+    def result(self, site: Site) -> Any:
+        """The result of an observer; None without any call."""
+        state = self.observed.get(site.key)
+        return None if state is None else site.watch.observer.compute(state)  # type: ignore[union-attr]  # it has a state
 
 
 def readings(sites: Sequence[Site], run: Run) -> Readings:
     """The counts and states of now."""
+    counters = {site.key: site.counter.read() for site in sites}
+    states = {site.key: site.watch.shown() for site in sites if site.watch is not None}
     forwards = None if run.compiled else run.counter.life().calls
-    return Readings({site.key: site.counter.read() for site in sites}, forwards, _states(sites))
+    return Readings(counters, forwards, {key: x for key, x in states.items() if x is not None})
 
 
-def _states(sites: Sequence[Site]) -> dict[str, Any]:
-    return {site.key: site.watch.shown() for site in sites if site.watch is not None}
-
-
-def _results(sites: Sequence[Site], states: Mapping[str, Any]) -> dict[str, Any]:
-    """The results of observers by key, without observers that were never called."""
-    known = {site.key: site.watch for site in sites if site.watch is not None}
-    held = {key: state for key, state in states.items() if state is not None}
-    return {key: known[key].observer.compute(state) for key, state in held.items()}
-
-
-def scalars(sites: Sequence[Site], prefix: str) -> dict[str, float]:
+def scalars(sites: Sequence[Site], have: Readings, prefix: str) -> dict[str, float]:
     """Rates, realized rates of active sites and results of observers, by tag."""
     found: dict[str, float] = {}
-    observed = _results(sites, _states(sites))
-    windows = [site.counter.read().window() for site in sites]
-    trained = any(window.trained or window.active for window in windows)
-    for site, window in zip(sites, windows, strict=True):
-        numbers: dict[str, Any] = dict(site.values)
-        numbers["realized_rate"] = (window if trained else site.counter.shown()).share()
-        seen = observed.get(site.key, {})
+    windows = {key: counter.window() for key, counter in have.sites.items()}
+    trained = any(window.trained or window.active for window in windows.values())
+    for site in sites:
+        window = windows[site.key] if trained else have.sites[site.key].shown()
+        seen = have.result(site) or {}
+        numbers: dict[str, Any] = {**site.values, "realized_rate": window.share()}
         numbers |= seen if isinstance(seen, Mapping) else seen.scalars()
         found |= {f"{prefix}{site.key}/{n}": x for n, x in numbers.items() if x is not None}
     return found
 
 
-def log(writer: Any, scalars: Mapping[str, float], sites: Sequence[Site], step: int) -> None:
-    """Give scalars and histograms to a writer, as far as it takes them; see `Attachment.log`."""
+def log(writer: Any, found: dict[str, float], step: int) -> None:
+    """Give scalars to a writer; see `Attachment.log`."""
     if hasattr(writer, "add_scalar"):
-        for tag, value in scalars.items():
+        for tag, value in found.items():
             writer.add_scalar(tag, value, step)
-        if hasattr(writer, "add_histogram_raw"):
-            for tag, counts, edges in _histograms(sites):
-                pairs = list(zip(counts, map(mean, pairwise(edges)), strict=True))
-                writer.add_histogram_raw(
-                    tag,
-                    min=edges[0],
-                    max=edges[-1],
-                    num=sum(counts),
-                    sum=sum(n * x for n, x in pairs),
-                    sum_squares=sum(n * x * x for n, x in pairs),
-                    bucket_limits=edges[1:],
-                    bucket_counts=counts,
-                    global_step=step,
-                )
     elif hasattr(writer, "log_metrics"):
-        writer.log_metrics(dict(scalars), step=step)
+        writer.log_metrics(found, step=step)
     elif hasattr(writer, "log"):
-        given: dict[str, Any] = dict(scalars)
-        if "wandb" in (getattr(writer, "__name__", ""), type(writer).__module__.split(".")[0]):
-            make = sys.modules["wandb"].Histogram
-            given |= {tag: make(np_histogram=bins) for tag, *bins in _histograms(sites)}
-        writer.log(given, step=step)
+        writer.log(found, step=step)
     else:
         raise TypeError(
             "log takes a writer with add_scalar (TensorBoard's), log (a run of wandb) or "
@@ -130,21 +108,7 @@ def log(writer: Any, scalars: Mapping[str, float], sites: Sequence[Site], step: 
         )
 
 
-def _histograms(sites: Sequence[Site]) -> Iterator[tuple[str, list[int], list[float]]]:
-    """Histograms of observers: tags, counts and edges, without empty bins at the ends."""
-    observed = _results(sites, _states(sites))
-    for site in sites:
-        counts = getattr(observed.get(site.key), "histogram", ())
-        edges = getattr(site.regularizer, "edges", ())
-        if edges and any(counts):
-            ends = [0.0, *edges, 2 * edges[-1]]
-            held = [i for i, count in enumerate(counts) if count]
-            kept = slice(held[0], held[-1] + 1)
-            yield f"reg/{site.key}/histogram", list(counts[kept]), ends[held[0] : held[-1] + 2]
-
-
-def site_row(site: Site, have: Readings, observed: Any) -> SiteRow:
-    """The row of a site."""
+def _site_row(site: Site, have: Readings) -> SiteRow:
     counted, item = have.sites[site.key], site.regularizer
     size, life, shown = counted.map_size, counted.life(), counted.shown()
     norms = shown.norms
@@ -171,7 +135,7 @@ def site_row(site: Site, have: Readings, observed: Any) -> SiteRow:
         block_size=block,
         clipped=is_clipped(block, item),
         aliases=site.aliases,
-        observed=observed,
+        observed=have.result(site),
     )
 
 
@@ -203,36 +167,23 @@ class Report(Table[SiteRow]):
     """The table of sites: regularizers of activations, of gradients, then observers.
 
     Attributes:
-        findings: blocks as large as the map, and bounds that change nearly all gradients.
+        findings: blocks that are as large as the map, or clipped to it.
     """
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        found = [find(row) for find in (block_finding, _bound_finding) for row in self.rows]
-        return tuple(filter(None, found))
-
-
-def _bound_finding(row: SiteRow) -> Finding | None:
-    share, norm = row.realized_rate or 0.0, row.mean_norm
-    if norm is not None and share > 0.9 and row.active_calls >= 10:
-        text = f"the bound changed {share:.0%} of the gradients, of mean norm {norm:.3g}"
-        cure = "Raise the bound or lower the learning rate: the bound sets the length of each step"
-        return Finding(Kind.CLIPPED, Severity.NOTE, (row.site,), text, cure)
-    return None
+        return tuple(filter(None, map(block_finding, self.rows)))
 
 
 def site_table(sites: Sequence[Site], have: Readings, title: str) -> Report:
     """The rows of all sites, which print as a table with a section for each kind of site."""
-    observed = _results(sites, have.observed)
-    rows = [site_row(site, have, observed.get(site.key)) for site in sites]
+    rows = [_site_row(site, have) for site in sites]
     groups: dict[Any, list[tuple[Site, SiteRow]]] = {"activation": [], "gradient": []}
     for site, row in zip(sites, rows, strict=True):
         item = site.regularizer
         group = type(item) if isinstance(item, Observer) else item.acts_on
         groups.setdefault(group, []).append((site, row))
-    sections: list[Section[SiteRow]] = []
-    for members in filter(None, groups.values()):
-        sections += _sections(members, have)
+    sections = chain.from_iterable(_sections(group, have) for group in groups.values() if group)
     return Report(rows, {}, title, sections=sections)
 
 
@@ -251,41 +202,31 @@ def _sections(
     def share(row: SiteRow) -> Varying:
         return Varying(row.realized_rate if row.site in open_ or not open_ else None)
 
-    note = ""
-    name: Columns[SiteRow] = {"site": lambda row: named(row.site, row.aliases)}
-    options: Columns[SiteRow] = {"options": lambda row: _options(known[row.site].regularizer)}
-    calls: Columns[SiteRow] = {"calls\ntotal": _calls}
-    active: Columns[SiteRow] = {**calls, "active\ntotal": attrgetter("active_calls")}
+    note, columns = "", {}
+    calls: Columns[SiteRow] = {"calls\ntotal": _calls, "active\ntotal": attrgetter("active_calls")}
     if isinstance(first, Observer):
+        del calls["active\ntotal"]
         note, found = first.headings()
         note = note.replace(first.label, f"{first.label}, {window}", 1)
         seen: Any = next((row.observed for row in rows if row.observed is not None), {})
         found = found or {head: itemgetter(head) for head in seen}
-
-        def observed(find: Callable[[Any], Any], row: SiteRow) -> Any:
-            return None if row.observed is None else find(row.observed)
-
-        columns = calls | {head: partial(observed, find) for head, find in found.items()}
+        calls |= {head: partial(_observed, find) for head, find in found.items()}
     elif first.acts_on == "gradient":
         note = "gradients (changed: share of their values)"
-        columns = {
-            "bounds\nnow": lambda row: ", ".join(f"{n}={cell(x)}" for n, x in row.values.items()),
-            f"changed\n{window}": share,
-            **active,
-        }
+        columns = {"bounds\nnow": _bounds_cell, f"changed\n{window}": share}
     else:
-        columns = {"rate\nnow": attrgetter("rate"), f"realized\n{window}": share, **active}
-        columns["map\nlast"] = _map_cell
-        columns["block\nlast"] = partial(block_cell, only_limited=True)
-    yield Section(rows, name | options | columns, note, entry)
+        columns = {"rate\nnow": attrgetter("rate"), f"realized\n{window}": share}
+        calls |= {"map\nlast": _map_cell, "block\nlast": partial(block_cell, only_limited=True)}
+    name: Columns[SiteRow] = {"site": lambda row: named(row.site, row.aliases)}
+    options: Columns[SiteRow] = {"options": lambda row: _options(known[row.site].regularizer)}
+    yield Section(rows, {**name, **options, **columns, **calls}, note, entry)
     norms: Columns[SiteRow] = {
         "mean": lambda row: Varying(row.mean_norm),
         "p99": lambda row: Varying(row.p99_norm),
         "largest": lambda row: Varying(row.largest_norm),
     }
-    note = f"norms before the bound, {window} (ClampGrad: largest magnitudes; AdaptiveClipGrad: "
-    note += "over weights)"
-    yield Section([r for r in rows if r.mean_norm is not None], name | norms, note, entry)
+    bounded = [row for row in rows if row.mean_norm is not None]
+    yield Section(bounded, name | norms, _NORMS.format(window), entry)
 
 
 def _is_open(site: Site, counted: Counter) -> bool:
@@ -300,6 +241,14 @@ def _calls(row: SiteRow) -> str:
     """The number of calls; also the number in a forward of the model, unless that is 1."""
     each = row.calls_per_forward
     return cell(row.calls) + (f" ({each:.4g} per forward)" if each not in (None, 0, 1) else "")
+
+
+def _observed(find: Callable[[Any], Any], row: SiteRow) -> Any:
+    return None if row.observed is None else find(row.observed)
+
+
+def _bounds_cell(row: SiteRow) -> str:
+    return ", ".join(f"{name}={cell(bound)}" for name, bound in row.values.items())
 
 
 def _map_cell(row: SiteRow) -> Any:

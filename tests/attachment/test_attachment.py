@@ -446,17 +446,6 @@ def test_faults_of_schedules_name_site_and_field(net, schedule, error, part, how
     assert (attached.epoch, attached.rates) == before
 
 
-@pytest.mark.parametrize("bound", [1e-9, 1e9])
-def test_a_bound_that_changes_nearly_all_gradients_is_a_finding_of_the_report(bound):
-    model = nn.Sequential(nn.Linear(4, 3))
-    attached = attach(model, {"0": ClipGradNorm(bound)})
-    for _ in range(12):
-        model(torch.ones(2, 4)).square().mean().backward()
-    found = attached.report().findings
-    assert ids(found) == ([("0/ClipGradNorm", "clipped")] if bound < 1 else [])
-    assert attached.verify() == [], "it may be meant"
-
-
 def test_blocks_larger_than_the_map_are_findings_of_the_report(net):
     attached = attach(net, {"layer1.0": DropBlock2d(0.1, 21), "layer1.1": DropBlock2d(0.1, 3)})
     net(torch.ones(2, 3, 16, 16))
