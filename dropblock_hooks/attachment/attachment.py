@@ -24,14 +24,13 @@ from .distributed import compare, summed
 from .lookup import Suggestion, Which, captures, find, suggestions, values_at, with_rates
 from .report import SiteRow, log, readings, scalars, site_table
 from .state import load, restore, save
-from .watchdog import alerts_now, tell_new_alerts
+from .watchdog import alerts_now, new_alerts, tell_alerts
 
 
 class Attachment:
     """Regularizers attached to a model: the list of its sites, their time and switches.
 
-    ``attach`` makes it, ``attachments(model)`` finds it again, also on a copy or a loaded model.
-    As a context manager it removes itself at the end.
+    ``attach`` makes it, ``attachments(model)`` finds it, and the end of a ``with`` block removes it.
 
     Attributes:
         sites: the sites, in the order of the spec.
@@ -81,16 +80,15 @@ class Attachment:
         """Give sites another rate or schedule; all or none. Their realized rates begin anew.
 
         Example:
-            >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
-            >>> attached = attach(model, {"1": Dropout2d(p=0.1)})
-            >>> attached.set("1/Dropout2d", p=0.3)
+            >>> attached = attach(nn.Sequential(nn.ReLU()), {"0": Dropout(p=0.1)})
+            >>> attached.set("0/Dropout", p=0.3)
             >>> attached.rates
-            {'1/Dropout2d': {'p': 0.3}}
+            {'0/Dropout': {'p': 0.3}}
 
         Args:
             which: a site key, a selector, or a class of regularizers.
-            rates: rate fields by name, numbers or schedules; a `ByDepth` is spread over the layers
-                of each class of regularizers separately.
+            rates: numbers or schedules by field; a `ByDepth` is spread over the layers of each
+                class of regularizers separately.
 
         Raises:
             KeyError: if `which` means no site, with the reason.
@@ -177,10 +175,7 @@ class Attachment:
             self._run.always = before
 
     def remove(self) -> None:
-        """Take every hook off; safe to repeat. Call it after the backward.
-
-        The model then computes the same as before. Warns of schedules that nobody has moved.
-        """
+        """Take every hook off, after the backward; warns of schedules that nobody has moved."""
         run = self._run
         forgotten = not_stepped(self.sites) if run.installed else []
         run.installed, run.scale = False, LossScale()
@@ -198,16 +193,14 @@ class Attachment:
     def __exit__(self, kind: object, *raised: object) -> None:
         try:
             if kind is None:  # with the calls since the last look of a `Watchdog`
-                tell_new_alerts(self._base, self._run, self._hooks)
+                alerts = new_alerts(self._base, self._run, self._hooks)
+                tell_alerts(self._run, self._hooks, alerts)
         finally:
             self.remove()
 
     @property
     def grad_scaler(self) -> Any:
-        """The GradScaler whose scale multiplies gradient bounds; False: the loss is not scaled.
-
-        Objects of timm, Lightning and accelerate that wrap one are accepted. A copy has none.
-        """
+        """The GradScaler, or its wrapper, whose scale multiplies gradient bounds; see `attach`."""
         return self._run.scale.scaler
 
     @grad_scaler.setter
@@ -218,11 +211,7 @@ class Attachment:
     def optimizer(self) -> Any:
         """The optimizer, or a list of several, at whose steps ``when="accumulated"`` acts.
 
-        Objects that wrap one are accepted. It is not kept alive. A copy has none.
-
-        Raises:
-            RuntimeError, TypeError, ValueError: after `remove`; for an object that is no optimizer;
-                for an optimizer that holds none of the parameters.
+        It is not kept alive. After `remove`, RuntimeError is raised; other errors as by `attach`.
         """
         live = [held for reference, _ in self._run.optimizers if (held := reference()) is not None]
         return live if len(live) > 1 else next(iter(live), None)
@@ -290,15 +279,15 @@ class Attachment:
     def suggest(self, share: float = 0.1, which: Which | None = None) -> Table[Suggestion]:
         """Gradient bounds that this share of the norms exceeds, and the calls that set them.
 
-        Norms are those before the bounds, of the last window, or of all if it has none.
+        Norms are those before the bounds, of the last window.
 
         Example:
-            >>> model = nn.Sequential(nn.Linear(4, 1))
-            >>> attached = attach(model, {"param:0.weight": ClipGradNorm(100.0)})
+            >>> model = nn.Linear(4, 1)
+            >>> attached = attach(model, {"param:weight": ClipGradNorm(100.0)})
             >>> for scale in range(1, 11):
             ...     model(torch.ones(1, 4)).sum().mul(scale).backward()
             >>> [row.call for row in attached.suggest(share=0.2)]
-            ["attached.set('0.weight/ClipGradNorm', max_norm=17.45)"]
+            ["attached.set('weight/ClipGradNorm', max_norm=17.45)"]
 
         Args:
             share: in (0, 1), of the norms; for `ClampGrad`, of the largest magnitudes.

@@ -24,7 +24,7 @@ from ..sites.site import Site
 from ..tables import counted
 from ..warn import warn
 from .distributed import tell_equal_seeds
-from .watchdog import look_at_forward, look_at_step, look_for_alerts, tell_alerts
+from .watchdog import look_at_forward, new_alerts, tell_alerts
 
 _EVALUATIONS = 2  # after which a training that nobody steps is reported
 _CLEARED = (Kind.NEVER_CALLED, Kind.NEVER_ACTIVE, Kind.REPLACED)
@@ -112,7 +112,7 @@ def find_faults(base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> list[Fi
 def tell_faults(attached: Any) -> None:
     """Warn of each fault once, and let each `Watchdog` look and act."""
     base, run, hooks = attached._base, attached._run, attached._hooks
-    alerts = look_for_alerts(base, run, hooks)
+    alerts = new_alerts(base, run, hooks)
     tell(find_faults(base, run, hooks), run.told)
     tell_alerts(run, hooks, alerts)
 
@@ -131,8 +131,7 @@ def around_step(base: nn.Module, run: Run, hooks: Sequence[SiteHook], t: float) 
     told = [] if run.installed else find_faults(base, run, hooks)  # that it was removed
     if epochs and run.installed:
         told = _look_back(base, run, hooks, ended)
-    every = _interval(hooks)
-    alerts = [] if every is None else look_at_step(base, run, hooks, every, epochs != 0)
+    alerts = new_alerts(base, run, hooks) if epochs else []
     yield
     run.stepped, run.fresh = True, False
     tell(told, run.told)

@@ -1,6 +1,6 @@
 """Sites of an attachment, found by key, selector or class; their rates, captures and bounds."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -36,8 +36,7 @@ def find(which: Which, base: nn.Module, hooks: Sequence[SiteHook]) -> tuple[Site
         return tuple(sorted(found, key=lambda site: order.get(site.owner, len(order))))
     if not isinstance(which, str | Select):
         raise TypeError(
-            "a site is found by its key or a selector, and sites by a class of "
-            f"regularizers, got {quote(which)}"
+            f"a site is found by its key, a selector or a class of regularizers, got {quote(which)}"
         )
     if isinstance(which, str) and which in sites:
         return (sites[which],)
@@ -68,9 +67,9 @@ def captures(which: Any, meant: Sequence[Site]) -> dict[str, list[Record]]:
     if not any(found.values()):
         raise RuntimeError(
             f"nothing was captured at {listed(found, 3)}. The causes may be: no forward since "
-            "attaching; a paused attachment; a layer in evaluation mode (active='always' "
-            "captures there); an output without floating-point tensors; gradients alone under "
-            "no_grad(); a copied, saved or loaded model, which has no records of its own"
+            "attaching, copying or loading; a paused attachment; a layer in evaluation mode "
+            "(active='always' captures there); an output without floating-point tensors; "
+            "gradients alone under no_grad()"
         )
     return found
 
@@ -92,10 +91,7 @@ def _values_of(site: Site, regularizer: Regularizer, t: float) -> dict[str, floa
 
 
 def with_rates(sites: Sequence[Site], rates: Mapping[str, Any], run: Run) -> list[Regularizer]:
-    """The regularizers of sites with other rates, checked at this time; errors name the site.
-
-    A `ByDepth` is spread over the layers of each class of regularizers separately.
-    """
+    """The regularizers of sites with other rates, checked at this time; errors name the site."""
     if not rates:
         raise ValueError("set takes at least one rate: set(which, p=0.2)")
     if run.epochs is not None:
@@ -103,14 +99,15 @@ def with_rates(sites: Sequence[Site], rates: Mapping[str, Any], run: Run) -> lis
     for rate in rates.values():
         if length_of(rate) is None:
             raise ValueError(f"{quote(rate)}: {UNSAID}")
-    layers: dict[str, dict[str, int]] = {}
+    layers: dict[str, dict[str, int]] = defaultdict(dict)  # of each class of regularizers
     for site in sites:
-        known = layers.setdefault(site.regularizer.label, {})
-        known.setdefault(site.name, len(known))
+        numbers = layers[site.regularizer.label]
+        numbers.setdefault(site.name, len(numbers))
     changed = []
     for site in sites:
-        known = layers[site.regularizer.label]
-        new = {name: spread_rate(x, known[site.name], len(known)) for name, x in rates.items()}
+        numbers = layers[site.regularizer.label]
+        place = numbers[site.name], len(numbers)
+        new = {name: spread_rate(rate, *place) for name, rate in rates.items()}
         try:
             changed.append(site.regularizer.with_rates(**new))
         except (TypeError, ValueError) as error:
@@ -128,8 +125,7 @@ class Suggestion:
     bound: float  # its value now
     changed: float | None  # share of the values that it has changed in the last window
     proposed: float | None  # the bound that the wanted share exceeds; None with a reason
-    seen: int  # the number of norms; for ClampGrad, of gradients
-    over: str  # "window", or "life" where the last window has no norms
+    norms: int  # the number of norms; for ClampGrad, of gradients
     call: str  # the call that sets the bounds of the site; "" with a reason
     reason: str  # why nothing is proposed, or ""
 
@@ -139,30 +135,25 @@ def suggestions(sites: Sequence[Site], share: float) -> Table[Suggestion]:
     share = as_number("share", share)
     if not 0.0 < share < 1.0:
         raise ValueError(f"share must be in (0, 1), got {share:g}")
-    rows = [row for site in sites for row in _rows(site, share)]
+    rows = [row for site in sites for row in _suggested(site, share)]
     if not rows:
         there = listed((site.regularizer.label for site in sites), 5) or "no sites"
         raise ValueError(
             "there is nothing to suggest: no site here has a bound on gradients, as ClipGradNorm "
             f"and ClampGrad have (there are: {there})"
         )
-    heads = ("site", "bound", "now", "changed", "proposed", "norms", "over")
-    names = ("site", "field", "bound", "changed", "proposed", "seen", "over")
-    columns: Columns[Suggestion] = dict(zip(heads, map(attrgetter, names), strict=True))
-    of = "the norms (of ClampGrad, of the largest magnitudes)"
-    title = f"bounds that {share:.4g} of {of} lie beyond"
+    names = ("site", "field", "bound", "changed", "proposed", "norms")
+    columns: Columns[Suggestion] = {name: attrgetter(name) for name in names}
+    title = f"bounds that {share:.4g} of the norms (ClampGrad: largest magnitudes) lie beyond"
     calls = list(dict.fromkeys(row.call or f"# {row.site}: {row.reason}" for row in rows))
     return Table(rows, columns, title, notes={"": calls})
 
 
-def _rows(site: Site, share: float) -> Iterator[Suggestion]:
-    counted = site.counter.read()
-    norms, over = counted.shown().norms, "window"
-    if not norms.count:
-        norms, over = counted.life().norms, "life"
-    bound, reason = norms.quantile(1 - share), ""
+def _suggested(site: Site, share: float) -> Iterator[Suggestion]:
+    shown = site.counter.read().shown()
+    bound, reason = shown.norms.quantile(1 - share), ""
     if bound is None:
-        reason = "no gradient was seen yet: train a step first"
+        reason = "no gradient was seen in the last window: train a step first"
     elif not 0.0 < bound < float("inf"):
         reason = f"no bound has this share beyond it: {1 - share:.4g} of the norms are 0"
     rounded = float(f"{bound or 0.0:.4g}")
@@ -171,6 +162,13 @@ def _rows(site: Site, share: float) -> Iterator[Suggestion]:
     given = ", ".join(f"{name}={value!r}" for name, value in wanted.items())
     call = "" if reason else f"attached.set({site.key!r}, {given})"
     for name, value in wanted.items():
-        now, changed = site.values[name], counted.shown().share()
-        proposed = None if reason else value
-        yield Suggestion(site.key, name, now, changed, proposed, norms.count, over, call, reason)
+        yield Suggestion(
+            site=site.key,
+            field=name,
+            bound=site.values[name],
+            changed=shown.share(),
+            proposed=None if reason else value,
+            norms=shown.norms.count,
+            call=call,
+            reason=reason,
+        )

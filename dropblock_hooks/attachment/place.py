@@ -1,6 +1,5 @@
 """Places a spec on a model: finds all of its faults, and then installs the hooks, all or none."""
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ from ..observers.base import Observer
 from ..quoting import label, listed, quote, shorten
 from ..regularizers.base import Regularizer
 from ..regularizers.retune import Retune, rate_attribute, unit_dropped
-from ..schedules.base import UNSAID, length_of, span_of, spread_rate, within
+from ..schedules.base import UNSAID, length_of, spread_rate, within
 from ..selectors.index import Index, NoMatchError, Target
 from ..selectors.select import match
 from ..sites.hooks import SiteHook, hooks_on
@@ -27,9 +26,6 @@ from ..sites.site import Site
 from ..spec.spec import Draft, Entry, SpecError
 from .attachment import Attachment
 from .checks import ModelHook
-
-_UNKNOWN = (-math.inf, math.inf)  # the span of a function of the epoch
-_MOST_TIMES = 1000  # at which such a function is tried
 
 
 @dataclass(frozen=True)
@@ -121,44 +117,42 @@ def _refused(placements: list[Placement]) -> list[str]:
     return [f"{about} {listed(names, 3)}: {why}" for (about, why), names in reasons.items()]
 
 
-class _Present(NamedTuple):
-    """A regularizer on a target: of an entry, or of a live attachment."""
-
-    regularizer: Regularizer
-    local: str
-    placement: Placement | None = None
-    entry: int | None = None
-
-
 def _conflicts(placements: list[Placement]) -> list[str]:
     """Targets with a class from two entries, or with two regularizers that set their own rate."""
     there: dict[nn.Module, list[_Present]] = {}
     found: dict[tuple[str, str], list[str]] = defaultdict(list)
     for p in placements:
-        module = p.target.module
+        module, mine = p.target.module, p.regularizer
         if module not in there:
             there[module] = [_Present(h.site.regularizer, h.local) for h in hooks_on(module)]
-        mine = _Present(p.regularizer, p.target.local, p, p.position[0])
-        composed = getattr(p.entry.selector, "compose", False) or isinstance(p.regularizer, Retune)
+        composed = getattr(p.entry.selector, "compose", False) or isinstance(mine, Retune)
         for other in there[module]:
-            one_rate = _set_one_rate(module, other.regularizer, mine.regularizer)
-            alike = other.regularizer.kind == p.regularizer.kind and other.local == mine.local
-            if not one_rate and (composed or not alike or other.entry == mine.entry):
+            one_rate = _set_one_rate(module, other.regularizer, mine)
+            twice = other.regularizer.kind == mine.kind and other.local == p.target.local
+            if not one_rate and (composed or not twice or other.entry == p.position[0]):
                 continue
             cure = "A layer has one rate" if one_rate else "Put them in one list"
             if other.entry is None:
                 cure = "Call its remove(), or run `from dropblock_hooks import detach_all; "
                 cure += "detach_all(model)`"
             cure += "" if one_rate else ", or allow it with Select(..., compose=True)"
-            kinds = f"{other.regularizer.label} and {mine.regularizer.label}"
-            source = other.placement.where if other.placement else "a live Attachment"
-            found[f"{source} and {p.where}: {kinds}", cure].append(p.target.name)
+            kinds = f"{other.regularizer.label} and {mine.label}"
+            found[f"{other.where} and {p.where}: {kinds}", cure].append(p.target.name)
             break
-        there[module].append(mine)
+        there[module].append(_Present(mine, p.target.local, p.where, p.position[0]))
     return [
         f"{both} can't both be on {listed(names, 3)}. {cure}"
         for (both, cure), names in found.items()
     ]
+
+
+class _Present(NamedTuple):
+    """A regularizer on a target: of an entry, or of a live attachment."""
+
+    regularizer: Regularizer
+    local: str
+    where: str = "a live Attachment"
+    entry: int | None = None
 
 
 def _set_one_rate(module: nn.Module, *two: Regularizer) -> bool:
@@ -171,15 +165,15 @@ def _set_one_rate(module: nn.Module, *two: Regularizer) -> bool:
 
 def _with_rates(placements: list[Placement], epochs: int | None) -> Placed:
     """Schedules without epochs follow the training; `ByDepth` is spread over its entry's layers."""
-    groups: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for number, p in enumerate(placements):
-        groups[p.position].append(number)
-    places = {n: (i, len(group)) for group in groups.values() for i, n in enumerate(group)}
+    sizes = Counter(p.position for p in placements)
+    before: Counter[tuple[int, int]] = Counter()
     timed: list[Placement] = []
     unsaid: list[str] = []
     long: list[str] = []
-    for number, p in enumerate(placements):
-        own, (i, n), rates = p.regularizer.rates, places[number], {}
+    for p in placements:
+        own, rates = p.regularizer.rates, {}
+        i, n = before[p.position], sizes[p.position]
+        before[p.position] += 1
         try:
             for name, rate in own.items():
                 length = length_of(rate)
@@ -191,10 +185,6 @@ def _with_rates(placements: list[Placement], epochs: int | None) -> Placed:
                 rates[name] = spread_rate(rate if epochs is None else within(rate, epochs), i, n)
             if any(rates[name] is not rate for name, rate in own.items()):
                 p = replace(p, regularizer=p.regularizer.with_rates(**rates))
-            at_end = i in (0, n - 1)  # the rates of the other sites lie between
-            if epochs and at_end and _UNKNOWN in map(span_of, rates.values()):
-                for t in range(0, epochs, -(-epochs // _MOST_TIMES)):
-                    p.regularizer.values(t)  # raises if out of range
         except Exception as error:  # a schedule may be anybody's
             text = f"{p.where}: {quote(p.regularizer)} at {label(p.target.name)}: {error}"
             raise SpecError([text]) from error
@@ -204,26 +194,26 @@ def _with_rates(placements: list[Placement], epochs: int | None) -> Placed:
 
 def _nested(placements: list[Placement]) -> list[str]:
     """Warnings of layers inside others with the same class, which applies to them twice."""
-    groups: dict[str, dict[str, Placement]] = defaultdict(dict)
+    groups: dict[str, dict[str, str]] = defaultdict(dict)  # of each class, the entry by layer
     for p in placements:
         if not p.target.form and not isinstance(p.regularizer, Retune | Observer):
-            groups[p.regularizer.label][p.target.name] = p
+            groups[p.regularizer.label][p.target.name] = p.where
     warnings = []
     for kind, layers in groups.items():
-        inner = [name for name in layers if name and not layers.keys().isdisjoint(_around(name))]
+        inner = [name for name in layers if any(map(layers.__contains__, _around(name)))]
         if inner:
-            entries = ", ".join(dict.fromkeys(p.where for p in layers.values()))
             warnings.append(
-                f"{entries}: {kind} is put on {len(layers)} layers, and applies again in each. "
-                f"{len(inner)} of them lie inside others ({listed(inner, 3)}). In a selector, ** "
-                "takes the layers inside too, * only one level"
+                f"{', '.join(dict.fromkeys(layers.values()))}: {kind} is put on {len(layers)} "
+                f"layers, and applies again in each. {len(inner)} of them lie inside others "
+                f"({listed(inner, 3)}). In a selector, ** takes the layers inside too, * only one "
+                "level"
             )
     return warnings
 
 
 def _around(name: str) -> list[str]:
     """The names of the modules around a layer."""
-    parts = name.split(".")
+    parts = name.split(".") if name else []
     return [".".join(parts[:n]) for n in range(len(parts))]
 
 

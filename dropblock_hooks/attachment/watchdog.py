@@ -68,23 +68,10 @@ def look_at_forward(base: nn.Module, run: Run, hooks: Sequence[SiteHook], every:
     clock.forwards += 1
     due = clock.forwards % every == 0
     if due or clock.forwards.bit_count() == 1:
-        tell_new_alerts(base, run, hooks, due)
+        tell_alerts(run, hooks, new_alerts(base, run, hooks, due))
 
 
-def look_at_step(
-    base: nn.Module, run: Run, hooks: Sequence[SiteHook], every: int, ended: bool
-) -> list[Finding]:
-    """New findings when time moves: at the end of an epoch, and at each n-th step within it.
-
-    A trainer may move time at every batch, and never call the model itself but a part of it.
-    """
-    clock = Clock.of(run.shared)
-    clock.steps += 1
-    due = ended or (every and clock.steps % every == 0)
-    return look_for_alerts(base, run, hooks) if due else []
-
-
-def look_for_alerts(
+def new_alerts(
     base: nn.Module, run: Run, hooks: Sequence[SiteHook], statistics: bool = True
 ) -> list[Finding]:
     """Judge all sites, and begin new statistics; returns the new findings.
@@ -112,25 +99,14 @@ def alerts_now(base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> list[Fin
     return _first_cause(list((before | found).values()), sights)
 
 
-def tell_new_alerts(
-    base: nn.Module, run: Run, hooks: Sequence[SiteHook], statistics: bool = True
-) -> None:
-    """Look at all sites, and report new findings."""
-    tell_alerts(run, hooks, look_for_alerts(base, run, hooks, statistics))
-
-
 def tell_alerts(run: Run, hooks: Iterable[SiteHook], findings: Iterable[Finding]) -> None:
-    """Report findings by the `action` of the `Watchdog` of their site.
-
-    Raises:
-        WatchdogError: for ``action="raise"``.
-    """
-    observers = {hook.site.key: hook.site.regularizer for hook in hooks}
-    groups: dict[object, list[Finding]] = {}
+    """Report findings by the `action` of the `Watchdog` of their site, a WatchdogError last."""
+    observers: dict[str, Any] = {hook.site.key: hook.site.regularizer for hook in hooks}
+    groups: dict[Any, list[Finding]] = defaultdict(list)
     for each in findings:
-        groups.setdefault(observers[each.sites[0]].action, []).append(each)  # type: ignore[attr-defined]
-    for action in sorted(groups, key=lambda action: action == "raise"):  # that comes last
-        tell(groups[action], run.told, action)  # type: ignore[arg-type]  # a Watchdog's
+        groups[observers[each.sites[0]].action].append(each)
+    for action in sorted(groups, key=lambda action: action == "raise"):
+        tell(groups[action], run.told, action)
 
 
 def _sights(base: nn.Module, hooks: Sequence[SiteHook]) -> list[Sight]:
@@ -209,13 +185,13 @@ def _nonfinite(run: Run, sights: list[Sight]) -> Iterator[Finding]:
             "watched layers: the loss or the code behind this layer made it"
         )
         cure = (
-            "Look behind the layer for a root, norm or logarithm at 0, or an overflow. If a "
-            "GradScaler scales this loss, pass it, attach(..., grad_scaler=scaler), so that its "
-            "overflows are not reported"
+            "Look behind the layer for a root, norm or logarithm at 0, or an overflow. If the "
+            "gradients grew before, lower the learning rate. If a GradScaler scales this loss, "
+            "pass it, attach(..., grad_scaler=scaler), so that its overflows are not reported"
         )
         if scaled:
             cure = "The GradScaler is not recovering: run this layer in float32"
-        yield reached.finding(Kind.NONFINITE, text, _diverged(sights) or cure)
+        yield reached.finding(Kind.NONFINITE, text, cure)
     elif forward.kept.bad < math.inf:
         yield _of_forward(forward, sights)
 
@@ -239,40 +215,22 @@ def _of_forward(first: Sight, sights: Sequence[Sight]) -> Finding:
         text += "and its input was finite"
         cure = (
             "Look there for a division by 0, a logarithm or root of 0, an exponential, an overflow "
-            "in half precision, or an attention mask of only -inf"
+            "in half precision, or an attention mask of only -inf. If the values grew before, "
+            "lower the learning rate"
         )
     else:
         text += "and so did its input: the batch, or code that is not watched, made them"
         cure = "Check the inputs"
-    cure = _diverged(sights) or cure
-    bad = {
-        s.site.key: name
+    bad = [
+        f"parameter '{name}' of {s.site.name or 'the model'}"
         for s in sights
         for name, p in s.module._parameters.items()
         if p is not None and not _finite(p)
-    }
-    if sight.site.key in bad and len(bad) == 1:
-        cure = (
-            f"Its parameter '{bad[sight.site.key]}' is not finite: go back to a checkpoint, and "
-            "lower the learning rate or clip gradients (ClipGradNorm)"
-        )
-    elif len(bad) > 1:
-        cure += (
-            ". Parameters of several layers are not finite now, as after a step of the optimizer "
-            "with such gradients: go back to a checkpoint"
-        )
+    ]
+    if bad:
+        cure += f". Not finite now: {listed(bad, 3)}. Go back to a checkpoint, and lower the "
+        cure += "learning rate or clip gradients (ClipGradNorm)"
     return sight.finding(Kind.NONFINITE, text, cure)
-
-
-def _diverged(sights: Sequence[Sight]) -> str:
-    """The cure if the gradients of most layers grew by more than `max_ratio` before; else ""."""
-    grown = [s.kept.last / s.kept.first for s in sights if s.kept.first]
-    if not grown or median(grown) <= sights[0].dog.max_ratio:
-        return ""
-    return (
-        f"The gradients grew before, by {median(grown):.3g} at the median layer: lower the "
-        "learning rate, or clip gradients (ClipGradNorm)"
-    )
 
 
 def _finite(p: Tensor) -> bool:

@@ -40,8 +40,8 @@ class Watchdog(Observer):
 
     Attach it to many layers, blocks and the layers inside them: then it names the layer that
     computed the first NaN or Inf. It looks at its numbers when an epoch ends (``attached.step``) or
-    the ``with`` block of the attachment, at each n-th training forward (`every`), and at each n-th
-    step within an epoch; for NaN and Inf also at the forwards 1, 2, 4, 8, and so on. Between two
+    the ``with`` block of the attachment, and at each n-th training forward (`every`); for NaN and
+    Inf also at the forwards 1, 2, 4, 8, and so on. Between two
     looks it does not wait for a device. Of several faults in one look it names the first as the
     cause, and lists the others as likely effects. The rules:
 
@@ -74,9 +74,8 @@ class Watchdog(Observer):
         rules: the name of a rule or several names, or ``"all"``.
         action: ``"warn"``; ``"raise"``, which raises a `WatchdogError`; or a function to call
             with each `Finding`. A function cannot be written to a file.
-        every: look at each n-th training forward of the model, and at each n-th step within an
-            epoch, at least 1; 0 or None: only when an epoch or the block ends. Forwards are not
-            counted where the whole model is compiled.
+        every: look at each n-th training forward of the model, at least 1; 0 or None: only when an
+            epoch or the block ends. Forwards are not counted where the whole model is compiled.
         max_ratio: the largest ratio of gradients at both ends of the model, above 1.
         max_dead: the largest share of a layer's channels that may be dead, in (0, 1).
         max_saturated: the largest share of a layer's values that may be saturated, in (0, 1).
@@ -150,13 +149,12 @@ class Clock:
 
     Attributes:
         time: the number of calls and gradients that all sites have seen. It orders them.
-        forwards, steps: training forwards, and calls of ``step``, since attaching.
+        forwards: the training forwards since attaching.
         alerts: the findings that still hold, by site and rule.
     """
 
     time: int = 0
     forwards: int = 0
-    steps: int = 0
     alerts: dict[tuple[str, str], Any] = field(default_factory=dict)
 
     @classmethod
