@@ -113,15 +113,3 @@ def test_set_follows_the_training_too(net):
     with pytest.raises(ValueError, match="does not say its epochs"):
         unsaid.set("layer1.*", p=LinearSchedule(0.0, 0.4))
     assert {site.rate for site in unsaid.sites} == {0.1}
-
-
-@pytest.mark.parametrize("epochs", [10, 5000])
-def test_a_function_is_tried_at_all_epochs(epochs):
-    model = nn.Sequential(nn.Linear(3, 3))
-    with pytest.raises(SpecError, match=r"p must be in \[0, 1\], got .* at t="):
-        attach(model, {"0": Dropout(lambda t: 0.3 * t)}, epochs=epochs)
-    assert not model[0]._forward_hooks
-    planned = plan(model, {"0": Dropout(lambda t: t / epochs)}, torch.ones(2, 3), epochs=epochs)
-    assert planned.problems == ()
-    with pytest.raises(SpecError, match="at t="):
-        plan(model, {"0": Dropout(lambda t: 0.3 * t)}, torch.ones(2, 3), epochs=epochs)

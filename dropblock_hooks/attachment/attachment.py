@@ -30,7 +30,7 @@ from .watchdog import alerts_now, new_alerts, tell_alerts
 class Attachment:
     """Regularizers attached to a model: the list of its sites, their time and switches.
 
-    ``attach`` makes it, ``attachments(model)`` finds it, and the end of a ``with`` block removes it.
+    ``attach`` makes it, and ``attachments(model)`` finds it. A ``with`` block ends with `remove`.
 
     Attributes:
         sites: the sites, in the order of the spec.
