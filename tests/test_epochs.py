@@ -12,7 +12,6 @@ from torch import nn
 from dropblock_hooks import (
     ByDepth,
     CosineSchedule,
-    Dropout,
     Dropout2d,
     HookWarning,
     LinearSchedule,
