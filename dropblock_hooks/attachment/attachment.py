@@ -279,7 +279,7 @@ class Attachment:
     def suggest(self, share: float = 0.1, which: Which | None = None) -> Table[Suggestion]:
         """Gradient bounds that this share of the norms exceeds, and the calls that set them.
 
-        Norms are those before the bounds, of the last window.
+        Norms are those before the bounds, of the last window, or of all if it has none.
 
         Example:
             >>> model = nn.Linear(4, 1)

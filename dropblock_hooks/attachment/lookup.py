@@ -125,7 +125,8 @@ class Suggestion:
     bound: float  # its value now
     changed: float | None  # share of the values that it has changed in the last window
     proposed: float | None  # the bound that the wanted share exceeds; None with a reason
-    norms: int  # the number of norms; for ClampGrad, of gradients
+    seen: int  # the number of norms; for ClampGrad, of gradients
+    over: str  # "window", or "life" where the last window has no norms
     call: str  # the call that sets the bounds of the site; "" with a reason
     reason: str  # why nothing is proposed, or ""
 
@@ -142,7 +143,7 @@ def suggestions(sites: Sequence[Site], share: float) -> Table[Suggestion]:
             "there is nothing to suggest: no site here has a bound on gradients, as ClipGradNorm "
             f"and ClampGrad have (there are: {there})"
         )
-    names = ("site", "field", "bound", "changed", "proposed", "norms")
+    names = ("site", "field", "bound", "changed", "proposed", "seen", "over")
     columns: Columns[Suggestion] = {name: attrgetter(name) for name in names}
     title = f"bounds that {share:.4g} of the norms (ClampGrad: largest magnitudes) lie beyond"
     calls = list(dict.fromkeys(row.call or f"# {row.site}: {row.reason}" for row in rows))
@@ -150,10 +151,12 @@ def suggestions(sites: Sequence[Site], share: float) -> Table[Suggestion]:
 
 
 def _suggested(site: Site, share: float) -> Iterator[Suggestion]:
-    shown = site.counter.read().shown()
-    bound, reason = shown.norms.quantile(1 - share), ""
+    shown, life = site.counter.read().shown(), site.counter.life()
+    over = "window" if shown.norms.count else "life"
+    norms = shown.norms if shown.norms.count else life.norms
+    bound, reason = norms.quantile(1 - share), ""
     if bound is None:
-        reason = "no gradient was seen in the last window: train a step first"
+        reason = "no gradient was seen yet: train a step first"
     elif not 0.0 < bound < float("inf"):
         reason = f"no bound has this share beyond it: {1 - share:.4g} of the norms are 0"
     rounded = float(f"{bound or 0.0:.4g}")
@@ -168,7 +171,8 @@ def _suggested(site: Site, share: float) -> Iterator[Suggestion]:
             bound=site.values[name],
             changed=shown.share(),
             proposed=None if reason else value,
-            norms=shown.norms.count,
+            seen=norms.count,
+            over=over,
             call=call,
             reason=reason,
         )

@@ -69,7 +69,7 @@ def test_for_a_clamp_it_is_the_share_of_gradients_with_a_value_beyond(spec):
         x = torch.zeros(2, requires_grad=True)
         model(x).backward(torch.tensor([0.5, 1.0]) * magnitude)
     row = next(row for row in attached.suggest(0.3) if row.field == "max")
-    assert (row.norms, row.proposed) == (100, pytest.approx(70, rel=ERROR))
+    assert (row.seen, row.proposed) == (100, pytest.approx(70, rel=ERROR))
 
 
 def test_both_bounds_of_a_clamp_are_symmetric_and_others_are_left_out():
@@ -97,8 +97,8 @@ def test_both_bounds_of_a_clamp_are_symmetric_and_others_are_left_out():
 def test_where_nothing_was_seen():
     model, attached = make({"2": ClipGradNorm(1.0)})
     (row,) = attached.suggest()
-    assert (row.proposed, row.norms, row.call) == (None, 0, "")
-    assert "# 2/ClipGradNorm: no gradient was seen in the last window" in str(attached.suggest())
+    assert (row.proposed, row.seen, row.call) == (None, 0, "")
+    assert "# 2/ClipGradNorm: no gradient was seen yet" in str(attached.suggest())
     (model(torch.ones(1, 2, 9, 9)) * 0).sum().backward()
     (row,) = attached.suggest()
     assert row.proposed is None
