@@ -17,10 +17,9 @@ from ..regularizers.retune import Retune, rate_attribute, unit_dropped
 from ..schedules.base import UNSAID, length_of, spread_rate, within
 from ..selectors.index import Index, NoMatchError, Target
 from ..selectors.select import match
+from ..sites.held import ParameterHook, RetuneHook
 from ..sites.hooks import SiteHook, hooks_on
 from ..sites.observe import ObserveHook
-from ..sites.parameters import ParameterHook
-from ..sites.retune import RetuneHook
 from ..sites.run import Run
 from ..sites.site import Site
 from ..spec.spec import Draft, Entry, SpecError

@@ -4,8 +4,7 @@ The class of a hook answers for its kind of target. It refuses regularizers, ins
 finds the target in the model, and diagnoses a site that did nothing.
 
 updates           regularizes gradients once per optimizer step, also by their common norm
-parameters        hooks on parameters, also on new ones of load_state_dict(assign=True)
-retune            hooks on modules that hold a rate already
+held              hooks of what a module holds: parameters, and rates
 observe           the hook of an observer
 hooks             the hook of a layer, from which the others inherit
 operator          operators through which compiled code runs a regularizer, and its backward

@@ -16,8 +16,6 @@ from dropblock_hooks import (
     ClipGradNorm,
     GradNoise,
     HookWarning,
-    OnGradients,
-    Regularizer,
     ScaleGrad,
     SiteError,
     SpecError,
@@ -26,7 +24,6 @@ from dropblock_hooks import (
     attachments,
     detach_all,
     functional,
-    register,
 )
 from tests.pair import run_pair
 
@@ -41,17 +38,6 @@ OPTIMIZERS = {
 }
 
 
-@register(name="SignGradOfTheTests")
-class SignGrad(OnGradients, Regularizer):
-    """One of a user's own."""
-
-    channelwise = True
-
-    def apply(self, x, now):
-        assert x.ndim > 1  # (1, C, ...)
-        return x.sign(), None
-
-
 ONCE = {"when": "accumulated"}
 BY_HAND = {
     "clamp": (ClampGrad(-0.5, 0.3, **ONCE), lambda g: g.clamp(-0.5, 0.3)),
@@ -62,7 +48,6 @@ BY_HAND = {
     ),
     "scale": (ScaleGrad(-0.5, **ONCE), lambda g: -0.5 * g),
     "zero": (ZeroGrad(**ONCE), lambda g: 0 * g),
-    "own": (SignGrad(**ONCE), lambda g: g.sign()),
     "centralized": (CentralizeGrad(**ONCE), functional.centralize_grad),
 }
 
@@ -314,28 +299,19 @@ def test_what_is_no_optimizer_is_refused(given):
     assert not attachments(model)
 
 
-def zeroing(**options):
-    """A model whose gradients become zero at each step of its optimizer."""
-    model = net()
-    optimizer = SGD(model.parameters(), lr=0.0)
-    regularizer = ZeroGrad(**ONCE, **options)
-    return model, optimizer, attach(model, {"param:**": regularizer}, optimizer=optimizer)
-
-
-def is_zero(model):
-    return model[0].weight.grad.abs().sum() == 0
-
-
 @pytest.mark.parametrize("active", ["train", "always"])
 @pytest.mark.parametrize("mode", ["train", "eval"])
 def test_the_mode_at_the_update_decides(mode, active):
-    model, optimizer, _ = zeroing(active=active)
+    model = net()
+    optimizer = SGD(model.parameters(), lr=0.0)
+    attach(model, {"param:**": ZeroGrad(**ONCE, active=active)}, optimizer=optimizer)
     for forward in (True, False):
         optimizer.zero_grad()
         loss_of(model.train(forward)).backward()
         model.train(mode == "train")
         optimizer.step()
-        assert is_zero(model) == (mode == "train" or active == "always")
+        zero = model[0].weight.grad.abs().sum() == 0
+        assert zero == (mode == "train" or active == "always")
 
 
 # copies, and what is kept alive ------------------------------------------------------------------

@@ -21,9 +21,7 @@ from dropblock_hooks import (
     Dropout2d,
     HookWarning,
     LinearSchedule,
-    Regularizer,
     attach,
-    register,
 )
 from tests.cases import rest_slow
 from tests.stacks import Stack, make_net, regularizers, train
@@ -196,20 +194,6 @@ def test_a_step_during_a_backward_is_told():
     y.register_hook(lambda grad: attached.step(1))
     with pytest.warns(HookWarning, match=r"step\(\) was called during a backward"):
         y.sum().backward()
-
-
-def test_what_draws_in_the_backward_needs_no_random_state_of_the_forward():
-    class Noise(Regularizer):
-        acts_on = "gradient"
-
-        def apply(self, x, now):
-            return x + torch.randn_like(x), None
-
-    model = nn.Sequential(nn.Linear(3, 3), nn.Sigmoid())
-    attach(model, {"0": register(Noise)()})
-    x = torch.ones(2, 3, requires_grad=True)
-    checkpoint(model, x, use_reentrant=False, preserve_rng_state=False).sum().backward()
-    assert x.grad is not None
 
 
 @pytest.mark.slow

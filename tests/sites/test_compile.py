@@ -4,7 +4,6 @@ import copy
 import dataclasses
 import functools
 import math
-import resource
 
 import pytest
 import torch
@@ -188,33 +187,6 @@ def test_no_compilation_after_the_first(case):
     model.eval()
     assert torch.equal(call(x), bare(x))
     assert graphs() == 2
-
-
-@pytest.mark.parametrize(
-    ("case", "p"),
-    rest_slow(
-        [
-            ("Dropout2d", 0.01),
-            ("DropBlock2d", 0.3),
-            ("Disout-shared", 0.3),
-            ("StochasticDepth", 0.97),
-        ]
-    ),
-)
-def test_realized_rate(case, p):
-    """|z| <= 4 over independent batches, with the standard error that they show."""
-    model = Small()
-    attached = attach(model, {"block": CASES[case].with_rates(p=p)})
-    call, x = compiled(model), images(n=8)
-    shares = []
-    for epoch in range(100):
-        attached.step(epoch)  # a window for each batch
-        train(call, x)
-        shares.append(attached.sites[0].realized_rate)
-    shares = torch.tensor(shares, dtype=torch.float64)
-    assert abs(shares.mean().item() - p) <= 4 * shares.std().item() / len(shares) ** 0.5
-    assert attached.sites[0].total_realized_rate == pytest.approx(shares.mean().item(), rel=1e-9)
-    assert attached.sites[0].expected_rate == pytest.approx(p)
 
 
 @pytest.mark.every(2)
@@ -449,40 +421,3 @@ def test_what_is_compiled_sees_later_hooks(net, make, backend):
         assert attached.verify() == []
         attached.remove()
         torch.testing.assert_close(outcome(call, net), outcome(bare, bare))
-
-
-@pytest.mark.slow
-def test_attaching_leaves_a_pending_backward_and_other_models_as_they_are(net):
-    model = Small()
-    attached = attach(model, {"block": ScaleGrad(-2.0)})
-    call, x = compiled(model), images()
-    gradients = []
-    for pending in (False, True):
-        model.zero_grad()
-        y = call(x)
-        if pending:
-            attach(net, {"layer1.*": Dropout(0.5)})
-        y.square().mean().backward()
-        gradients.append([p.grad.clone() for p in model.parameters()])
-    assert all(map(torch.equal, *gradients))
-    assert attached.sites[0].active_calls == 2
-    counters.clear()
-    for training in (True, False, True):
-        model.train(training)
-        train(call, x)
-    assert graphs() == 2
-    assert attached.sites[0].active_calls == 4
-
-
-def test_a_block_is_clipped_to_the_map_before_anything_is_padded():
-    """Blocks of 4,000,000 would need 2 GB and more, if the map were padded by that size."""
-    model = nn.Sequential(nn.Identity())
-    attached = attach(model, {"0": DropBlock2d(0.5, block_size=4_000_000, layout="NCHW")})
-    x = torch.ones(4, 8, 6, 6)
-    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    y = compiled(x)
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before  # KiB on Linux
-    assert grown < 1_000_000  # with the compiler itself
-    assert attached.sites[0].block_size == (6, 6)
-    assert set(y.flatten(2).float().std(2).flatten().tolist()) == {0.0}  # whole channels

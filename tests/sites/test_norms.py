@@ -152,13 +152,3 @@ def test_of_the_window_alone():
     assert [site.norms for site in sites] == [None, None]
     (model(torch.ones(1, 4)) * 0.5).sum().backward()
     assert [site.norms.mean for site in sites] == [1.0, 0.5]
-
-
-@pytest.mark.parametrize("size", [0.05145, 1e-3, 3.0, 777.0])
-def test_the_largest_norm_is_not_below_the_mean(size):
-    layer = nn.Linear(1, 1, bias=False)
-    attached = attach(layer, {"param:weight": ClipGradNorm(0.05)})
-    layer(torch.full((1, 1), size)).sum().backward()
-    row = attached.report()[0]
-    assert row.mean_norm == pytest.approx(size)
-    assert row.mean_norm <= row.largest_norm <= 1.1 * size
