@@ -239,7 +239,7 @@ def install(
         for module, hook in installed:
             hook.install(module)
             hook.look(module)
-        if any(hook.site.reader.needs_grids for hook in hooks):
+        if any((p.regularizer.spatial or 0) > 1 for p in placements):  # of maps, or of tokens
             run.grids.watch(base)
         base.register_forward_hook(ModelHook(run, hooks))
     except BaseException:

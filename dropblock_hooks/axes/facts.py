@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,32 +27,18 @@ _WIDTHS = (
 
 @dataclass(frozen=True)
 class Facts:
-    """The hints about a layer. It holds no reference to the model.
+    """The hints about a layer. It holds no reference to the model."""
 
-    Attributes:
-        type_name: class name of the layer.
-        own: `FIRST` or `LAST`, where the layer's own type says where the channels are.
-        inside: `FIRST`, `LAST` or `MIXED`: the types of the layers in it, or in the nearest
-            ancestor that has some; "" where the whole model has none.
-        widths: numbers of channels of the layers among them.
-        stage: channels of the feature stage that it ends.
-        heads: number of heads of the attention that it is, or belongs to.
-        batched: how many axes a batch has, where the layer also takes a single sample; else 0.
-        norms_last: whether the model has norms of channels that are last.
-        samples_second: class name of a layer of the model with ``batch_first=False``.
-        prefixes: how many class and register tokens may come before the tokens of the map.
-    """
-
-    type_name: str = ""
-    own: str = ""
-    inside: str = ""
-    widths: tuple[int, ...] = ()
-    stage: int | None = None
-    heads: int | None = None
-    batched: int = 0
-    norms_last: bool = False
-    samples_second: str = ""
-    prefixes: tuple[int, ...] = (0,)
+    type_name: str = ""  # of the class of the layer
+    own: str = ""  # `FIRST` or `LAST`, if the type of the layer says where the channels are
+    inside: str = ""  # so do the layers in it, or in its nearest ancestor with some; or `MIXED`
+    widths: tuple[int, ...] = ()  # the numbers of channels of these layers
+    stage: int | None = None  # the channels of the feature stage that it ends
+    heads: int | None = None  # of the attention that it is, or belongs to
+    batched: int = 0  # how many axes a batch has, if the layer takes a single sample too
+    norms_last: bool = False  # whether the model has norms of channels that are last
+    samples_second: str = ""  # the class of a layer of the model with ``batch_first=False``
+    prefixes: tuple[int, ...] = (0,)  # how many class and register tokens there may be
 
 
 class ModelFacts:
@@ -90,35 +77,29 @@ class ModelFacts:
         )
 
     def _inside(self, module: nn.Module) -> tuple[str, tuple[int, ...]]:
-        """The hint from the types of the layers in a module, and their numbers of channels."""
+        """Where the layers in a module have their channels, and how many these are."""
         if module not in self._inner:
             told = {each: side for each in module.modules() if (side := kind_of(each))}
             sides = set(told.values())
             if any(_REORDER.search(type(each).__name__) for each in module.modules()):
                 sides.add(MIXED)
-            widths = tuple(sorted({width for each in told for width in _widths(each)}))
-            self._inner[module] = "".join(sides) if len(sides) < 2 else MIXED, widths
+            widths = {width for each in told for width in _widths(each)}
+            self._inner[module] = "".join(sides) if len(sides) < 2 else MIXED, tuple(widths)
         return self._inner[module]
 
 
-def kind_of(module: nn.Module) -> str:
+def kind_of(module: Any) -> str:
     """Whether a layer of this type has its channels `FIRST` or `LAST`; "" if it does not say."""
-    if isinstance(module, (nn.GroupNorm, nn.SyncBatchNorm)) or _rank(module):
+    if isinstance(module, nn.GroupNorm | nn.SyncBatchNorm) or _rank(module):
         return FIRST
-    if isinstance(module, (nn.Linear, nn.Embedding, nn.RNNBase)):
-        return LAST
-    if not _normalized(module):
-        return ""
-    return FIRST if getattr(module, "data_format", "") == "channels_first" else LAST
+    last = isinstance(module, nn.Linear | nn.Embedding | nn.RNNBase)
+    if last or len(_normalized(module)) == 1:  # a norm of several axes does not say
+        return FIRST if getattr(module, "data_format", "") == "channels_first" else LAST
+    return ""
 
 
 def _normalized(module: Any) -> tuple[int, ...]:
-    """The width of a norm; () for other layers, and for a norm of several axes.
-
-    A norm of several axes does not say which of them holds the channels.
-    """
-    normalized = getattr(module, "normalized_shape", None) or ()
-    return tuple(normalized) if len(normalized) == 1 else ()
+    return tuple(getattr(module, "normalized_shape", None) or ())
 
 
 def _rank(module: nn.Module) -> int:
@@ -140,12 +121,9 @@ def _widths(module: Any) -> set[int]:
 
 def _heads(lineage: list[nn.Module]) -> int | None:
     """The heads of the attention that a layer is, or lies in."""
-    for module in lineage:
-        heads = getattr(module, "num_heads", None)
-        inside = module is lineage[0] or _ATTENTION.search(type(module).__name__)
-        if inside and isinstance(heads, int):
-            return heads
-    return None
+    attentions = [m for m in lineage[1:] if _ATTENTION.search(type(m).__name__)]
+    heads = (getattr(module, "num_heads", None) for module in (lineage[0], *attentions))
+    return next((number for number in heads if isinstance(number, int)), None)
 
 
 def _batched(module: nn.Module) -> int:
@@ -161,9 +139,9 @@ def _prefix(module: nn.Module) -> int:
     stated = getattr(module, "num_prefix_tokens", None)
     if isinstance(stated, int):
         return stated
-    counts: dict[str, int] = {}
+    tokens: Counter[str] = Counter()
     for name, parameter in module._parameters.items():
         match = _PREFIX.match(name)
         if match and parameter is not None:
-            counts[match.group()] = parameter.shape[-2] if parameter.ndim > 1 else 1
-    return sum(counts.values())
+            tokens[match.group()] = parameter.shape[-2] if parameter.ndim > 1 else 1
+    return tokens.total()

@@ -20,7 +20,7 @@ UNTOLD = "untold"
 _PACKAGE = __name__.partition(".")[0] + "."
 _MOST = 600  # nodes; the residual stream of a deep model is long
 _FIRST = re.compile(r"Convolution|Conv\w*[123]d|BatchNorm|GroupNorm|PixelShuffle|PixelUnshuffle")
-_MAPS = re.compile(r"Pool([123])D|Upsample\w*?([123])D|Re\w+ionPad([123])D|GridSampler([23])D")
+_MAPS = re.compile(r"(?:Pool|Upsample\w*?|Re\w+ionPad|GridSampler)([123])D")
 _VIEW = re.compile(r"(Unsafe)?View|Reshape|Squeeze|Unsqueeze")
 _SAME = re.compile(
     "Add|Sub|Rsub|Mul|Div|Pow|Neg|Abs|Exp|Log|Sqrt|Rsqrt|Square|Reciprocal|Relu|LeakyRelu|Prelu|"
@@ -44,25 +44,26 @@ def channels_of(x: Tensor) -> str:
         >>> channels_of(x.relu()), channels_of(x.permute(0, 2, 3, 1))
         ('first', 'last')
     """
+    if x.grad_fn is None:
+        return ""
     found: set[str] = set()
-    queue: deque[tuple[Any, int, _Axes]] = deque()
-    if x.grad_fn is not None:
-        queue.append((x.grad_fn, x.output_nr, tuple(range(x.ndim))))
     seen: set[tuple[Any, _Axes]] = set()
+    queue: deque[tuple[Any, int, _Axes]] = deque()
+    queue.append((x.grad_fn, x.output_nr, tuple(range(x.ndim))))
     while queue and len(seen) < _MOST:
         node, number, axes = queue.popleft()
         if (node, axes) in seen:
             continue
         seen.add((node, axes))
         shape = _shape(node, number)
-        verdict = _verdict(_source(node, shape), axes)
-        if verdict:
-            found.add(verdict)
+        side = _side(_source(node, shape), axes)
+        if side:
+            found.add(side)
         else:
             queue.extend(_behind(node, shape, axes))
-    if not found:
-        return UNTOLD if seen else ""
-    return MIXED if len(found) > 1 else "".join(found)
+    if len(found) > 1:
+        return MIXED
+    return found.pop() if found else UNTOLD
 
 
 def _shape(node: Any, number: int) -> _Shape:
@@ -75,24 +76,19 @@ def _source(node: Any, shape: _Shape) -> str:
     """The names of the axes where an operation gives them: C, S for space, ? for others."""
     name, spatial = node.name().removesuffix("Backward0"), len(shape) - 2
     maps = _MAPS.search(name)
-    if maps and str(spatial) not in maps.groups():
-        return ""
-    if (maps or _FIRST.search(name)) and spatial >= 0:
+    if int(maps.group(1)) == spatial if maps else _FIRST.search(name) and spatial >= 0:
         return "?C" + "S" * spatial
-    if "LayerNorm" in name or "RmsNorm" in name:
-        normalized = getattr(node, "_saved_normalized_shape", ())
-        return "?" * (len(shape) - 1) + "C" if len(normalized) == 1 else ""
-    return ""
+    normalized = getattr(node, "_saved_normalized_shape", ())
+    norm = "LayerNorm" in name or "RmsNorm" in name
+    return "?" * (len(shape) - 1) + "C" if norm and len(normalized) == 1 else ""
 
 
-def _verdict(source: str, axes: _Axes) -> str:
-    """What names the axes of the tensor have, if they come from these."""
-    if not source:
-        return ""
-    names = "".join("?" if axis is None else source[axis] for axis in axes)
-    if names[1:2] == "C" or (len(names) > 3 and names[2:] == "S" * len(names[2:])):
+def _side(source: str, axes: _Axes) -> str:
+    """Where the channels of the tensor are, if its axes come from these; "" if that is unknown."""
+    names = "".join("?" if axis is None else source[axis] for axis in axes) if source else ""
+    if names[1:2] == "C" or (len(names) > 3 and set(names[2:]) == {"S"}):
         return FIRST
-    if names[-1:] == "C" or (len(names) > 3 and names[1:-1] == "S" * len(names[1:-1])):
+    if names[-1:] == "C" or (len(names) > 3 and set(names[1:-1]) == {"S"}):
         return LAST
     return ""
 
@@ -100,6 +96,8 @@ def _verdict(source: str, axes: _Axes) -> str:
 def _behind(node: Any, shape: _Shape, axes: _Axes) -> Iterator[tuple[Any, int, _Axes]]:
     """The nodes that a node has taken from, and where the axes were there."""
     name, rank = re.sub(r"Backward\d*$", "", node.name()), len(shape)
+    forward: Any = getattr(type(node), "_forward_cls", None)
+    ours = forward is not None and forward.__module__.startswith(_PACKAGE)
     for before, number in node.next_functions:
         taken = _shape(before, number) if before is not None else ()
         moves: list[int | None] = list(range(rank))  # for each axis, the one that it was
@@ -113,20 +111,19 @@ def _behind(node: Any, shape: _Shape, axes: _Axes) -> Iterator[tuple[Any, int, _
         elif _VIEW.match(name):
             yield from _before_linear(before, shape, axes)
             moves = [_place(shape, axis, taken) for axis in range(rank)]
-        elif len(taken) != rank or not (_SAME.fullmatch(name) or _is_ours(node)):
+        elif len(taken) != rank or not (ours or _SAME.fullmatch(name)):
             continue
         yield before, number, tuple(None if axis is None else moves[axis] for axis in axes)
 
 
 def _before_linear(node: Any, shape: _Shape, axes: _Axes) -> Iterator[tuple[Any, int, _Axes]]:
     """The input of a linear layer, if this node is its product of rows: it keeps their axes."""
-    if node.name() not in ("AddmmBackward0", "MmBackward0"):
-        return
-    kept = tuple(None if axis == len(shape) - 1 else axis for axis in axes)
-    for rows, _ in node.next_functions:
-        sizes = getattr(rows, "_saved_self_sym_sizes", ())
-        if len(sizes) == len(shape) and tuple(sizes[:-1]) == shape[:-1]:
-            yield from ((before, n, kept) for before, n in rows.next_functions if before)
+    if node.name() in ("AddmmBackward0", "MmBackward0"):
+        kept = tuple(None if axis == len(shape) - 1 else axis for axis in axes)
+        for rows, _ in node.next_functions:
+            sizes = getattr(rows, "_saved_self_sym_sizes", ())
+            if len(sizes) == len(shape) and tuple(sizes[:-1]) == shape[:-1]:
+                yield from ((before, n, kept) for before, n in rows.next_functions if before)
 
 
 def _signed(axis: int) -> int:
@@ -140,9 +137,3 @@ def _place(shape: _Shape, axis: int, other: _Shape) -> int | None:
         if edge == shape[axis] and math.prod(other[:place]) == before:
             return place
     return None
-
-
-def _is_ours(node: Any) -> bool:
-    """Whether a node is of this package, whose functions keep the axes."""
-    forward: Any = getattr(type(node), "_forward_cls", None)
-    return forward is not None and forward.__module__.startswith(_PACKAGE)

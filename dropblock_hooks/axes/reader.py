@@ -36,60 +36,34 @@ from .view import (
 
 Shape = Sequence[int]
 
-_RECURRENT = ("RNN", "LSTM", "GRU")
-_MOST_SHAPES = 256
 _ASKED = 3  # calls with one shape, in which the autograd graph is followed
 
 
 class Reader:
-    """Reads the tensors of a layer, and remembers the answers by shape.
-
-    Args:
-        options: of the user.
-        facts: the hints of the model about the layer; None for a parameter.
-        grids: the sizes of maps in this forward.
-        spatial: number of spatial axes that are needed; None for none.
-        channels: whether the channels are needed.
-        samples: whether axis 0 must hold the samples.
-        index: which element of the layer's output the tensors are.
-
-    Attributes:
-        last: how the last tensor was read; None before the first.
-    """
+    """Reads the tensors of a layer, and remembers the answers by shape."""
 
     def __init__(
         self,
-        options: AxisOptions,
-        facts: Facts | None,
-        grids: Grids,
+        options: AxisOptions,  # of the user
+        facts: Facts | None,  # the hints of the model about the layer; None for a parameter
+        grids: Grids,  # the sizes of maps in this forward
         *,
-        spatial: int | None = None,
-        channels: bool = True,
-        samples: bool = True,
-        index: int | str | None = None,
+        spatial: int | None = None,  # the number of spatial axes that are needed
+        channels: bool = True,  # whether the channels are needed
+        samples: bool = True,  # whether axis 0 must hold the samples
     ) -> None:
         self.options, self.facts, self.grids = options, facts or Facts(), grids
-        self._spatial, self._index = spatial, index
+        self._spatial = spatial
         self._channels = channels or spatial is not None
         self._samples = (samples or self._channels) and options.auto
         self._of_parameter = facts is None
-        self.last: View | None = PARAMETER if self._of_parameter else None
+        self.last = PARAMETER if facts is None else None  # how the last tensor was read
         self._sides: dict[int, str] = {}  # where the channels are, by the number of axes
         self._views: dict[torch.Size, View] = {}  # the answers; for tokens, of the last forward
         self._asked: Counter[torch.Size] = Counter()
 
-    @property
-    def needs_grids(self) -> bool:
-        """Whether it may need the sizes of maps in this forward: where tokens form a map."""
-        tokens = self.options.auto or is_tokens(self.options.layout, self._spatial)
-        return not self._of_parameter and (self._spatial or 0) > 1 and tokens
-
     def view(self, x: Tensor) -> View:
-        """How the axes of a tensor are read.
-
-        Raises:
-            ValueError: if that can't be known.
-        """
+        """How the axes of a tensor are read; a ValueError if that can't be known."""
         if self._of_parameter:
             return PARAMETER
         if is_compiling():  # no side effects, and no hash of a traced size
@@ -107,7 +81,7 @@ class Reader:
 
     def map_of(self, x: Tensor) -> Tensor | None:
         """A tensor as (N, C, h, w), whatever is needed otherwise; None where it holds no map."""
-        reader = Reader(self.options, self.facts, self.grids, spatial=2, index=self._index)
+        reader = Reader(self.options, self.facts, self.grids, spatial=2)
         reader._sides.update(self._sides)
         try:
             return reader.view(x).take(x)
@@ -134,8 +108,6 @@ class Reader:
                     f"{view.layout}, earlier ones were {layout_with(before, x.ndim - 2)}; use a "
                     "layer of its own at each place, or say layout= for all"
                 )
-        if len(self._asked) >= _MOST_SHAPES:
-            self._views, self._asked = {}, Counter()
         self._asked[x.shape] += 1 if follow else _ASKED
         return view
 
@@ -158,10 +130,10 @@ class Reader:
             raise ValueError(f"needs an axis of channels in 2 to 5, got shape {tuple(shape)}")
         if len(shape) != rank + 2:
             axes = ", ".join(CHANNELS_FIRST[rank] if options.auto else options.layout)
-            wanted = f"a {rank + 2}-D tensor ({axes})"
-            if options.auto and spatial in (2, 3):
-                wanted += " or tokens (N, L, C)"
-            raise ValueError(f"needs {wanted}, got shape {tuple(shape)}")
+            tokens = " or tokens (N, L, C)" if options.auto and spatial in (2, 3) else ""
+            raise ValueError(
+                f"needs a {rank + 2}-D tensor ({axes}){tokens}, got shape {tuple(shape)}"
+            )
         layout = options.layout
         if options.auto:
             layout = layout_with(self._side(shape, seen), rank)
@@ -172,9 +144,9 @@ class Reader:
                 f"layout={layout!r} contradicts the layer: a {facts.type_name} gives "
                 f"{layout_with(FIRST, rank)}, here of shape {tuple(shape)}"
             )
+        prefix = options.prefix_tokens or 0
         if is_tokens(layout, spatial):
             return View(layout)
-        prefix = options.prefix_tokens or 0
         if options.grid is not None or (prefix and (rank > 1 or prefix >= _length(shape, layout))):
             raise ValueError(
                 f"grid= and prefix_tokens= are for tokens, and do not fit {layout} of shape "
@@ -189,8 +161,6 @@ class Reader:
             why = f"no axis of samples, since a batch of this layer has {facts.batched} axes"
         elif len(shape) == 3 and facts.samples_second and facts.own != FIRST:
             why = f"the model has a {facts.samples_second} with batch_first=False"
-        elif len(shape) == 3 and facts.type_name in _RECURRENT and self._index in (1, -1):
-            why = "the state of a recurrent layer has its layers on axis 0"
         if why:
             raise ValueError(
                 f"axis 0 of shape {tuple(shape)} may not be the batch axis: {why}; say layout= "
@@ -200,7 +170,10 @@ class Reader:
     def _side(self, shape: Shape, seen: str) -> str:
         """Where the channels are, by the first of the four rules that answers."""
         told = "" if seen == UNTOLD else seen
-        side = self.facts.own or told or self._by_stage(shape) or self._by_types(shape, seen)
+        at_stage = [shape[axis] == self.facts.stage for axis in (1, -1)]
+        if not (self.facts.own or told) and at_stage[0] != at_stage[1]:
+            return FIRST if at_stage[0] else LAST
+        side = self.facts.own or told or self._by_types(shape, seen)
         if side in (FIRST, LAST):
             return side
         front, back = (layout_with(each, len(shape) - 2) for each in (FIRST, LAST))
@@ -209,11 +182,6 @@ class Reader:
             "graph of this forward and the layers inside do not show it); say which with layout=. "
             "Without a graph, as under torch.compile, attach(..., example_input=) may help"
         )
-
-    def _by_stage(self, shape: Shape) -> str:
-        """The side by the number of channels of the feature stage that the layer ends."""
-        front, back = shape[1] == self.facts.stage, shape[-1] == self.facts.stage
-        return "" if front == back else FIRST if front else LAST
 
     def _by_types(self, shape: Shape, seen: str) -> str:
         """The side by the layers inside: all have their channels last, or all have them first.

@@ -1,7 +1,7 @@
 """The axes of a tensor: the options of a user, and its maps with the channels first."""
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ LAYOUTS = (*CHANNELS_FIRST.values(), *CHANNELS_LAST.values())
 FIRST, LAST, MIXED = "first", "last", "mixed"
 
 _PARAMETER = "parameter"
-_TOKENS = CHANNELS_FIRST[1], CHANNELS_LAST[1]
+_TOKENS = CHANNELS_LAST[1], CHANNELS_FIRST[1]
 
 
 class View(NamedTuple):
@@ -27,16 +27,11 @@ class View(NamedTuple):
         >>> maps = view.take(tokens)
         >>> maps.shape, torch.equal(view.put(maps, tokens), tokens)
         (torch.Size([2, 8, 4, 6]), True)
-
-    Attributes:
-        layout: ``"NCHW"``, ``"NLC"``, ...; "" where no axis has a name.
-        grid: size of the map that tokens form.
-        prefix: number of tokens before the map.
     """
 
-    layout: str
-    grid: tuple[int, ...] | None = None
-    prefix: int = 0
+    layout: str  # "NCHW", "NLC", ...; "" where no axis has a name
+    grid: tuple[int, ...] | None = None  # the size of the map that tokens form
+    prefix: int = 0  # the number of tokens before the map
 
     def take(self, x: Tensor) -> Tensor:
         """The maps of a tensor as (N, C, ...), without the prefix: a view where torch can make one.
@@ -107,26 +102,21 @@ class AxisOptions:
 
     def check(self, spatial: int | None, label: str) -> None:
         """Raise ValueError for options that a class with this many spatial axes can't use."""
-        grid, prefix = self.grid, self.prefix_tokens
-        known = LAYOUTS
+        grid, known = self.grid, LAYOUTS
         if spatial is not None:
             own = CHANNELS_FIRST[spatial], CHANNELS_LAST[spatial]
-            known = own if spatial == 1 else (*own, *reversed(_TOKENS))
+            known = own if spatial == 1 else (*own, *_TOKENS)
         check_option("layout", self.layout, ("auto", *known))
-        if prefix is not None:
-            as_count("prefix_tokens", prefix, 0)
-        if grid is not None and not _is_size(grid):
-            raise ValueError(f"grid must be integers above 0, (height, width), got {quote(grid)}")
-        if (grid and (spatial or 0) < 2) or (prefix is not None and spatial is None):
+        if grid is None and self.prefix_tokens is None:
+            return
+        if spatial is None or (spatial == 1 and grid is not None):
             raise ValueError(f"grid and prefix_tokens are for tokens; {label} needs no map")
-        if grid and len(grid) != spatial:
-            raise ValueError(f"grid must have {spatial} axes for {label}, got {quote(grid)}")
-        of_tokens = self.auto or is_tokens(self.layout, spatial)
-        if (grid or (prefix is not None and spatial != 1)) and not of_tokens:
+        if self.prefix_tokens is not None:
+            as_count("prefix_tokens", self.prefix_tokens, 0)
+        if grid is not None:
+            if not isinstance(grid, tuple | list) or len(grid) != spatial:
+                raise ValueError(f"grid must have {spatial} axes for {label}, got {quote(grid)}")
+            for edge in grid:
+                as_count("each axis of grid", edge)
+        if spatial > 1 and not (self.auto or is_tokens(self.layout, spatial)):
             raise ValueError(f"grid and prefix_tokens are for tokens, not layout={self.layout!r}")
-
-
-def _is_size(grid: Any) -> bool:
-    edges = tuple(grid) if isinstance(grid, (tuple, list)) else ()
-    counts = (isinstance(e, int) and not isinstance(e, bool) and e > 0 for e in edges)
-    return bool(edges) and all(counts)

@@ -103,7 +103,7 @@ def _masks(
             site = hook.site
             if site.key in keys and site.draws and (site.name, site.at) not in probes:
                 probes[site.name, site.at] = site, _probe(site, module)
-                if not site.run.grids.hooks:  # tokens are drawn as maps
+                if not site.run.grids.watches:  # tokens are drawn as maps
                     site.run.grids.watch(copied)
     if probes:
         with torch.random.fork_rng(), torch.enable_grad():

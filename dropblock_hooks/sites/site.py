@@ -72,7 +72,6 @@ class Site:
             spatial=regularizer.spatial,
             channels=regularizer.channelwise,
             samples=regularizer.samplewise,
-            index=regularizer.index,
         )
         self.order, self.position = 0, (0, 0)  # in the spec: of its entry, and in that
         self.selector = key  # of its entry

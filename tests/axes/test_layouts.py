@@ -276,7 +276,7 @@ def test_a_sequence_can_begin_with_tokens_that_are_left_alone():
     ("build", "message"),
     [
         (lambda: DropBlock2d(0.1, grid=(3,)), "grid must have 2 axes for DropBlock2d"),
-        (lambda: DropBlock2d(0.1, grid=(3, 0)), "grid must be integers above 0"),
+        (lambda: DropBlock2d(0.1, grid=(3, 0)), "each axis of grid must be an integer >= 1"),
         (lambda: DropBlock2d(0.1, grid=(3, 3), layout="NHWC"), "not layout='NHWC'"),
         (lambda: DropBlock1d(0.1, grid=(9,)), "needs no map"),
         (lambda: Dropout(0.1, prefix_tokens=1), "needs no map"),
