@@ -302,7 +302,7 @@ class Attachment:
         return suggestions(sites, share)
 
     def state_dict(self) -> dict[str, Any]:
-        """Epoch and statistics, as plain numbers and text."""
+        """Epoch and counts, as plain numbers and text; not the statistics of observers."""
         return save(self.sites, self._run)
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
@@ -319,7 +319,6 @@ class Attachment:
         t, taken = load(state, self.sites, strict, self._run.epochs)
         self._move(t, values_at(self.sites, t))
         restore(state, taken, self._run)
-        self._look()  # the state of an observer has no facts about its layer
 
     def scalars(self, prefix: str = "reg/") -> dict[str, float]:
         """Rates, realized rates of active sites and observer values, by prefix, key and name."""

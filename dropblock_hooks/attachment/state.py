@@ -5,9 +5,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from ..checks import as_number
 from ..sites.counter import Snapshot
 from ..sites.run import Run
@@ -15,12 +12,12 @@ from ..sites.site import Site
 from ..warn import warn
 
 _VERSION = 3
-Taken = Mapping[Site, tuple[Snapshot, Snapshot, Mapping[str, Tensor]]]
-"""The saved counts, the elements of the open window, and the tensors of observers, by site."""
+Taken = Mapping[Site, tuple[Snapshot, Snapshot]]
+"""The saved counts, and the elements of the open window, by site."""
 
 
 def save(sites: Sequence[Site], run: Run) -> dict[str, Any]:
-    """Epoch, statistics, and the elements counted in this epoch."""
+    """Epoch, counts, and the elements counted in this epoch."""
     return {
         "version": _VERSION,
         "epoch": run.epoch,
@@ -33,23 +30,13 @@ def save(sites: Sequence[Site], run: Run) -> dict[str, Any]:
 
 def _saved(site: Site) -> dict[str, Any]:
     life = site.counter.read().life()
-    state: dict[str, Any] = {
+    return {
         "regularizer": repr(site.regularizer),
         "calls": life.calls,
         "active_calls": life.active,
         **_elements(life),
         "window": _elements(site.counter.window()),
     }
-    if site.watch is not None and (kept := site.watch.state_dict()):
-        state["buffers"] = {
-            name: {
-                "dtype": str(tensor.dtype).removeprefix("torch."),
-                "shape": list(tensor.shape),
-                "values": tensor.detach().flatten().tolist(),
-            }
-            for name, tensor in kept.items()
-        }
-    return state
 
 
 def _elements(counted: Snapshot) -> dict[str, Any]:
@@ -57,9 +44,9 @@ def _elements(counted: Snapshot) -> dict[str, Any]:
 
 
 def load(
-    state: Mapping[str, Any], sites: Sequence[Site], strict: bool, epochs: int | None = None
+    state: Mapping[str, Any], sites: Sequence[Site], strict: bool, epochs: int | None
 ) -> tuple[float, Taken]:
-    """The epoch of a state, and the counts and tensors for these sites; changes nothing yet.
+    """The epoch of a state, and the counts for these sites; changes nothing yet.
 
     A schedule that takes its length from the training (`epochs`) is the same in a longer one. A
     state that is damaged or, where `strict`, of another spec is a ValueError.
@@ -71,21 +58,20 @@ def load(
     if version != _VERSION:
         raise ValueError(f"the state has version {version}, this code reads {_VERSION}")
     here = {site.key: repr(site.regularizer) for site in sites}
-    found: dict[str, tuple[Snapshot, Snapshot, dict[str, Tensor]]] = {}
-    there = {}
+    there: dict[str, str] = {}
+    found: dict[str, tuple[Snapshot, Snapshot]] = {}
     for key, each in saved:
         try:
-            there[key], window = each["regularizer"], _snapshot(each.get("window", {}))
-            tensors = {name: _tensor(x) for name, x in each.get("buffers", {}).items()}
-            calls, active = int(each["calls"]), int(each["active_calls"])
-            found[key] = _snapshot(each)._replace(trained=calls, active=active), window, tensors
+            there[key] = each["regularizer"]
+            calls = {"trained": int(each["calls"]), "active": int(each["active_calls"])}
+            found[key] = _snapshot(each)._replace(**calls), _snapshot(each.get("window", {}))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"the state of {key} is damaged: {each!r}") from error
     different = [
         f"  - {key}: the state has {there.get(key, 'none')}, the model has {here.get(key, 'none')}"
         for key in here | there
         if there.get(key) != here.get(key)
-        and _timeless(there.get(key, ""), state.get("epochs")) != _timeless(here.get(key), epochs)
+        and _timeless(there.get(key), state.get("epochs")) != _timeless(here.get(key), epochs)
     ]
     if strict and different:
         lines = "\n".join(different)
@@ -108,27 +94,14 @@ def _timeless(regularizer: str | None, epochs: int | None) -> str | None:
 
 
 def _snapshot(saved: Mapping[str, Any]) -> Snapshot:
-    if not saved:
-        return Snapshot()
-    return Snapshot(
-        affected=int(saved["affected"]),
-        total=int(saved["total"]),
-        expected=float(saved["expected"]),
-    )
-
-
-def _tensor(saved: Mapping[str, Any]) -> Tensor:
-    dtype = getattr(torch, saved["dtype"])
-    return torch.tensor(saved["values"], dtype=dtype, device="cpu").reshape(saved["shape"])
+    affected, total, expected = (saved.get(name, 0) for name in ("affected", "total", "expected"))
+    return Snapshot(affected=int(affected), total=int(total), expected=float(expected))
 
 
 def restore(state: Mapping[str, Any], taken: Taken, run: Run) -> None:
-    """Take over the statistics of a state that was loaded, and begin a new window."""
+    """Take over the counts of a state that was loaded, and begin a new window."""
     run.stepped = bool(state.get("stepped", True))
     run.counter.restore(Snapshot(trained=int(state.get("forwards", 0))), Snapshot())
-    for site, (life, window, tensors) in taken.items():
-        site.counter.restore(life, window)
-        if tensors and site.watch is not None:
-            site.watch.load_state_dict(tensors)
-    run.looked = False
-    run.fresh = True
+    for site, counts in taken.items():
+        site.counter.restore(*counts)
+    run.looked, run.fresh = False, True

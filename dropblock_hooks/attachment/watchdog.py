@@ -2,13 +2,13 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from statistics import median
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..findings import Finding, Kind, Severity, tell
 from ..observers.watchdog import Clock, Watchdog, Watched
@@ -21,6 +21,7 @@ from ..sites.site import Site
 
 _SMALLEST_SCALE = 1.0  # a GradScaler below it is not recovering from its overflows
 _FEW = 4  # fewer layers have no depth
+_OF_BACKWARD = (Kind.NO_GRADIENT, Kind.VANISHING, Kind.EXPLODING)
 _CURES = {
     Kind.VANISHING: "Add shortcuts or normalization, or start with larger weights",
     Kind.EXPLODING: "Start with smaller weights, add normalization, or clip (ClipGradNorm)",
@@ -31,6 +32,8 @@ _CURES = {
         "a layer that the model never calls can be removed"
     ),
 }
+Alerts = dict[tuple[str, str], Finding]
+"""Findings by site and kind."""
 
 
 class Sight(NamedTuple):
@@ -47,19 +50,20 @@ class Sight(NamedTuple):
         return self.kept.calls >= self.dog.min_calls
 
     @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """The parameters of the layer itself."""
+        return {name: p for name, p in self.module._parameters.items() if p is not None}
+
+    @property
     def trained(self) -> list[nn.Parameter]:
         """The parameters of the layer itself that get a gradient."""
-        return [p for p in self.module._parameters.values() if p is not None and p.requires_grad]
+        return [p for p in self.parameters.values() if p.requires_grad]
 
     def finding(self, kind: Kind, text: str, cure: str = "") -> Finding:
         """A finding about this site."""
         severity = Severity.ERROR if kind == Kind.NONFINITE else Severity.WARNING
         cure = cure or _CURES[kind]
         return Finding(kind, severity, (self.site.key,), text, cure, self.site.run.epoch)
-
-
-Alerts = dict[tuple[str, str], Finding]
-"""Findings by site and kind."""
 
 
 def look_at_forward(base: nn.Module, run: Run, hooks: Sequence[SiteHook], every: int) -> None:
@@ -82,8 +86,9 @@ def new_alerts(
     if not sights or not run.installed:
         return []
     clock = Clock.of(run.shared)
+    before = clock.alerts
     statistics = statistics and any(sight.judged for sight in sights)
-    before, found = clock.alerts, _judge(base, run, sights, clock.alerts, statistics)
+    found = _judge(base, run, sights, before, statistics)
     if any(s.kept.calls or s.kept.grads or s.kept.bad_calls for s in sights):
         run.told -= before.keys() - found.keys()
         clock.alerts = found
@@ -99,12 +104,12 @@ def alerts_now(base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> list[Fin
     return _first_cause(list((before | found).values()), sights)
 
 
-def tell_alerts(run: Run, hooks: Iterable[SiteHook], findings: Iterable[Finding]) -> None:
+def tell_alerts(run: Run, hooks: Sequence[SiteHook], findings: Sequence[Finding]) -> None:
     """Report findings by the `action` of the `Watchdog` of their site, a WatchdogError last."""
-    observers: dict[str, Any] = {hook.site.key: hook.site.regularizer for hook in hooks}
+    sites: dict[str, Any] = {hook.site.key: hook.site.regularizer for hook in hooks}
     groups: dict[Any, list[Finding]] = defaultdict(list)
     for each in findings:
-        groups[observers[each.sites[0]].action].append(each)
+        groups[sites[each.sites[0]].action].append(each)
     for action in sorted(groups, key=lambda action: action == "raise"):
         tell(groups[action], run.told, action)
 
@@ -127,12 +132,11 @@ def _first_cause(findings: Sequence[Finding], sights: Sequence[Sight]) -> list[F
     findings of the backward, in reverse order. Layers that were never called stay separate.
     """
     at = {sight.site.key: sight.kept.at for sight in sights}
-    of_backward = (Kind.NO_GRADIENT, Kind.VANISHING, Kind.EXPLODING)
 
     def order(each: Finding) -> tuple[bool, int, int]:
-        time = at[each.sites[0]]
-        stage = of_backward.index(each.kind) + 1 if each.kind in of_backward else 0
-        return each.kind != Kind.NONFINITE, min(stage, 2), -time if stage else time
+        time, backward = at[each.sites[0]], each.kind in _OF_BACKWARD
+        stage = backward + (each.kind in _OF_BACKWARD[1:])  # a missing gradient comes first
+        return each.kind != Kind.NONFINITE, stage, -time if backward else time
 
     apart = [each for each in findings if not at.get(each.sites[0])]
     effects = sorted((each for each in findings if each not in apart), key=order)
@@ -152,20 +156,17 @@ def _judge(
 
     NaN comes from NaN: while it is there, all that was found before holds, and nothing is judged.
     """
-
-    def under(rule: Kind) -> list[Sight]:
-        return [sight for sight in sights if rule in sight.dog.names]
-
-    found = [*_nonfinite(run, under(Kind.NONFINITE))]
+    by_rule = {kind: [s for s in sights if kind in s.dog.names] for kind in Kind}
+    found = [*_nonfinite(run, by_rule[Kind.NONFINITE])]
     if found and any(kind == Kind.NONFINITE for _, kind in before):
         return before
     if not statistics:
         found += [each for each in before.values() if each.kind != Kind.NONFINITE]
     else:
-        found += _along_depth(Kind.VANISHING, under(Kind.VANISHING))
-        found += _along_depth(Kind.EXPLODING, under(Kind.EXPLODING))
+        found += _along_depth(Kind.VANISHING, by_rule[Kind.VANISHING])
+        found += _along_depth(Kind.EXPLODING, by_rule[Kind.EXPLODING])
         found += [each for sight in sights if sight.judged for each in _of_activation(sight)]
-        found += _no_gradient(base, sights, under(Kind.NO_GRADIENT))
+        found += _no_gradient(base, sights, by_rule[Kind.NO_GRADIENT])
     return {(each.sites[0], each.kind): each for each in found}
 
 
@@ -224,8 +225,8 @@ def _of_forward(first: Sight, sights: Sequence[Sight]) -> Finding:
     bad = [
         f"parameter '{name}' of {s.site.name or 'the model'}"
         for s in sights
-        for name, p in s.module._parameters.items()
-        if p is not None and not _finite(p)
+        for name, p in s.parameters.items()
+        if not _finite(p)
     ]
     if bad:
         cure += f". Not finite now: {listed(bad, 3)}. Go back to a checkpoint, and lower the "
@@ -233,20 +234,17 @@ def _of_forward(first: Sight, sights: Sequence[Sight]) -> Finding:
     return sight.finding(Kind.NONFINITE, text, cure)
 
 
-def _finite(p: Tensor) -> bool:
+def _finite(p: nn.Parameter) -> bool:
     local = getattr(p, "_local_tensor", p)
     return local.is_meta or bool(torch.isfinite(local.detach()).all())
 
 
 def _along_depth(kind: Kind, sights: list[Sight]) -> Iterator[Finding]:
     """Gradients that shrink, or grow, from the last layers to the first."""
-    layers = [
-        s
-        for s in sorted(sights, key=lambda s: s.kept.at)
-        if s.kept.grads >= s.dog.min_calls and s.trained
-    ]
+    layers = [s for s in sights if s.kept.grads >= s.dog.min_calls and s.trained]
     if len(layers) < _FEW:
         return
+    layers.sort(key=lambda s: s.kept.at)
     end = max(1, len(layers) // 4)
     norms = [s.kept.norm / s.kept.grads for s in layers]
     first, last, ratio = norms[:end], norms[-end:], layers[0].dog.max_ratio
@@ -274,9 +272,8 @@ def _of_activation(sight: Sight) -> Iterator[Finding]:
         yield sight.finding(Kind.DEAD, f"{dead:.0%} of its {len(alive)} channels were always zero")
     near = float(kept.near) / max(kept.calls, 1)
     if Kind.SATURATED in dog.names and near > dog.max_saturated:
-        yield sight.finding(
-            Kind.SATURATED, f"{near:.0%} of its values were within 1 % of its bounds"
-        )
+        text = f"{near:.0%} of its values were within 1 % of its bounds"
+        yield sight.finding(Kind.SATURATED, text)
 
 
 def _no_gradient(base: nn.Module, every: list[Sight], sights: list[Sight]) -> Iterator[Finding]:

@@ -239,27 +239,6 @@ class Watch:
         """Return the result of the observer for the present state."""
         return self.observer.compute(self.open)
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Return tensors by name, to be saved with the attachment."""
-        wide: dict[type, torch.dtype] = {float: torch.float64}
-        return {
-            f"{which}.{name}": torch.as_tensor(value, dtype=wide.get(type(value)), device="cpu")
-            for which, state in (("open", self.open), ("closed", self.closed or {}))
-            for name, value in state.items()
-            if isinstance(value, (Tensor, int, float))
-        }
-
-    def load_state_dict(self, saved: Mapping[str, Tensor]) -> None:
-        """Restore what `state_dict` returned. What cannot be saved begins anew."""
-        self.open = self._started()
-        self.closed = self._started() if "closed.calls" in saved else None
-        for key, tensor in saved.items():
-            which, _, name = key.partition(".")
-            state = self.open if which == "open" else self.closed
-            if state is not None:
-                number = isinstance(state.get(name), (int, float))
-                state[name] = tensor.item() if number else tensor.clone()
-
 
 class Unsaved(dict[Any, Any]):
     """A dict in a state that is not copied or saved: its copies and pickles are empty."""

@@ -179,7 +179,6 @@ class Watched:
         calls, bad_calls: the number of calls, and of outputs with NaN or Inf.
         grads: the number of gradients.
         norm: the sum of the finite gradient norms, in units of the unscaled loss.
-        first, last: the first and the last of these norms, without zeros; 0 before any.
         near: the sum over calls of the share of values at the bounds.
         units: the flags of `add_alive`.
     """
@@ -196,7 +195,7 @@ class Watched:
         self.bad = self.made = self.grad_bad = _INF
         if statistics:
             self.calls = self.bad_calls = self.grads = 0
-            self.norm = self.first = self.last = 0.0
+            self.norm = 0.0
             self.near: Tensor | float = 0.0
             self.units: State = {}
 
@@ -243,7 +242,6 @@ class Watched:
             number, *given = [next(values) for _ in numbers]
             if gradient and number < _INF:
                 self.norm += number
-                self.first, self.last = self.first or number, number or self.last
             elif gradient:
                 self.grad_bad = min(self.grad_bad, time)
             elif not number < _INF:

@@ -14,7 +14,6 @@ from dropblock_hooks import (
     HookWarning,
     Watchdog,
     WatchdogError,
-    attach,
     attachments,
     watch,
 )
@@ -325,18 +324,3 @@ def test_bad_options_of_watch(options, message):
     with pytest.raises((TypeError, ValueError), match=message):
         watch(model, **options)
     assert not attachments(model)
-
-
-def test_a_loaded_state_has_the_facts_about_its_layers():
-    """The rules ``dead`` and ``saturated`` know the activation also in a resumed epoch."""
-
-    def made():
-        model = nn.Sequential(nn.Linear(4, 8), nn.Sigmoid(), nn.Linear(8, 2))
-        nn.init.constant_(model[0].bias, -100.0)
-        return model, attach(model, {"1": Watchdog(action=[].append)})
-
-    model, attached = made()
-    attached.load_state_dict(made()[1].state_dict())
-    for _ in range(20):
-        model(torch.randn(5, 4)).sum().backward()
-    assert [alert.kind for alert in attached.alerts] == ["saturated"]
