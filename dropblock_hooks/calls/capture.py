@@ -41,14 +41,9 @@ def capture(
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(inplace=True), nn.Flatten())
-        >>> values = capture(model, torch.ones(2, 3, 6, 6), "type:Conv2d")
+        >>> values, grads = capture(model, torch.ones(2, 3, 6, 6), "type:Conv2d", gradients=True)
         >>> {name: tuple(value.shape) for name, value in values.items()}
         {'0': (2, 8, 4, 4)}
-        >>> values, grads = capture(
-        ...     model, torch.ones(2, 3, 6, 6), "0", gradients=True, target=lambda y: y[:, 0].sum()
-        ... )
-        >>> grads["0"].shape == values["0"].shape
-        True
 
     Args:
         model: any model, wrapped or not, attached or not.
@@ -72,8 +67,7 @@ def capture(
     Raises:
         SpecError: if the model has no such layer.
         RuntimeError: if a layer was not called, or no gradient came.
-        TypeError, ValueError: if `layers` is no selector, or `target` returns no scalar or comes
-            without ``gradients=True``.
+        TypeError, ValueError: if `layers` is no selector, or `target` returns no scalar.
     """
     if gradients and not torch.is_grad_enabled():
         raise RuntimeError(
@@ -99,21 +93,21 @@ def capture(
     never = [name for name, calls in records.items() if not calls]
     if never:
         raise RuntimeError(
-            f"never called in this forward: {listed(never, 5)}. A model may loop over the layers "
-            "of a container (take these), read a layer's weights alone (fused attention), or "
-            "use it in the other mode only; leave it out by Select(..., exclude=...)"
+            f"never called in this forward: {listed(never, 5)}. Name the layers inside a container "
+            "that the model loops over, the parent of a layer whose weights it reads, or leave the "
+            "layer out by Select(..., exclude=...)"
         )
-    values = {name: _single([call.value for call in calls]) for name, calls in records.items()}
-    if not gradients:
-        return values
-    grads = {name: _single([call.grad for call in calls]) for name, calls in records.items()}
-    if all(call.grad is None for calls in records.values() for call in calls):
+    if gradients and all(call.grad is None for calls in records.values() for call in calls):
         raise RuntimeError(
             f"no gradient came to {listed(records, 5)}: does the loss depend on them? Gradients "
             "stop at torch.no_grad() and detach() in the model, and at checkpoints with "
             "use_reentrant=True"
         )
-    return values, grads
+    values, grads = (
+        {name: _single([getattr(call, field) for call in calls]) for name, calls in records.items()}
+        for field in ("value", "grad")
+    )
+    return (values, grads) if gradients else values
 
 
 def _scalar(loss: Callable[[Any], Tensor] | None, output: Any) -> Tensor:

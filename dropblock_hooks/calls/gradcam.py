@@ -1,7 +1,7 @@
 """``gradcam``: the positions of an image that a class score depends on, by Grad-CAM."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,14 +14,24 @@ from ..quoting import kind_of, listed, quote, shown
 from ..selectors.index import Index
 from ..selectors.select import Select, Selector, match
 from ..selectors.wrappers import unwrap
-from ..sites.site import SiteError
+from ..sites.site import Site, SiteError
+from ..tables import shown as cell
 from ..warn import warn
-from .gradcam_layer import LastMap, default_layers, features
-from .once import call_once, main_tensor, summary, undisturbed
+from .gradcam_layer import default_layers
+from .once import Once, call_once, main_tensor, summary, undisturbed
 
 Wanted = int | Sequence[int] | Tensor | Callable[[Any], Tensor] | None
 METHODS = ("gradcam", "gradcam++", "layercam")
 _TRIES = 12  # layers that are tried if none is named
+
+
+class LastMap(Once):
+    """Keeps the outputs of a layer with their graph, from which the channels are read."""
+
+    label = "gradcam"  # type: ignore[assignment]  # the function that errors name
+    whole: ClassVar[bool] = False
+    channelwise: ClassVar[bool] = True
+    spatial: ClassVar[int | None] = 2
 
 
 class _Maps(NamedTuple):
@@ -127,12 +137,12 @@ def gradcam(
         scores, classes = _scores(output, target, n)
         return scores.sum()
 
+    errors = []
     with undisturbed(base):
         if layer is None:
             with recorded(base) as calls, torch.no_grad():
                 output = forward()
             layers = default_layers(names, calls, output)[:_TRIES]
-        errors = []
         for name in layers:
             try:
                 (site,) = call_once(base, name or ".", observer, forward, loss)
@@ -141,10 +151,13 @@ def gradcam(
             except SiteError as error:
                 errors.append(error)
         else:
-            why = "no layer of the model gives a map: Grad-CAM needs one"
-            if errors:
-                why = f"no layer fits, of {len(errors)} tried; name one by layer=. {errors[0]}"
-            raise errors[0] if len(errors) == 1 else ValueError(why)
+            if len(errors) == 1:
+                raise errors[0]
+            if not errors:
+                raise ValueError("no layer of the model gives a map: Grad-CAM needs one")
+            raise ValueError(
+                f"no layer fits, of {len(errors)} tried; name one by layer=. {errors[0]}"
+            )
     empty = [str(i) for i, map_ in enumerate(raw) if not bool(map_.any())]
     if empty:
         warn(
@@ -157,54 +170,6 @@ def gradcam(
     cam = CAM(maps, raw, classes)
     cam.layer = name
     return cam
-
-
-def _scores(output: Any, target: Any, images: int) -> tuple[Tensor, Tensor | None]:
-    """A score for each image, and its class; no classes where `target` is a function."""
-    if callable(target) and not isinstance(target, Tensor):
-        scores = target(output)
-        if not (isinstance(scores, Tensor) and scores.shape == (images,) and scores.requires_grad):
-            raise TypeError(
-                f"target must return one score for each of {images} images, a tensor of shape "
-                f"({images},) with a gradient, got {shown(scores)}"
-            )
-        return scores, None
-    output = main_tensor(output, "target", ".amax(1)")
-    if output.ndim != 2 or len(output) != images:
-        pick = "output" if output.ndim < 2 else "output[:, 3].flatten(1).mean(1)"
-        raise ValueError(
-            "the output must be (images, classes) for a target of classes, got shape "
-            f"{tuple(output.shape)} for {images} images: give a function as target that makes one "
-            f"score for each image, as in target=lambda output: {pick}"
-        )
-    k = output.shape[1]
-    try:
-        classes = output.argmax(1) if target is None else torch.as_tensor(target)
-        if classes.dtype.is_floating_point or classes.dtype is torch.bool:
-            raise TypeError
-        if classes.shape not in ((), (images,)) or not ((classes >= 0) & (classes < k)).all():
-            raise ValueError
-    except (TypeError, ValueError, RuntimeError):  # no numbers, or none of a class
-        raise ValueError(
-            f"target must be a class in 0..{k - 1}, one for each of {images} images, or a function "
-            f"of the output, got {shown(target)}"
-        ) from None
-    classes = classes.long().expand(images).to(output.device)
-    return output.gather(1, classes[:, None])[:, 0], classes
-
-
-def weighted(features: Tensor, gradient: Tensor, method: str) -> Tensor:
-    """The sum of the features over channels, weighted by one of the `METHODS`: (N, h, w)."""
-    if method == "layercam":
-        return (gradient.clamp(min=0) * features).sum(1)
-    if method == "gradcam":
-        weights = gradient.mean((2, 3), keepdim=True)
-    else:
-        total = features.sum((2, 3), keepdim=True)
-        # the paper's alpha, divided by the squared gradient
-        alpha = 1 / (2 + total * gradient + torch.finfo(features.dtype).eps)
-        weights = (gradient.clamp(min=0) * alpha).sum((2, 3), keepdim=True)
-    return (weights * features).sum(1)
 
 
 def _name_of(layer: Any, names: Index) -> str:
@@ -225,3 +190,86 @@ def _images(given: list[Any]) -> tuple[int, int, int]:
             return len(value), value.shape[2], value.shape[3]
     what = [tuple(v.shape) if isinstance(v, Tensor) else kind_of(v) for v in given]
     raise ValueError(f"x must hold a batch of images (N, C, H, W), got {quote(what)}")
+
+
+def _scores(output: Any, target: Any, images: int) -> tuple[Tensor, Tensor | None]:
+    """A score for each image, and its class; no classes where `target` is a function."""
+    if callable(target):
+        scores = target(output)
+        if not (isinstance(scores, Tensor) and scores.shape == (images,) and scores.requires_grad):
+            raise TypeError(
+                f"target must return one score for each of {images} images, a tensor of shape "
+                f"({images},) with a gradient, got {shown(scores)}"
+            )
+        return scores, None
+    output = main_tensor(output, "target", ".amax(1)")
+    if output.ndim != 2 or len(output) != images:
+        pick = "output" if output.ndim < 2 else "output[:, 3].flatten(1).mean(1)"
+        raise ValueError(
+            "the output must be (images, classes) for a target of classes, got shape "
+            f"{tuple(output.shape)} for {images} images: give a function as target that makes one "
+            f"score for each image, as in target=lambda output: {pick}"
+        )
+    last = output.shape[1] - 1
+    try:
+        classes = output.argmax(1) if target is None else torch.as_tensor(target)
+        integers = not classes.dtype.is_floating_point and classes.shape in ((), (images,))
+        fits = integers and bool(((classes >= 0) & (classes <= last)).all())
+    except (TypeError, ValueError, RuntimeError):  # no numbers
+        fits = False
+    if not fits:
+        raise ValueError(
+            f"target must be a class in 0..{last}, one for each of {images} images, or a function "
+            f"of the output, got {shown(target)}"
+        )
+    classes = classes.long().expand(images).to(output.device)
+    return output.gather(1, classes[:, None])[:, 0], classes
+
+
+def features(site: Site, images: int) -> tuple[Tensor, Tensor]:
+    """The last activations (N, C, h, w) of a layer and their gradient, at least in float32.
+
+    A layer that has no map, is not called, or gets no gradient raises a SiteError.
+    """
+    calls = site.bound.result()
+    if not calls:
+        raise site.error("it is never called in this forward")
+    value, grad = calls[-1].value.detach(), calls[-1].grad
+    if grad is None:
+        raise site.error(
+            "its output does not reach the scores: it is not used, or cut off by detach() or "
+            "no_grad()"
+        )
+    try:
+        view = site.reader.last or site.reader.view(calls[-1].value)
+    except ValueError as error:
+        raise site.error(error) from None
+    wide = torch.promote_types(value.dtype, torch.float32)
+    x, grad = view.take(value).to(wide), view.take(grad).to(wide)
+    if x.shape[2:] == (1, 1) or len(x) != images:
+        raise site.error(
+            f"it must give a map of several positions for each of {images} images, got "
+            f"{len(x)} of {cell(tuple(x.shape[2:]))}"
+        )
+    if not (x.isfinite().all() and grad.isfinite().all()):
+        raise site.error("its output, or the gradient there, holds NaN or Inf")
+    if not grad.any():
+        raise site.error(
+            "the gradient is 0 at all places of its map: the scores do not depend on it (a head "
+            "that reads the class token only, or with weights of 0? saturated units?)"
+        )
+    return x, grad
+
+
+def weighted(features: Tensor, gradient: Tensor, method: str) -> Tensor:
+    """The sum of the features over channels, weighted by one of the `METHODS`: (N, h, w)."""
+    if method == "layercam":
+        return (gradient.clamp(min=0) * features).sum(1)
+    if method == "gradcam":
+        weights = gradient.mean((2, 3), keepdim=True)
+    else:
+        total = features.sum((2, 3), keepdim=True)
+        # the paper's alpha, divided by the squared gradient
+        alpha = 1 / (2 + total * gradient + torch.finfo(features.dtype).eps)
+        weights = (gradient.clamp(min=0) * alpha).sum((2, 3), keepdim=True)
+    return (weights * features).sum(1)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,11 +24,7 @@ from ..spec.spec import Draft
 class Once(Capture):
     """A `Capture` for one call, which may stand beside another one."""
 
-    caller: ClassVar[str] = "capture"
-
-    @property
-    def label(self) -> str:
-        return self.caller
+    label = "capture"  # type: ignore[assignment]  # the function that errors name
 
     def __repr__(self) -> str:
         return self.label
@@ -138,19 +134,11 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
     used = {t.device for t in tensors if t.device.type == kind}
     with ExitStack() as stack:
         stack.enter_context(evaluation(model))
-        stack.enter_context(_paused(model))
         stack.enter_context(torch.random.fork_rng(list(used), device_type=kind))
         stack.enter_context(as_written())
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
         stack.callback(torch.clear_autocast_cache)  # its casts have no graph
-        yield
-
-
-@contextmanager
-def _paused(model: nn.Module) -> Iterator[None]:
-    """Switch all sites off; unlike `Attachment.paused`, this does not appear in the report."""
-    with ExitStack() as stack:
         for site in (site for attached in attachments(model) for site in attached):
             run = site.run
             for owner, name in (
@@ -158,6 +146,6 @@ def _paused(model: nn.Module) -> Iterator[None]:
                 *((run.counter, "evaluated"), (site.counter, "evaluated")),
             ):
                 stack.callback(setattr, owner, name, getattr(owner, name))
-            run.enabled = False
+            run.enabled = False  # unlike `Attachment.paused`, the report does not show it
             run.stepped = True  # otherwise this looks like a validation
         yield

@@ -11,7 +11,6 @@ from ..checks import as_count
 from ..planning.dry_run import arguments_of
 from ..quoting import listed
 from ..selectors.wrappers import unwrap
-from ..sites.site import Site
 from ..warn import warn
 from .once import evaluation, main_tensor, same_function, summary
 
@@ -83,29 +82,8 @@ def sample(
         Uncertainty in Deep Learning" (https://arxiv.org/abs/1506.02142).
     """
     bare, n = unwrap(model), as_count("n", n, 2)
-    sites = _acting(bare)
-    args, kwargs = arguments_of(x)
-    picked = same_function(target, "transform", transform) or (lambda output: output)
-    before = sum(site.calls for site in sites)
-    with evaluation(model), torch.no_grad():
-        samples = torch.stack(
-            [main_tensor(picked(model(*args, **kwargs)), "target").clone() for _ in range(n)]
-        )
-        std, mean = torch.std_mean(samples.to(torch.result_type(samples, 1.0)), 0)
-    # compiled code may not count these calls, so equal samples are needed too
-    if sum(site.calls for site in sites) == before and bool((samples == samples[:1]).all()):
-        warn(
-            f"the {n} forwards called no layer of {listed([site.key for site in sites], 3)}, so "
-            "nothing drew random numbers: are these layers used in evaluation?"
-        )
-    return Sampled(mean, std, samples)
-
-
-def _acting(model: nn.Module) -> list[Site]:
-    """The sites that draw random numbers in evaluation; RuntimeError without any."""
-    sites = [site for attached in attachments(model) for site in attached if site.draws]
-    on = [site for site in sites if site.run.enabled and site.is_on(False) and not site.idle]
-    acting = [site for site in on if any(site.values.values()) or not site.values]
+    sites = [site for attached in attachments(bare) for site in attached if site.draws]
+    acting = [s for s in sites if s.run.enabled and s.is_on(False) and s.rate != 0.0]
     if not acting:
         keys = listed([site.key for site in sites], 3) or "the model without such a regularizer"
         raise RuntimeError(
@@ -113,4 +91,18 @@ def _acting(model: nn.Module) -> list[Site]:
             "within `with attached.always():`, or attach with active='always'. A rate of 0 and a "
             "paused attachment draw none"
         )
-    return acting
+    args, kwargs = arguments_of(x)
+    picked = same_function(target, "transform", transform) or (lambda output: output)
+    before = sum(site.calls for site in acting)
+    with evaluation(model), torch.no_grad():
+        samples = torch.stack(
+            [main_tensor(picked(model(*args, **kwargs)), "target").clone() for _ in range(n)]
+        )
+        std, mean = torch.std_mean(samples.to(torch.result_type(samples, 1.0)), 0)
+    # compiled code may not count these calls, so equal samples are needed too
+    if sum(site.calls for site in acting) == before and bool((samples == samples[:1]).all()):
+        warn(
+            f"the {n} forwards called no layer of {listed([site.key for site in acting], 3)}, so "
+            "nothing drew random numbers: are these layers used in evaluation?"
+        )
+    return Sampled(mean, std, samples)

@@ -35,8 +35,8 @@ def watch(
         model: any model, wrapped or not.
         rules: the name of a rule, a list of names, or ``"all"``; see `Watchdog`.
         action: ``"warn"``, ``"raise"``, or a function of a `Finding`.
-        every: check at every so many training forwards, and for NaN also at the forwards 1, 2, 4,
-            8, ...; 0 or None: only when an epoch or the ``with`` block ends.
+        every: as for `Watchdog`: look at each n-th training forward; 0 or None: only when an epoch
+            or the ``with`` block ends.
         options: other fields of `Watchdog`, such as ``max_dead=0.5``, and the arguments
             ``grad_scaler`` and ``root`` of `attach`.
 
@@ -47,8 +47,5 @@ def watch(
     of_attach = {name: options.pop(name) for name in ("grad_scaler", "root") if name in options}
     dog = Watchdog(rules, action=action, every=every, **options)  # type: ignore[arg-type]  # checked
     # a layer that a function selects need not be called
-    return attach(model, {Select(where=_takes_hooks): dog}, **of_attach)
-
-
-def _takes_hooks(name: str, layer: nn.Module) -> bool:
-    return not isinstance(layer, torch.jit.ScriptModule)
+    layers = Select(where=lambda name, layer: not isinstance(layer, torch.jit.ScriptModule))
+    return attach(model, {layers: dog}, **of_attach)
