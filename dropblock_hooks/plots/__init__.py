@@ -12,10 +12,4 @@ from .depth import plot_activations, plot_gradient_flow
 from .maps import overlay, plot_feature_maps
 from .masks import plot_masks
 
-__all__ = [
-    "overlay",
-    "plot_activations",
-    "plot_feature_maps",
-    "plot_gradient_flow",
-    "plot_masks",
-]
+__all__ = ["overlay", "plot_activations", "plot_feature_maps", "plot_gradient_flow", "plot_masks"]

@@ -42,26 +42,24 @@ def plot_gradient_flow(attached: Attachment, ax: Any = None) -> Any:
     clips = [(s, row) for s, row in rows if "max_norm" in s.values and row.mean_norm is not None]
     seen = _seen(rows, GradientStats, needed=not clips)
     names = list(dict.fromkeys(s.name for s, row in rows if (s, row) in seen or (s, row) in clips))
-    figure, ax = _figure_of(ax, _shortened(names), "gradients", attached)
-    found = [(names.index(s.name), row.observed) for s, row in seen]
-    for style, label, field in (("o-", "norm, mean", "norm"), (".:", "largest value", "largest")):
-        if seen:
-            values = [getattr(o, field) or math.nan for _, o in found]
-            ax.plot([x for x, _ in found], values, style, ms=4, label=label)
+    figure, ax = _axes(ax, _shortened(names), "gradients", attached)
+    found = [(names.index(site.name), row.observed) for site, row in seen]
+    if found:
+        xs = [x for x, _ in found]
+        ax.plot(xs, [o.norm or math.nan for _, o in found], "o-", ms=4, label="norm, mean")
+        ax.plot(xs, [o.largest or math.nan for _, o in found], ".:", ms=4, label="largest value")
     _mark(ax, ((x, o.norm == 0) for x, o in found), "vC0", "0")
     _mark(ax, ((x, o.left_out) for x, o in found), "xC3", "NaN or Inf")
     if clips:
-        xs = [names.index(s.name) for s, _ in clips]
-        norms = [row for _, row in clips]
-        spread = [row.median_norm for row in norms], [row.p99_norm for row in norms]
+        xs = [names.index(site.name) for site, _ in clips]
+        spread = [row.median_norm for _, row in clips], [row.p99_norm for _, row in clips]
         ax.vlines(xs, *spread, "C2", alpha=0.5, lw=4, label="norms before the bound: 50 to 99 %")
-        ax.plot(xs, [row.mean_norm for row in norms], "x", color="C2", label="their mean")
-        bounds = [s.values["max_norm"] for s, _ in clips]
+        ax.plot(xs, [row.mean_norm for _, row in clips], "x", color="C2", label="their mean")
+        bounds = [site.values["max_norm"] for site, _ in clips]
         ax.plot(xs, bounds, "_", color="C3", ms=14, label="bound")
     elif not any(o.norm for _, o in found):  # a log scale needs a value above 0
         ax.set_ylim(1e-3, 1.0)
     ax.legend(fontsize=8, framealpha=0.6)
-    ax.set_yscale("log", nonpositive="clip")
     ax.set_ylabel("of the unscaled loss")
     return figure
 
@@ -77,8 +75,7 @@ def plot_activations(attached: Attachment, ax: Any = None) -> Any:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
         >>> attached = attach(model, {"*": ActivationStats()})
         >>> y = model(torch.randn(16, 4))
-        >>> figure = plot_activations(attached)
-        >>> figure.axes[0].get_ylabel()
+        >>> plot_activations(attached).axes[0].get_ylabel()
         'magnitude'
 
     Args:
@@ -97,18 +94,17 @@ def plot_activations(attached: Attachment, ax: Any = None) -> Any:
     observed = [row.observed for _, row in seen]
     names = _shortened([site.name for site, _ in seen])
     labels = [f"{name}  {o.zeros or 0:.0%}" for name, o in zip(names, observed, strict=True)]
-    figure, ax = _figure_of(ax, labels, "activations (below: share of zeros)", attached)
+    figure, ax = _axes(ax, labels, "activations (below: share of zeros)", attached)
     columns = [[n / (sum(o.histogram) or 1) for n in o.histogram[1:-1]] for o in observed]
-    sides = [i - 0.5 for i in range(len(seen) + 1)]
     shares = list(map(list, zip(*columns, strict=True)))
+    sides = [i - 0.5 for i in range(len(seen) + 1)]
     drawn = ax.pcolormesh(sides, edges, shares, cmap="Blues", vmin=0.0)
     rms = [math.nan if o.rms is None else o.rms for o in observed]
     ax.plot(rms, "o-", color="C1", ms=3, label="rms")
     _mark(ax, ((x, o.left_out) for x, o in enumerate(observed)), "xC3", "NaN or Inf")
-    ax.legend(fontsize=8, framealpha=0.6)
-    ax.set_yscale("log")
     used = [i for i, row in enumerate(shares) if max(row) > 1e-3]
     ax.set_ylim(edges[min(used, default=0)], edges[max(used, default=len(edges) - 2) + 1])
+    ax.legend(fontsize=8, framealpha=0.6)
     ax.set_ylabel("magnitude")
     figure.colorbar(drawn, ax=ax, label="share of the values that are not 0")
     return figure
@@ -137,18 +133,19 @@ def _seen(rows: _Rows, kind: type, needed: bool = True) -> _Rows:
 
 
 def _shortened(names: Sequence[str]) -> list[str]:
-    """The names; long ones without the components that all begin with."""
+    """The names; if one is long, without the components that all begin with."""
     cut = os.path.commonprefix(list(names)).rfind(".") + 1  # noqa: RUF071
     if len(names) == 1 or max(map(len, names)) <= _LONGEST:
         cut = 0
     return [f"…{name[cut:]}" if cut else name or "." for name in names]
 
 
-def _figure_of(ax: Any, labels: Sequence[str], title: str, attached: Attachment) -> tuple[Any, Any]:
-    """The Figure and axes with a place for each label."""
+def _axes(ax: Any, labels: Sequence[str], title: str, attached: Attachment) -> tuple[Any, Any]:
+    """The Figure and axes with a place for each label, on a log scale."""
     figure, ax = figure_of(ax, figsize=(min(max(5.0, 1.8 + 0.28 * len(labels)), 14.0), 3.8))
     ax.set_xticks(range(len(labels)), labels, rotation=90, fontsize=7)
     ax.set_xlim(-0.6, len(labels) - 0.4)
+    ax.set_yscale("log", nonpositive="clip")
     ax.set_title(f"{title}, epoch {attached.epoch:g}", fontsize=10)
     return figure, ax
 

@@ -19,7 +19,7 @@ def new_figure(**options: Any) -> Any:
     return Figure(layout="constrained", **options)
 
 
-def figure_of(ax: Any = None, **options: Any) -> tuple[Any, Any]:
+def figure_of(ax: Any, **options: Any) -> tuple[Any, Any]:
     """The Figure of the given axes, and these axes; without axes, a new Figure and its axes."""
     if ax is None:
         figure = new_figure(**options)
@@ -27,7 +27,7 @@ def figure_of(ax: Any = None, **options: Any) -> tuple[Any, Any]:
     return ax.figure.figure, ax  # the Figure that a SubFigure is part of
 
 
-def as_values(name: str, given: Any) -> Tensor:
+def as_values(name: str, given: Any, finite: bool = True) -> Tensor:
     """Convert a tensor, a NumPy array or a PIL image to a float32 tensor on the CPU."""
     values = given
     if not isinstance(given, Tensor) and hasattr(given, "__array_interface__"):
@@ -36,28 +36,22 @@ def as_values(name: str, given: Any) -> Tensor:
         values = torch.from_numpy(numpy.array(given))
     if not isinstance(values, Tensor):
         raise ValueError(f"{name} must be a tensor or an array, got {kind_of(given)}")
+    if not values.numel() or (finite and not values.isfinite().all()):
+        what = "NaN or Inf" if values.numel() else f"shape {tuple(values.shape)}"
+        raise ValueError(f"{name} must hold finite numbers alone, got {what}")
     return values.detach().float().cpu()
 
 
-def as_finite(name: str, given: Any) -> Tensor:
-    """The same, or a ValueError if there are no numbers, or NaN or Inf among them."""
-    values = as_values(name, given)
-    if not (values.numel() and values.isfinite().all()):
-        what = "NaN or Inf" if values.numel() else f"shape {tuple(values.shape)}"
-        raise ValueError(f"{name} must hold finite numbers alone, got {what}")
-    return values
-
-
 def pixels_of(given: Any) -> Tensor:
-    """An image as (H, W, 3) or (H, W), from 0 to 1."""
-    image = as_finite("image", given)
+    """An image as (H, W, 3) or (H, W, 1), from 0 to 1."""
+    image = as_values("image", given)
+    image = image[..., None] if image.ndim == 2 else image
     if image.ndim == 3 and image.shape[0] in (1, 3):
         image = image.movedim(0, -1)
-    if image.ndim not in (2, 3) or (image.ndim == 3 and image.shape[-1] not in (1, 3)):
+    if image.ndim != 3 or image.shape[-1] not in (1, 3):
         raise ValueError(
             "image must be one image, (C, H, W), (H, W, C) or (H, W) with 1 or 3 channels, got "
             f"shape {tuple(image.shape)}"
         )
-    image = image[..., 0] if image.ndim == 3 and image.shape[-1] == 1 else image
     image = image - image.min()
     return image / image.max().clamp(min=1e-12)

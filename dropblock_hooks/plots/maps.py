@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from ..checks import as_count
-from .figure import as_finite, as_values, figure_of, pixels_of
+from .figure import as_values, figure_of, pixels_of
 
 
 def plot_feature_maps(
@@ -36,23 +36,22 @@ def plot_feature_maps(
     Raises:
         ValueError: if the values have another shape, or no drawn value is finite.
     """
-    maps = as_values("values", values)
+    maps = as_values("values", values, finite=False)
     maps = maps[0] if maps.ndim == 4 and len(maps) == 1 else maps
-    if maps.ndim != 3 or not maps.numel():
+    if maps.ndim != 3:
         shape = tuple(maps.shape)
         raise ValueError(f"values must be (C, H, W) or (1, C, H, W), got shape {shape}")
-    label = "activation"
     if own_scale:
-        label = "activation / largest of its channel"
         finite = maps.where(maps.isfinite(), torch.zeros(())).abs()
         maps = maps / finite.amax((1, 2), keepdim=True).clamp(min=1e-30)
+    label = "activation / largest of its channel" if own_scale else "activation"
     count = min(len(maps), as_count("n", n))
     channels = [round(i * (len(maps) - 1) / max(count - 1, 1)) for i in range(count)]
     seen = maps[channels]
     if not seen.isfinite().any():
         raise ValueError("the channels to draw hold no finite number")
-    columns = math.ceil(math.sqrt(len(channels)))
-    rows = math.ceil(len(channels) / columns)
+    columns = math.ceil(math.sqrt(count))
+    rows = math.ceil(count / columns)
     height, width = maps.shape[1:]
     gap = max(height, width) // 12 + 1
     line = max(height // 5, 2)  # above each map, for its number
@@ -67,9 +66,8 @@ def plot_feature_maps(
     if low < 0 < high:
         colors, high = "RdBu_r", max(-low, high)
         low = -high
-    scale: dict[str, Any] = {"cmap": colors, "vmin": low, "vmax": high}
-    drawn = ax.imshow(sheet.numpy(), interpolation="nearest", **scale)
-    ax.set_title(f"{title}\n{len(channels)} of {len(maps)} channels, {height} × {width}", pad=14)
+    drawn = ax.imshow(sheet.numpy(), interpolation="nearest", cmap=colors, vmin=low, vmax=high)
+    ax.set_title(f"{title}\n{count} of {len(maps)} channels, {height} × {width}", pad=14)
     ax.set_axis_off()
     figure.colorbar(drawn, ax=ax, label=label, fraction=0.05, shrink=0.8)
     return figure
@@ -94,7 +92,7 @@ def overlay(cam_map: Any, image: Any, ax: Any = None, *, title: str = "Grad-CAM"
     Raises:
         ValueError: if the map or the image has another shape or values that are not finite.
     """
-    values = as_finite("cam_map", cam_map)
+    values = as_values("cam_map", cam_map)
     if values.ndim != 2:
         shape = tuple(values.shape)
         raise ValueError(f"cam_map must be one map, (h, w), as cam.maps[0], got shape {shape}")

@@ -67,7 +67,7 @@ def plot_masks(
 
 def _draw(figure: Any, row: Sequence[Any], site: Site, kept: Tensor, image: Tensor) -> None:
     """One layer: some of its channels, and the share of all."""
-    size, grey = image.shape[:2], image if image.ndim == 2 else image.mean(-1)
+    size, grey = image.shape[:2], image.mean(-1)
     for i, ax in enumerate(row[:-1]):
         ax.set_axis_off()
         if i >= len(kept):
