@@ -20,11 +20,11 @@ by_recipe = pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 
 
 def run(path, folder):
-    """The script in a folder of its own; what it has printed."""
+    """The script in a folder of its own, for one epoch if it takes a number; what it printed."""
     for package in NEEDS.get(path.stem, ()):
         pytest.importorskip(package)
     done = subprocess.run(
-        [sys.executable, "-W", "error", str(path), str(folder)],
+        [sys.executable, "-W", "error", str(path), str(folder), "1"],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT), "MPLCONFIGDIR": str(folder / ".matplotlib")},
         capture_output=True,

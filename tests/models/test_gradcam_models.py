@@ -185,11 +185,18 @@ DEFAULTS = {
 }
 
 
-@pytest.mark.parametrize(
-    "member",
-    rest_slow(MEMBERS, [m for m in MEMBERS if m.family in PLAIN]),
-    ids=lambda member: member.family,
-)
+SPECIAL = GIVEN.keys() | HEAD_OF_ZEROS | DEFAULTS.keys()
+
+
+def case(i, member):
+    """Plain, slow, or with --exhaustive: families with values above are slow at most."""
+    marks = [] if member.family in PLAIN else [pytest.mark.slow]
+    if marks and member.family not in SPECIAL and i % 4:
+        marks.append(pytest.mark.exhaustive)
+    return pytest.param(member, marks=marks, id=member.family)
+
+
+@pytest.mark.parametrize("member", [case(i, member) for i, member in enumerate(MEMBERS)])
 def test_every_family_has_a_layer_to_look_at(member, hook_count):
     torch.manual_seed(0)
     model, x = member.build(), torch.randn(2, 3, member.size, member.size)

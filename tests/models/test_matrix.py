@@ -10,9 +10,8 @@ from tests.pair import ROOT, run_pair
 
 ROWS, NEVER = covering()
 SINGLE = [row for row in ROWS if row.parallel == "single"]
-
-
 EAGER = [row for row in SINGLE if row.compiler == "eager"]
+PARTS = 6  # of the rows in two processes
 
 
 @pytest.mark.filterwarnings("ignore")  # of the compilers; of our own, other tests
@@ -22,24 +21,21 @@ def test_a_row(row):
     run_row(row)
 
 
-THIRDS = [0, *(pytest.param(i, marks=pytest.mark.exhaustive) for i in (1, 2))]
-
-
-def rows_in_two_processes(rank, compiler, parallel, third):
+def rows_in_two_processes(rank, compiler, parallel, part):
     rows = [row for row in ROWS if (row.compiler, row.parallel) == (compiler, parallel)]
-    for row in rows[int(third) :: 3]:
+    for row in rows[int(part) :: PARTS]:
         print(row, flush=True)
         run_row(row, rank)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "third", [0, *(pytest.param(i, marks=pytest.mark.exhaustive) for i in (1, 2))]
+    "part", [0, *(pytest.param(i, marks=pytest.mark.exhaustive) for i in range(1, PARTS))]
 )
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
 @pytest.mark.parametrize("compiler", ["eager", "aot_eager", "inductor"])
-def test_rows_in_two_processes(tmp_path, compiler, parallel, third):
-    call = f"rows_in_two_processes:{compiler}:{parallel}:{third}"
+def test_rows_in_two_processes(tmp_path, compiler, parallel, part):
+    call = f"rows_in_two_processes:{compiler}:{parallel}:{part}"
     run_pair(tmp_path, "tests.models.test_matrix", [call], warn="ignore", seconds=900)
 
 

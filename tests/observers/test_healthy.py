@@ -150,7 +150,7 @@ FAMILIES = [
 ]  # fmt: skip
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(7)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "use", ["step(epoch), evaluated", "step(epoch)", "step(), evaluated", "step()"]

@@ -98,14 +98,14 @@ def check(name, at, lists):
 
 
 @each_site
-@pytest.mark.every(5)
+@pytest.mark.every(11)
 @pytest.mark.slow
 def test_all_pairs(name, at):
     check(name, at, [*[(one,) for one in SINGLE], *PAIRS, *MIXED])
 
 
 @each_site
-@pytest.mark.every(5)
+@pytest.mark.every(11)
 @pytest.mark.slow
 def test_what_is_done_with_it(name, at):
     names = ("scale", "clamp")

@@ -136,8 +136,8 @@ def outcome(model, spec):
 
 
 def n_files(n):
-    """So many random cases, ten times as many in a slow test."""
-    return pytest.mark.parametrize("n", [n, pytest.param(10 * n, marks=pytest.mark.slow)])
+    """So many random cases, four times as many in a slow test."""
+    return pytest.mark.parametrize("n", [n, pytest.param(4 * n, marks=pytest.mark.slow)])
 
 
 @pytest.mark.parametrize("text", VALID, ids=list("abcdef"))
