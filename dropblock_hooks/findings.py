@@ -3,34 +3,25 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
-from .quoting import described, listed
-from .registry import text as text_of
+from .quoting import described, listed, quote
 from .warn import warn
-
-_Enum = TypeVar("_Enum", bound=StrEnum)
-_MOST = 8  # sites that a text names
 
 
 class _Described(StrEnum):
-    """An enum whose members are pairs of a value and a description."""
+    """An enum whose members are pairs of a value and a description, which ``help()`` shows."""
 
     def __new__(cls, value: str, description: str) -> Self:
         member = str.__new__(cls, value)
         member._value_, member.__doc__ = value, description
         return member
 
-
-def shown_by_help(cls: type[_Enum]) -> type[_Enum]:
-    """Add the descriptions of all members to the docstring of an enum."""
-    if cls.__doc__:  # Python does not run with -OO
+    def __init_subclass__(cls) -> None:
         lines = (f"        {each.name}: {each.__doc__}.\n" for each in cls)
-        cls.__doc__ += f"\n    Attributes:\n{''.join(lines)}"
-    return cls
+        cls.__doc__ = f"{cls.__doc__}\n    Attributes:\n{''.join(lines)}"
 
 
-@shown_by_help
 class Kind(_Described):
     """The kinds of faults.
 
@@ -75,7 +66,6 @@ class Kind(_Described):
     NO_GRADIENT = "no_gradient", "no gradient, or only zeros, reached the layer"
 
 
-@shown_by_help
 class Severity(_Described):
     """How bad a finding is.
 
@@ -126,7 +116,7 @@ class Finding:
         return {(site, self.kind) for site in self.sites or (".",)}
 
     def __str__(self) -> str:
-        where = f"{listed(self.sites, _MOST)}: " if self.sites else ""
+        where = f"{listed(self.sites, 8)}: " if self.sites else ""
         return f"{where}{self.text}. {self.cure}." if self.cure else f"{where}{self.text}"
 
 
@@ -186,20 +176,17 @@ def tell(
     news = [each for each in findings if not told >= each.ids]
     for each in news:
         told |= each.ids
-    if not news:
-        return
-    if action == "raise":
-        raise WatchdogError(news)
     if callable(action):
         for each in news:
             try:
                 action(each)
             except Exception as error:  # the function of a user may raise anything
-                text = f"the function {text_of(action)} failed with {described(error)}"
+                text = f"the function {quote(action)} failed with {described(error)}"
                 text += "; training goes on"
                 tell([Finding(Kind.ACTION_FAILED, Severity.WARNING, (), text)], told)
-        return
-    lines = grouped(news)
-    if len(lines) > 1:
-        lines = [f"{len(lines)} findings:", *(f"  - {line}" for line in lines)]
-    warn("\n".join(lines), news)
+    elif news and action == "raise":
+        raise WatchdogError(news)
+    elif news:
+        lines = grouped(news)
+        heading = f"{len(lines)} findings:\n  - " if len(lines) > 1 else ""
+        warn(heading + "\n  - ".join(lines), news)

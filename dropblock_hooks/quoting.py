@@ -27,9 +27,7 @@ def shown(value: Any) -> str:
     hint = ""
     if isinstance(value, str):
         with contextlib.suppress(ValueError):
-            number = int(value) if value.strip().isdigit() else float(value)
-            if abs(number) < float("inf"):
-                hint = f"; that is text, write {number!r}"
+            hint = f"; that is text, write {float(value):g}"
     return f"{quote(value, 100)} ({kind_of(value)}{hint})"
 
 

@@ -22,9 +22,6 @@ def register(*, name: str) -> Callable[[type[_T]], type[_T]]: ...
 def register(cls: type | None = None, /, *, name: str | None = None) -> Any:
     """Make a class a frozen dataclass and give it a name that spec files can use.
 
-    One file, one class: a regularizer of your own is ready for ``attach`` and for YAML with this
-    decorator above it.
-
     Example:
         >>> from dropblock_hooks import Probability, Regularizer, Spec, register
         >>> @register
@@ -46,10 +43,8 @@ def register(cls: type | None = None, /, *, name: str | None = None) -> Any:
     """
     if cls is None:
         return lambda cls: register(cls, name=name)
-    if not isinstance(cls, type):
-        raise TypeError(f"register takes a class, got {cls!r}; a name goes as register(name=...)")
-    if not (hasattr(cls, "apply") or hasattr(cls, "span")):
-        raise TypeError(f"{cls.__name__} must be a subclass of Regularizer or Schedule")
+    if not (isinstance(cls, type) and (hasattr(cls, "apply") or hasattr(cls, "span"))):
+        raise TypeError(f"register takes a subclass of Regularizer or Schedule, got {cls!r}")
     name = name or cls.__name__
     if not name.isidentifier():
         raise ValueError(f"the name of a registered class must be an identifier, got {name!r}")
@@ -57,8 +52,8 @@ def register(cls: type | None = None, /, *, name: str | None = None) -> Any:
         cls = dataclass(frozen=True, repr=False)(cls)
     elif not vars(cls)["__dataclass_params__"].frozen:
         raise TypeError(f"{cls.__name__} must be a frozen dataclass: @dataclass(frozen=True)")
-    place, other = f"{cls.__module__}.{cls.__qualname__}", _CLASSES.get(name)
-    if other is not None and f"{other.__module__}.{other.__qualname__}" != place:
+    other = _CLASSES.get(name, cls)
+    if (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
         raise ValueError(f"the name {name!r} is taken by {other.__module__}.{other.__qualname__}")
     _CLASSES[name] = cls
     _NAMES[cls] = name
@@ -67,12 +62,10 @@ def register(cls: type | None = None, /, *, name: str | None = None) -> Any:
 
 def documented(cls: type[_T]) -> type[_T]:
     """Describe in the docstring of a dataclass what its bases, or its function, describe."""
-    own = sorted(fields(cls), key=lambda f: bool(f.kw_only))  # type: ignore[arg-type]
-    sources: list[Any] = [each.__doc__ for each in cls.__mro__[:-1]]
-    named = re.search(r"`functional\.(\w+)`", " ".join(filter(None, sources)))
-    functions = sys.modules.get(f"{__package__}.functional")
-    function = getattr(functions, named[1], None) if named else None
-    return complete(cls, [f.name for f in own], (*cls.__mro__[1:-1], function))
+    names = [f.name for f in sorted(fields(cls), key=lambda f: bool(f.kw_only))]  # type: ignore[arg-type]
+    named = re.search(r"`functional\.(\w+)`", cls.__doc__ or "")
+    function = getattr(sys.modules[f"{__package__}.functional"], named[1], None) if named else None
+    return complete(cls, names, (*cls.__mro__[1:-1], function))
 
 
 def check_fields(cls: type) -> None:
@@ -111,10 +104,9 @@ def stated_fields(obj: Any) -> dict[str, Any]:
     """The fields of a dataclass that differ from their defaults, keywords last.
 
     Defaults that are numbers other than 0 are included, too (``block_size=7``), unless the class
-    has ``states_defaults = False``. A method ``_stated`` of the class replaces this rule; its name
-    "" stands for a text without a name.
+    has ``states_defaults = False``. A method ``_stated`` of the class replaces this rule.
     """
-    if hasattr(type(obj), "_stated"):
+    if hasattr(obj, "_stated"):
         own: dict[str, Any] = obj._stated()
         return own
     worth = (int, float) if getattr(obj, "states_defaults", True) else ()

@@ -17,7 +17,6 @@ Columns = dict[str, Callable[[Row], Any]]
 """For each heading, a function from the row to the cell; a heading may have two lines."""
 WIDTH = 100
 """The width of printed tables, in characters, if the width of the terminal is not known."""
-_NARROWEST = 80
 _PREFIX = 10  # a longer prefix of all names is printed only once
 
 
@@ -66,11 +65,9 @@ class Table(Sequence[Row], Generic[Row]):
         sections: Iterable[Section[Row]] = (),
         notes: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
-        self.rows = tuple(rows)
-        self.columns = columns
-        self.title = title
+        self.rows, self.columns, self.title = tuple(rows), columns, title
         self._sections = [each for each in sections if each.rows] or [Section(self.rows, columns)]
-        self._notes = {heading: lines for heading, lines in (notes or {}).items() if lines}
+        self._notes = notes or {}
 
     def __getitem__(self, i: Any) -> Any:
         return self.rows[i]
@@ -100,8 +97,8 @@ class Table(Sequence[Row], Generic[Row]):
         wrapper = TextWrapper(width, subsequent_indent="    ", break_on_hyphens=False)
         for heading, lines in self._notes.items():
             items = [f"{heading}:", *(wrapper.fill(f"  - {line}") for line in lines)]
-            parts.append("\n".join(items if heading else lines))
-        return "\n".join([*filter(None, [shown(self.title)]), "\n\n".join(parts)])
+            parts += ["\n".join(items if heading else lines)] if lines else []
+        return (f"{shown(self.title)}\n" if self.title else "") + "\n\n".join(parts)
 
     def __str__(self) -> str:
         return self.to_text(terminal_width())
@@ -109,13 +106,12 @@ class Table(Sequence[Row], Generic[Row]):
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        """The whole text, for notebooks."""
         return f'<pre style="white-space: pre">{escape(self.to_text(wide=True))}</pre>'
 
 
 def terminal_width() -> int:
-    """The width of the terminal, or of the environment variable ``COLUMNS``."""
-    return max(_NARROWEST, shutil.get_terminal_size((WIDTH, 24)).columns)
+    """The width of the terminal, or of the environment variable ``COLUMNS``; at least 80."""
+    return max(80, shutil.get_terminal_size((WIDTH, 24)).columns)
 
 
 def _lines(section: Section[Row], width: int, wide: bool) -> list[str]:
@@ -130,19 +126,20 @@ def _lines(section: Section[Row], width: int, wide: bool) -> list[str]:
             for line in cells:
                 line[0] = shown(line[0]).removeprefix(prefix)
     height = 1 + max((head.count("\n") for head in section.columns), default=0)
-    columns, widths, spare = [], [], []
+    columns, widths, spares = [], [], []
     for i, head in enumerate(section.columns):
         texts = [shown(line[i], wide) for line in cells]
         if any(texts) or not cells:
-            heading = [*head.split("\n"), *[""] * height][:height]
+            heading = [*head.split("\n"), ""][:height]
             columns.append([*heading, *texts])
             widths.append(max(map(len, columns[-1])))
             short = any(isinstance(line[i], Short) for line in cells)
-            spare.append(widths[-1] - max(4, *map(len, heading)) if short else 0)
-    while sum(widths) + 2 * (len(widths) - 1) > width and max(spare) > 0:
-        widest = spare.index(max(spare))
-        widths[widest] -= 1
-        spare[widest] -= 1
+            spares.append(widths[-1] - max(4, *map(len, heading)) if short else 0)
+    excess = sum(widths) + 2 * (len(widths) - 1) - width
+    for i, spare in enumerate(spares):
+        cut = max(0, min(excess, spare))
+        widths[i] -= cut
+        excess -= cut
     for column, n in zip(columns, widths, strict=True):
         column.insert(height, "-" * n)
         column[:] = [shorten(text, n).ljust(n) for text in column]
@@ -160,18 +157,17 @@ def _merged(entries: Sequence[str | None], cells: list[list[Any]]) -> list[list[
 
     It stands at the place of its first line. All others stay, so that each line names its rows.
     """
-    alike: dict[Hashable, list[int]] = defaultdict(list)
-    largest: dict[str, list[int]] = {}
+    alike: dict[tuple[Hashable, ...], list[int]] = defaultdict(list)
     for i, (entry, line) in enumerate(zip(entries, cells, strict=True)):
-        if entry is not None:
-            kept = [c.value is None if isinstance(c, Varying) else shown(c) for c in line[1:]]
-            group = alike[entry, *kept]
-            group.append(i)
-            largest[entry] = max(largest.get(entry, group), group, key=len)
-    sizes, lines = Counter(entries), dict(enumerate(cells))
-    for entry, group in largest.items():
-        if len(group) > 1:
-            of = "" if len(group) == sizes[entry] else f" of {sizes[entry]}"
+        kept = [
+            cell.value is None if isinstance(cell, Varying) else shown(cell) for cell in line[1:]
+        ]
+        alike[entry, *kept].append(i)
+    lines = dict(enumerate(cells))
+    for entry, n in Counter(entries).items():
+        group = max((alike[key] for key in alike if key[0] == entry), key=len)
+        if entry is not None and len(group) > 1:
+            of = "" if len(group) == n else f" of {n}"
             columns = zip(*(lines.pop(i)[1:] for i in group), strict=True)
             name = Varying(f"{len(group)}{of} sites {entry}")
             lines[group[0]] = [name, *map(_together, columns)]
