@@ -16,8 +16,8 @@ from .regularizers.dropout import Dropout, DropPath, StochasticDepth
 from .regularizers.rates import RateLike
 from .schedules.base import Schedule
 from .schedules.curves import ByDepth, StepSchedule
-from .selectors.index import Index, NoMatchError
-from .selectors.select import Select, match
+from .selectors.index import Index
+from .selectors.select import Select, matching
 from .selectors.wrappers import unwrap
 from .spec.spec import Spec
 
@@ -53,20 +53,17 @@ def drop_block_resnet(
     Reference:
         Ghiasi, Lin and Le, 2018, section 4.1 (https://arxiv.org/abs/1810.12890).
     """
-    index = Index(unwrap(model))
-    entries: list[tuple[str, Regularizer]] = []
+    bare = unwrap(model)
+    known = Index(bare).modules
+    spec = {}
     for group, factor in (("layer3", 0.25), ("layer4", 1.0)):
-        regularizer = DropBlock2d(scaled(p, factor), block_size, **options)
-        norms, shortcut = f"{group}.*.bn[123]", f"{group}.*.downsample"
-        if not _matches(norms, index):
-            raise ValueError(
-                f"drop_block_resnet puts DropBlock on {norms!r} of a ResNet, and "
-                f"{type(index.model).__name__} has no such layer: use by_stage, or name the layers"
-            )
-        entries.append((norms, regularizer))
-        if _matches(shortcut, index):
-            entries.append((shortcut, regularizer))
-    return Spec(entries)
+        norms, shortcuts = f"{group}.*.bn[123]", f"{group}.*.downsample"
+        if not matching(norms, known):
+            missing = f"{type(bare).__name__} has no layers {norms!r} of a ResNet"
+            raise ValueError(f"{missing}: use by_stage, or name the layers")
+        places = [norms, shortcuts] if matching(shortcuts, known) else [norms]
+        spec |= dict.fromkeys(places, DropBlock2d(scaled(p, factor), block_size, **options))
+    return Spec(spec)
 
 
 def by_stage(
@@ -86,17 +83,14 @@ def by_stage(
         stages: by number, negative from the end.
         first: share of the rate at the first stage.
     """
-    if not isinstance(regularizer, Regularizer):
+    if not isinstance(regularizer, Regularizer) or not regularizer.rates:
         raise TypeError(
-            "by_stage takes a regularizer first and no model, as in by_stage(DropBlock2d(p=0.1)): "
-            f"got {shown(regularizer)}"
+            "by_stage takes a regularizer with a rate and no model, as in "
+            f"by_stage(DropBlock2d(p=0.1)): got {shown(regularizer)}"
         )
-    if not regularizer.rates:
-        raise ValueError(f"{regularizer!r} has no rate that could rise with depth")
     name, rate = next(iter(regularizer.rates.items()))
     spread = regularizer.with_rates(**{name: ByDepth(scaled(rate, first), rate)})
-    chosen = stages if isinstance(stages, int) else tuple(stages)
-    return Spec([(Select(stages=chosen), spread)])
+    return Spec([(Select(stages=stages), spread)])
 
 
 def stochastic_depth(
@@ -104,7 +98,7 @@ def stochastic_depth(
 ) -> Spec:
     """`StochasticDepth` on all residual blocks that keep their shape, the rate rising from 0 to p.
 
-    A dry run finds the blocks: the innermost layers whose output is their input plus something.
+    The blocks are those of `residual_blocks`.
 
     Example:
         >>> stochastic_depth(model, p=0.2, example_input=x)  # doctest: +SKIP
@@ -121,14 +115,9 @@ def stochastic_depth(
     Reference:
         Huang et al., 2016, the linear decay rule (https://arxiv.org/abs/1603.09382).
     """
-    bare, regularizer = unwrap(model), StochasticDepth(ByDepth(0.0, p), **options)
-    names = residual_blocks(bare, example_input)
-    if not names:
-        raise ValueError(
-            f"{type(bare).__name__} has no residual block that keeps its shape: use "
-            "drop_path, or name the layers"
-        )
-    return Spec([(Select(names=names), regularizer)])
+    names = residual_blocks(model, example_input)
+    kind = "residual block that keeps its shape: use drop_path"
+    return _on(model, names, kind, StochasticDepth(ByDepth(0.0, p), **options))
 
 
 def drop_path(model: nn.Module, p: RateLike = 0.1, example_input: Any = None) -> Spec:
@@ -150,16 +139,12 @@ def drop_path(model: nn.Module, p: RateLike = 0.1, example_input: Any = None) ->
     Raises:
         ValueError: for a model without them.
     """
-    index, regularizer = Index(unwrap(model)), DropPath(ByDepth(0.0, p))
-    layers = record_forward(index.model, example_input)
-    found = [t for t in _matches("**.drop_path*", index) if not t.module._modules]
-    names = tuple(target.name for target in found if layers[target.name].calls)
-    if not names:
-        raise ValueError(
-            f"{type(index.model).__name__} has no layer drop_path on its branches: use "
-            "stochastic_depth, or name the layers"
-        )
-    return Spec([(Select(names=names), regularizer)])
+    called = record_forward(unwrap(model), example_input)
+    modules = Index(unwrap(model)).modules
+    found = [name for name in matching("**.drop_path*", modules) if called[name].calls]
+    names = [name for name in found if not modules[name].module._modules]
+    kind = "layer drop_path on its branches: use stochastic_depth"
+    return _on(model, names, kind, DropPath(ByDepth(0.0, p)))
 
 
 def layer_drop(model: nn.Module, p: RateLike = 0.1, **options: Any) -> Spec:
@@ -182,8 +167,9 @@ def layer_drop(model: nn.Module, p: RateLike = 0.1, **options: Any) -> Spec:
         Fan, Grave and Joulin, 2019 (https://arxiv.org/abs/1909.11556). They do not scale the layers
         that are kept.
     """
+    kind = "list of layers called layers, h or blocks: use stochastic_depth"
     regularizer = StochasticDepth(p, **{"mode": "batch", **options})
-    return _named(model, _LAYERS, "list of layers called layers, h or blocks", regularizer)
+    return _on(model, _outermost(model, _LAYERS), kind, regularizer)
 
 
 def residual_dropout(model: nn.Module, p: RateLike = 0.1, **options: Any) -> Spec:
@@ -203,18 +189,21 @@ def residual_dropout(model: nn.Module, p: RateLike = 0.1, **options: Any) -> Spe
     Reference:
         Vaswani et al., 2017, section 5.4 (https://arxiv.org/abs/1706.03762).
     """
-    kinds = "projection called o_proj, out_proj, down_proj, fc2 or the like"
-    return _named(model, _PROJECTIONS, kinds, Dropout(p, **options))
+    kind = "projection called o_proj, out_proj, down_proj, fc2 or the like: use stochastic_depth"
+    return _on(model, _outermost(model, _PROJECTIONS), kind, Dropout(p, **options))
 
 
-def _named(model: nn.Module, pattern: str, kinds: str, regularizer: Regularizer) -> Spec:
-    """A regularizer on the outermost layers whose name matches a pattern."""
-    bare = unwrap(model)
-    found = {name: re.match(pattern, name) for name in Index(bare).modules}
-    names = tuple(name for name, match in found.items() if match and match[0] == name)
+def _outermost(model: nn.Module, pattern: str) -> list[str]:
+    """The outermost layers whose name matches a pattern."""
+    found = {name: re.match(pattern, name) for name in Index(unwrap(model)).modules}
+    return [name for name, match in found.items() if match and match[0] == name]
+
+
+def _on(model: nn.Module, names: Sequence[str], kind: str, regularizer: Regularizer) -> Spec:
+    """A regularizer on these layers, which are of this kind."""
     if not names:
-        raise ValueError(f"{type(bare).__name__} has no {kinds}: name the layers")
-    return Spec([(Select(names=names), regularizer)])
+        raise ValueError(f"{type(unwrap(model)).__name__} has no {kind}, or name the layers")
+    return Spec([(Select(names=tuple(names)), regularizer)])
 
 
 def residual_blocks(model: nn.Module, example_input: Any = None) -> tuple[str, ...]:
@@ -261,10 +250,3 @@ def scaled(rate: RateLike, factor: float) -> RateLike:
     if callable(rate):
         raise TypeError(f"{rate!r} can't be scaled: give a number or one of our schedules")
     return as_number("p", rate, "a number or a schedule") * factor
-
-
-def _matches(selector: str, index: Index) -> list[Any]:
-    try:
-        return list(match(selector, index))
-    except NoMatchError:
-        return []

@@ -65,7 +65,7 @@ def test_a_resnet_compiles_with_the_compiler_of_the_system(monkeypatch, tmp_path
 
 
 def test_drop_block_needs_a_resnet(net):
-    with pytest.raises(ValueError, match=r"'layer3.\*.bn\[123\]' of a ResNet, and Net has no such"):
+    with pytest.raises(ValueError, match=r"Net has no layers 'layer3.\*.bn\[123\]' of a ResNet"):
         presets.drop_block_resnet(net)
 
 
@@ -79,8 +79,6 @@ def test_by_stage():
         assert [site.rate for site in attached] == pytest.approx([0.1, 0.25, 0.4])
         model(images(edge=96)).sum().backward()
         assert attached.verify() == []
-    with pytest.raises(ValueError, match="no rate that could rise"):
-        presets.by_stage(ZeroGrad())
 
 
 @pytest.mark.parametrize(
@@ -168,9 +166,11 @@ def test_scaled(rate, half):
         presets.scaled(lambda t: 0.1, 0.5)
 
 
-@pytest.mark.parametrize("given", [nn.ReLU(), DropBlock2d, 0.1], ids=["model", "class", "rate"])
+@pytest.mark.parametrize(
+    "given", [nn.ReLU(), DropBlock2d, ZeroGrad()], ids=["model", "class", "no rate"]
+)
 def test_by_stage_takes_a_regularizer_first(given):
-    with pytest.raises(TypeError, match="by_stage takes a regularizer first and no model"):
+    with pytest.raises(TypeError, match="by_stage takes a regularizer with a rate and no model"):
         presets.by_stage(given)
 
 
