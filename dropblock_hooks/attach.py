@@ -68,7 +68,7 @@ def attach(
         TypeError: for a model, or an optimizer, of another class.
         ValueError: if the optimizer holds no parameter with ``when="accumulated"``.
     """
-    base = submodule(unwrap(model, spec), root)
+    base = submodule(unwrap(model), root)
     draft = Draft.of(spec)
     placements, warnings, unsaid = place(base, draft, epochs)
     if unsaid:

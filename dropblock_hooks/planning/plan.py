@@ -67,7 +67,7 @@ def plan(
     Raises:
         SpecError: for the faults of the spec that ``attach`` would find.
     """
-    base = submodule(unwrap(model, spec), root)
+    base = submodule(unwrap(model), root)
     placements, told, unsaid = place(base, Draft.of(spec), epochs)
     planned = plan_placements(unwrap(model), base, placements, example_input)
     findings = [*(Finding(Kind.SPEC, Severity.NOTE, (), line) for line in told), *planned.findings]

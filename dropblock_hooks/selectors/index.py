@@ -2,12 +2,11 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from .wrappers import bare_type, named_modules
+from .wrappers import named_modules
 
 
 class NoMatchError(ValueError):
@@ -38,14 +37,13 @@ class Index:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        names: dict[int, list[str]] = {}
-        modules = list(named_modules(model))
-        for name, module in modules:
-            names.setdefault(id(module), []).append(name)
+        names: dict[nn.Module, list[str]] = {}
+        for name, module in named_modules(model):
+            names.setdefault(module, []).append(name)
         self.modules: dict[str, Target] = {}
-        for name, module in modules:
-            own, *aliases = names[id(module)]
-            self.modules[name] = Target(own, module, aliases=tuple(aliases))
+        for module, every in names.items():
+            target = Target(every[0], module, aliases=tuple(every[1:]))
+            self.modules |= dict.fromkeys(every, target)
         self._tables = {"": self.modules}
 
     def table(self, form: str) -> dict[str, Target]:
@@ -67,17 +65,13 @@ class Index:
 
     def order(self, targets: Iterable[Target]) -> list[Target]:
         """The targets without repetition, in model order."""
-        found = []
         wanted = {(target.form, target.name) for target in targets}
-        for form in sorted({form for form, _ in wanted}):
-            table = self.table(form).items()
-            found += [t for name, t in table if name == t.name and (form, name) in wanted]
-        return found
-
-    @cached_property
-    def types(self) -> frozenset[str]:
-        """The names of the layers' classes."""
-        return frozenset(bare_type(target.module).__name__ for target in self.modules.values())
+        return [
+            target
+            for form in sorted({form for form, _ in wanted})
+            for name, target in self.table(form).items()
+            if name == target.name and (form, name) in wanted
+        ]
 
 
 def is_share(value: Any) -> bool:

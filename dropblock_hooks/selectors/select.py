@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from ..checks import as_count, closest
-from ..quoting import kind_of, label, listed, quote
+from ..quoting import label, listed, quote, shown
 from ..registry import brief
 from .index import HELD, Index, NoMatchError, Target
 from .stages import stage_target
@@ -17,9 +17,15 @@ from .wrappers import bare_type
 
 ROOT = "."
 """The selector of the model itself, whose name is empty."""
-_SPAN = r"(?:[^.\n]+\.)*"
-_TOKEN = re.compile(r"\*+|\[(!?)([^\]]+)\]|.", re.DOTALL)
 FORMS = (*HELD, "re", "type", "stage", "stride")
+_TOKENS = (  # of an escaped glob, with their regular expressions
+    (r"(^|(?<=\\\.))(\\\*\\\*\\\.)+", r"(?:[^.\n]+\\.)*"),
+    (r"(\\\*)+", r"[^.\n]*"),
+    (r"\\\?", r"[^.\n]"),
+    (r"\\\[!(.+?)\\\]", r"(?![.\n])[^\1]"),
+    (r"\\\[(.+?)\\\]", r"(?![.\n])[\1]"),
+    (r"\\-", "-"),
+)
 
 
 @dataclass(frozen=True)
@@ -54,14 +60,14 @@ class Select:
     def __post_init__(self) -> None:
         kinds: dict[str, Any] = {"names": str, "types": (str, type), "stages": int, "exclude": str}
         for name, kind in kinds.items():
-            if isinstance(getattr(self, name), list):
-                object.__setattr__(self, name, tuple(getattr(self, name)))
+            given = getattr(self, name)
+            vars(self)[name] = tuple(given) if isinstance(given, list) else given
             for item in several(getattr(self, name)):
                 if not isinstance(item, kind) or isinstance(item, bool):
-                    raise TypeError(f"Select: {name} can't be {quote(item)} ({kind_of(item)})")
+                    raise TypeError(f"Select: {name} can't be {shown(item)}")
         if self.where is not None and not callable(self.where):
             raise TypeError(
-                f"Select: where must be callable as where(name, module), got {quote(self.where)}"
+                f"Select: where must be callable as where(name, module), got {shown(self.where)}"
             )
         if self.expect is not None:
             as_count("Select: expect", self.expect)
@@ -87,10 +93,11 @@ def match(selector: Selector, index: Index) -> list[Target]:
     """
     if isinstance(selector, Select):
         return _match_select(selector, index)
-    return index.order(_match_text(selector, index))
+    return index.order(_called(selector, index))
 
 
-def _match_text(text: str, index: Index) -> list[Target]:
+def _called(text: str, index: Index) -> list[Target]:
+    """The matches of a text without the modules that have no forward."""
     found = _named(text, index)
     called = [target for target in found if target.form or _has_forward(target.module)]
     if not called:
@@ -103,36 +110,31 @@ def _match_text(text: str, index: Index) -> list[Target]:
 
 def _named(text: str, index: Index, whole: bool = False) -> list[Target]:
     """The matches of a text, also modules without a forward; of a stage its end, or the `whole`."""
-    form, colon, rest = text.partition(":")
-    if not (rest if colon else text).strip():
+    form, rest = _parted(text)
+    if not rest.strip():
         raise NoMatchError(f"the selector {quote(text)} is empty")
-    if not colon or form not in FORMS or form == "re":
-        form, rest = "", text  # the name or the pattern of a layer
-    if form in ("stage", "stride"):
-        return [stage_target(index, form, rest, whole)]
-    if form == "type":
-        return _match_type(rest, index)
-    table = index.table(form)
     try:
-        found = [table[name] for name in matching(rest, table)]
+        found = _find(form, rest, index, whole)
     except (re.error, OverflowError, RecursionError) as error:
-        raise NoMatchError(f"{quote(rest)} is not a pattern: {error}") from None
+        raise NoMatchError(f"{quote(text)} is not a pattern: {error}") from None
     if not found:
-        raise NoMatchError(_no_match(form, rest, index))
+        raise NoMatchError(f"{quote(text)} matches nothing{_hint(form, rest, index)}")
     return found
 
 
-def _match_type(wanted: str | type, index: Index) -> list[Target]:
-    """The layers of a class, or of a class that inherits from it."""
-    targets = [target for target in index.modules.values() if _has_forward(target.module)]
-    if isinstance(wanted, type):
-        found = [target for target in targets if isinstance(target.module, wanted)]
-        wanted = wanted.__name__
-    else:
-        found = [target for target in targets if wanted in _class_names(target.module)]
-    if not found:
-        raise NoMatchError(f"no layer is a {label(wanted, 200)}{closest(wanted, index.types)}")
-    return found
+def _parted(text: str) -> tuple[str, str]:
+    """The form of a text and the rest; of the name or the pattern of a layer ``""`` and all."""
+    form, _, rest = text.partition(":")
+    return (form, rest) if form in FORMS and form != "re" else ("", text)
+
+
+def _find(form: str, text: str, index: Index, whole: bool = False) -> list[Target]:
+    if form in ("stage", "stride"):
+        return [stage_target(index, form, text, whole)]
+    if form == "type":
+        return [t for t in _with_forward(index) if text in _class_names(t.module)]
+    table = index.table(form)
+    return [table[name] for name in matching(text, table)]
 
 
 def _class_names(module: nn.Module) -> set[str]:
@@ -140,44 +142,39 @@ def _class_names(module: nn.Module) -> set[str]:
     return {name for c in classes for name in (c.__name__, f"{c.__module__}.{c.__qualname__}")}
 
 
+def _with_forward(index: Index) -> list[Target]:
+    return [target for target in index.modules.values() if _has_forward(target.module)]
+
+
 def _has_forward(module: nn.Module) -> bool:
     inherited = inspect.getattr_static(type(module), "forward", None) is nn.Module.forward
     return not inherited or "forward" in vars(module)
 
 
-def _no_match(form: str, text: str, index: Index) -> str:
-    """Why a name or a pattern matches nothing, and the closest names."""
+def _hint(form: str, text: str, index: Index) -> str:
+    """What a text that matches nothing was probably meant to be."""
     word, colon, _ = text.partition(":")
     if colon and word != "re":
-        hint = closest(word, FORMS)
-        return f"unknown form of selector {label(word)}:{hint}; forms: {', '.join(FORMS)}"
-    kinds = {
-        f"param:{text}.**" if form == "param" else text: index.modules,
-        **{f"{held}:{text}": index.table(held) for held in HELD},
-        f"type:{text}": index.types,
-    }
-    table = index.table(form)
-    for meant, known in kinds.items():
-        if text in known:
-            noun = "rate" if form == "attr" else HELD[form].noun if form in HELD else "layer"
-            return f"{quote(text)} is no {noun}: did you mean {quote(meant)}?"
-    if word != "re" and (below := matching(f"**.{text}", table)):
-        meant = f"{form}:**.{text}" if form else f"**.{text}"
-        return (
-            f"{quote(text)} matches nothing: did you mean {quote(meant)} ({listed(below, 3)})? "
-            "Or give root=, the submodule where names begin"
-        )
+        forms = ", ".join(FORMS)
+        return f": unknown form of selector {label(word)}:{closest(word, FORMS)}; forms: {forms}"
+    meant = [f"param:{text}.**"] if form == "param" else [text]
+    meant += [*(f"{other}:{text}" for other in (*HELD, "type")), f"{form}:**.{text}".lstrip(":")]
+    for each in () if colon else meant:
+        if found := _find(*_parted(each), index):
+            names = listed((target.name for target in found), 3)
+            return f": did you mean {quote(each)} ({names})?"
     why = ": a rate is a number in [0, 1] that a module holds as p, *drop* or *prob*"
-    why = why if form == "attr" else ""
-    return f"{quote(text)} matches nothing{why}{closest(text, filter(None, table))}"
+    types = {bare_type(target.module).__name__ for target in index.modules.values()}
+    known = types if form == "type" else index.table(form)
+    return (why if form == "attr" else "") + closest(text, filter(None, known))
 
 
 def _match_select(select: Select, index: Index) -> list[Target]:
     found = index.order(_candidates(select, index))
     if select.where is not None:
         found = [target for target in found if select.where(target.name, target.module)]
-        if not found:
-            raise NoMatchError("no layer satisfies where")
+    if not found:
+        raise NoMatchError(f"no layer matches all of {quote(select)}")
     out = {target for text in several(select.exclude) for target in _left_out(text, found, index)}
     kept = [target for target in found if target not in out]
     if not kept:
@@ -193,11 +190,11 @@ def _match_select(select: Select, index: Index) -> list[Target]:
 def _left_out(text: str, found: list[Target], index: Index) -> set[Target]:
     """The targets that an exclude leaves out: its matches, and everything inside them."""
     try:
-        roots = [target.name for target in _named(text, index, whole=True)]
+        roots = _named(text, index, whole=True)
     except NoMatchError as error:
         raise NoMatchError(f"exclude={quote(text)} leaves out nothing: {error}") from None
-    starts = tuple(f"{root}." if root else "" for root in roots)
-    tables = [index.table(kind) for kind in {target.form for target in found}]
+    starts = tuple(f"{root.name}." if root.name else "" for root in roots)
+    tables = [index.table(form) for form in {target.form for target in found}]
     inside = {t for table in tables for name, t in table.items() if f"{name}.".startswith(starts)}
     if not inside.intersection(found):
         raise NoMatchError(f"exclude={quote(text)} leaves out none of the selected layers")
@@ -206,21 +203,19 @@ def _left_out(text: str, found: list[Target], index: Index) -> set[Target]:
 
 def _candidates(select: Select, index: Index) -> list[Target]:
     """What all of names, types and stages match; stages alone match the layers that end them."""
-    names, types, stages = map(several, (select.names, select.types, select.stages))
-    if not names and not types:
-        ends = [stage_target(index, "stage", str(stage)) for stage in stages]
-        return ends or [t for t in index.modules.values() if _has_forward(t.module)]
-    found = [target for name in names for target in _match_text(name, index)]
+    names, types, numbers = map(several, (select.names, select.types, select.stages))
+    inside = bool(names or types)
+    stages = [stage_target(index, "stage", str(number), whole=inside) for number in numbers]
+    if stages and not inside:
+        return stages
+    found = [target for name in names for target in _called(name, index)]
+    found = found if names else _with_forward(index)
     if types:
-        typed = {target: None for wanted in types for target in _match_type(wanted, index)}
-        found = [target for target in found if target in typed] if names else [*typed]
-    if stages:
-        roots = [stage_target(index, "stage", str(stage), whole=True) for stage in stages]
-        starts = tuple(f"{root.name}." for root in roots)
-        found = [target for target in found if f"{target.name}.".startswith(starts)]
-    if not found:
-        raise NoMatchError(f"{quote(select)}: no layer matches all of its forms")
-    return found
+        words = (t if isinstance(t, str) else f"{t.__module__}.{t.__qualname__}" for t in types)
+        typed = {target for word in words for target in _named(f"type:{word}", index)}
+        found = [target for target in found if target in typed]
+    starts = tuple(f"{stage.name}." for stage in stages) or ("",)
+    return [target for target in found if f"{target.name}.".startswith(starts)]
 
 
 def matching(text: str, names: Collection[str]) -> list[str]:
@@ -242,21 +237,7 @@ def matching(text: str, names: Collection[str]) -> list[str]:
 
 def _translated(glob: str) -> str:
     """The glob as a regular expression over a name with a dot after each component."""
-    parts: list[str] = []
-    for component in glob.split("."):
-        if component != "**":
-            parts.append(rf"{_TOKEN.sub(_translated_token, component)}\.")
-        elif parts[-1:] != [_SPAN]:  # two in a row mean the same, and take longer to match
-            parts.append(_SPAN)
-    return "".join(parts)
-
-
-def _translated_token(token: re.Match[str]) -> str:
-    if token.group().startswith("*"):
-        return r"[^.\n]*"
-    if token.group() == "?":
-        return r"[^.\n]"
-    if token[2]:
-        inside = re.escape(token[2]).replace("\\-", "-")
-        return rf"(?![.\n])[{'^' if token[1] else ''}{inside}]"
-    return re.escape(token.group())
+    text = re.escape(f"{glob}.")
+    for token, pattern in _TOKENS:
+        text = re.sub(token, pattern, text)
+    return text

@@ -26,32 +26,26 @@ def stage_target(index: Index, kind: str, text: str, whole: bool = False) -> Tar
     """The last layer of a stage, or the `whole`; it is given by ``"stage"`` or by ``"stride"``."""
     if not re.fullmatch(r"-?\d{1,9}", text):
         raise NoMatchError(f"{kind}: takes an integer, got {quote(text)}")
-    stages = stages_of(index)
-    number = int(text)
-    if number < 0:  # features_only removes the stages that no output needs
-        while len(stages) > 1 and stages[-1].name is None:
-            stages.pop()
-    if kind == "stage":
-        found = stages[number : number + 1 or None] if number >= -len(stages) else []
-    else:
-        found = [stage for stage in stages if stage.stride == number]
+    stages, number = _stages(index), int(text)
+    while number < 0 and len(stages) > 1 and stages[-1].name is None:
+        stages.pop()  # features_only removes the stages that no output needs
+    n = len(stages)
+    given = [(i, i - n) if kind == "stage" else (stages[i].stride,) for i in range(n)]
+    found = [stages[i] for i in range(n) if number in given[i]]
     if not found:
         known = [f"{i}: {each.stated}, stride {each.stride}" for i, each in enumerate(stages)]
         hint = shorten("; ".join(known))
         raise NoMatchError(f"{kind}:{number} is no stage of the model ({hint})")
     stated, name, *_ = found[-1]
     if name is None:
-        raise NoMatchError(
-            f"feature_info names {quote(stated)}, which the model does not have: name a layer "
-            "instead"
-        )
+        raise NoMatchError(f"feature_info names {quote(stated)}, which the model does not have")
     return index.modules[name if whole else [*_ends(index, name)][-1]]
 
 
 def stage_channels(index: Index) -> dict[str, int]:
     """The channels of every stage, by the names of the layers that end it; of other models none."""
     try:
-        stages = stages_of(index)
+        stages = _stages(index)
     except NoMatchError:
         return {}
     return {
@@ -62,17 +56,16 @@ def stage_channels(index: Index) -> dict[str, int]:
     }
 
 
-def stages_of(index: Index) -> list[Stage]:
+def _stages(index: Index) -> list[Stage]:
     """The stages of a model; NoMatchError for one without ``feature_info``, or with several."""
     host = _host(index)
     entries = [e for e in _entries(index.modules[host].module) or [] if "module" in e]
     names = [e["module"] or "(no layer)" for e in entries]
     prefix = f"{host}." if host else ""
+    places = (_find(index, prefix, names, name) for name in names)
     return [
-        Stage(
-            prefix + name, _find(index, prefix, names, name), e.get("reduction"), e.get("num_chs")
-        )
-        for name, e in zip(names, entries, strict=True)
+        Stage(prefix + name, place, entry.get("reduction"), entry.get("num_chs"))
+        for name, place, entry in zip(names, places, entries, strict=True)
     ]
 
 
@@ -80,7 +73,7 @@ def _host(index: Index) -> str:
     """The only outermost submodule that has ``feature_info``."""
     outer: list[str] = []
     for name, target in index.modules.items():  # parents come first
-        inside = any(host == "" or name.startswith(f"{host}.") for host in outer)
+        inside = name.startswith(tuple(f"{host}." if host else "" for host in outer))
         if name == target.name and not inside and _entries(target.module) is not None:
             outer.append(name)
     if len(outer) == 1:

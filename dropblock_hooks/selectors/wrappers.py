@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from torch import nn
 
 from ..checks import closest
-from ..quoting import kind_of, quote
+from ..quoting import quote, shown
 
 # the attribute that holds the wrapped module, by the name of the class
 _WRAPPERS = {
@@ -37,25 +37,18 @@ def _innermost(module: nn.Module) -> nn.Module:
     return module
 
 
-def unwrap(model: object, spec: object = None) -> nn.Module:
-    """The model inside its wrappers; `spec` is the second argument of ``attach``.
+def unwrap(model: object) -> nn.Module:
+    """The model inside its wrappers.
 
     Another object than a module is a TypeError, ``nn.DataParallel`` anywhere in it a RuntimeError.
     """
     if not isinstance(model, nn.Module):
-        got = kind_of(model)
-        if isinstance(model, type) and issubclass(model, nn.Module):
-            got = f"the class {model.__name__}: write {model.__name__}()"
-        elif isinstance(spec, nn.Module):
-            got += "; the model comes first: attach(model, spec)"
-        raise TypeError(f"model must be a torch.nn.Module, got {got}")
-    for name, module in model.named_modules():
-        if isinstance(module, nn.DataParallel):
-            where = f"its submodule '{name}' is" if name else "the model is"
-            raise RuntimeError(
-                f"{where} nn.DataParallel, which shares the state of hooks between threads: use "
-                "DistributedDataParallel, or attach to a model without it"
-            )
+        raise TypeError(f"model must be a torch.nn.Module, got {shown(model)}")
+    if any(isinstance(module, nn.DataParallel) for module in model.modules()):
+        raise RuntimeError(
+            "the model holds nn.DataParallel, which shares the state of hooks between threads: use "
+            "DistributedDataParallel, or attach to a model without it"
+        )
     return _innermost(model)
 
 

@@ -215,7 +215,7 @@ def test_the_logits_of_an_output_are_found(wrap):
             TypeError,
             "the output is no tensor but list: pick one",
         ),
-        ({"model": [1]}, TypeError, "model must be a torch.nn.Module, got list"),
+        ({"model": [1]}, TypeError, r"model must be a torch.nn.Module, got \[1\] \(list\)"),
     ],
     ids=["n", "transform", "model"],
 )

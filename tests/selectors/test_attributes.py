@@ -75,16 +75,16 @@ def test_matches(selector):
 
 
 NO_RATES = [
-    "zzz*", "re:zzz", ".", "nowhere.p", "drop_tensor", "drop_buffer", "drop_text", "drop_bool",
+    "zzz*", "re:zzz", "nowhere.p", "drop_tensor", "drop_buffer", "drop_text", "drop_bool",
     "drop_none", "drop_large", "drop_negative", "drop_nan", "threshold", "drop_property",
     "of_class_dropout", "layers.0.fc.in_features", "layers.0.training",
 ]  # fmt: skip
 NOTHING = {
     **{f"attr:{name}": r"matches nothing: a rate is a number in \[0, 1\]" for name in NO_RATES},
-    "attr:drop_rato": r"'drop_rato' matches nothing.* \(closest: drop_rate\)",
-    "attr:re:(": "'re:\\(' is not a pattern",
+    "attr:drop_rato": r"'attr:drop_rato' matches nothing.* \(closest: drop_rate\)",
+    "attr:re:(": "'attr:re:\\(' is not a pattern",
     "attr:": "is empty",
-    "attr:lstm": "'lstm' is no rate: did you mean 'lstm'",
+    "attr:lstm": "'attr:lstm' matches nothing: did you mean 'lstm'",
     "atr:dropout": r"unknown form of selector atr: \(closest: attr\)",
     Select(names="attr:drop_*", expect=7): "expected 7 layers, got 1: drop_rate",
 }
