@@ -87,8 +87,7 @@ class Attachment:
 
         Args:
             which: a site key, a selector, or a class of regularizers.
-            rates: numbers or schedules by field; a `ByDepth` is spread over the layers of each
-                class of regularizers separately.
+            rates: numbers or schedules by field; a `ByDepth` is spread over these layers.
 
         Raises:
             KeyError: if `which` means no site, with the reason.

@@ -22,12 +22,10 @@ from ..sites.hooks import REPLACED, SiteHook
 from ..sites.run import Run, Window, windows
 from ..sites.site import Site
 from ..tables import counted
-from ..warn import warn
 from .distributed import tell_equal_seeds
 from .watchdog import look_at_forward, new_alerts, tell_alerts
 
 _EVALUATIONS = 2  # after which a training that nobody steps is reported
-_CLEARED = (Kind.NEVER_CALLED, Kind.NEVER_ACTIVE, Kind.REPLACED)
 
 
 class ModelHook:
@@ -46,12 +44,11 @@ class ModelHook:
             "attached.remove(), or use torch.export"
         )
 
-    def __init__(self, run: Run, hooks: Iterable[SiteHook]) -> None:
-        self.run = run
-        self.hooks = tuple(hooks)
-        self.layers = [hook for hook in self.hooks if hook.by_call]
-        self.others = [hook for hook in self.hooks if not hook.by_call]
-        self.every = _interval(self.hooks)
+    def __init__(self, run: Run, hooks: Sequence[SiteHook]) -> None:
+        self.run, self.hooks = run, hooks
+        self.parameters = [hook for hook in hooks if not hook.by_call]
+        dogs = [each for hook in hooks if isinstance(each := hook.site.regularizer, Watchdog)]
+        self.every = min((dog.every for dog in dogs if dog.every), default=0)
         self._training, self._turns = False, 0  # the mode of the last forward; turns to training
 
     def __call__(self, model: nn.Module, *args: Any) -> None:
@@ -68,18 +65,16 @@ class ModelHook:
             self._training, self._turns = model.training, self._turns + model.training
             if model.training and self._turns > _EVALUATIONS:  # training goes on after two
                 tell(not_stepped(hook.site for hook in self.hooks), run.told)
-        for hook in self.others:
+        for hook in self.parameters:
             owner = None if hook.site.calls else find_module(model, hook.site.owner)
             if owner is not None:
                 hook.put(owner)
-        if not (model.training and run.enabled):
-            return
-        if torch._C._are_functorch_transforms_active():
-            return  # no number can be read there
+        if not (model.training and run.enabled) or torch._C._are_functorch_transforms_active():
+            return  # under a transform no number can be read
         if not run.looked:
             run.looked = True
             window = replace(windows(run, self.hooks)[0], backward=False)
-            tell(_idle_sites(model, self.layers, window), run.told)
+            tell(_idle(model, [hook for hook in self.hooks if hook.by_call], window), run.told)
         if self.every:
             look_at_forward(model, run, self.hooks, self.every)
 
@@ -97,9 +92,9 @@ def find_faults(base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> list[Fi
     if not run.installed:
         return [error((), Kind.REMOVED, "the attachment was removed", REPLACED[-1])]
     found = run.scale.findings(run.epoch)
-    now, before = windows(run, hooks)
-    stale = before.has("calls", "active") and not now.has("trained", "active")
-    window = before if stale else now
+    window, before = windows(run, hooks)
+    if before.has("calls", "active") and not window.has("trained", "active"):
+        window = before
     if not window.has("calls", "active") and not _leaves_no_trace(base, hooks):
         text = "no layer was called in this epoch, or since attaching or loading"
         found.append(error((), Kind.NOT_RUN, text, "Run a training step first"))
@@ -120,21 +115,17 @@ def tell_faults(attached: Any) -> None:
 @contextmanager
 def around_step(base: nn.Module, run: Run, hooks: Sequence[SiteHook], t: float) -> Iterator[None]:
     """Check the window before time moves to `t`, and report the findings afterwards."""
-    if graph_task() != NO_TASK:
-        warn(
-            "step() was called during a backward: activation checkpoints that are recomputed "
-            "after it use the new rates, and their gradients are wrong; call step() after "
-            "backward()"
-        )
+    found: list[Finding] = []
+    alerts: list[Finding] = []
     epochs = math.floor(t) - math.floor(run.epoch)
-    ended = epochs == 1 and not run.fresh  # otherwise the time was set
-    told = [] if run.installed else find_faults(base, run, hooks)  # that it was removed
-    if epochs and run.installed:
-        told = _look_back(base, run, hooks, ended)
-    alerts = new_alerts(base, run, hooks) if epochs else []
+    if not run.installed:
+        found = find_faults(base, run, hooks)  # that it was removed
+    elif epochs:
+        ended = epochs == 1 and not run.fresh  # otherwise the time was set
+        found, alerts = _look_back(base, run, hooks, ended), new_alerts(base, run, hooks)
     yield
     run.stepped, run.fresh = True, False
-    tell(told, run.told)
+    tell(found, run.told)
     tell_equal_seeds(run, [hook.site for hook in hooks])
     tell_alerts(run, hooks, alerts)
 
@@ -142,27 +133,24 @@ def around_step(base: nn.Module, run: Run, hooks: Sequence[SiteHook], t: float) 
 def _look_back(base: nn.Module, run: Run, hooks: Sequence[SiteHook], ended: bool) -> list[Finding]:
     """The faults in a window that closes; `ended` says whether an epoch has ended."""
     window, _ = windows(run, hooks)
-    if not window.has("trained", "active"):
-        if not ended or _leaves_no_trace(base, hooks):
-            return []
-        text = f"an epoch has ended in which this {bare_type(base).__name__} was not trained"
-        if window.model.evaluated:
-            text += f": it ran {counted(window.model.evaluated, 'forward')} in evaluation mode"
-        cure = (
-            "Call model.train() before training. If another model is trained (a trainer may have "
-            "copied this one), attach to that one; if this one is compiled, its code calls none of "
-            "these layers"
-        )
-        return [Finding(Kind.NOT_TRAINED, Severity.WARNING, (), text, cure, run.epoch)]
     if window.has("off"):
         return []
-    for hook in hooks:  # a site that works again is reported again when it stops
-        if window.sites[hook.site.key].active and hook.diagnose(base, window) is None:
-            run.told -= {(hook.site.key, kind) for kind in _CLEARED}
-    gradients = [hook for hook in hooks if hook.site.regularizer.acts_on == "gradient"]
-    came = any(window.sites[hook.site.key].active for hook in gradients)
-    window = replace(window, backward=came or any(p.grad is not None for p in base.parameters()))
-    return _idle_sites(base, hooks, window)
+    if window.has("trained", "active"):
+        gradients = [hook for hook in hooks if hook.site.regularizer.acts_on == "gradient"]
+        came = any(window.sites[hook.site.key].active for hook in gradients)
+        came = came or any(p.grad is not None for p in base.parameters())
+        return _idle(base, hooks, replace(window, backward=came))
+    if not ended or _leaves_no_trace(base, hooks):
+        return []
+    text = f"an epoch has ended in which this {bare_type(base).__name__} was not trained"
+    if window.model.evaluated:
+        text += f": it ran {counted(window.model.evaluated, 'forward')} in evaluation mode"
+    cure = (
+        "Call model.train() before training. If another model is trained (a trainer may have "
+        "copied this one), attach to that one; if this one is compiled, its code calls none of "
+        "these layers"
+    )
+    return [Finding(Kind.NOT_TRAINED, Severity.WARNING, (), text, cure, run.epoch)]
 
 
 def _leaves_no_trace(base: nn.Module, hooks: Iterable[SiteHook]) -> bool:
@@ -170,18 +158,11 @@ def _leaves_no_trace(base: nn.Module, hooks: Iterable[SiteHook]) -> bool:
     return all(hook.leaves_no_trace(base) for hook in hooks)
 
 
-def _idle_sites(base: nn.Module, hooks: Iterable[SiteHook], window: Window) -> list[Finding]:
+def _idle(base: nn.Module, hooks: Iterable[SiteHook], window: Window) -> list[Finding]:
     """The faults of sites that did nothing; freezing a parameter after training it is no fault."""
     idle = [hook for hook in hooks if not window.sites[hook.site.key].active]
     faults = [(hook, hook.diagnose(base, window)) for hook in idle]
     return [f for hook, f in faults if f and not (f.kind == Kind.LOST and hook.site.active_calls)]
-
-
-def _interval(hooks: Iterable[SiteHook]) -> int | None:
-    """The smallest `every` of all `Watchdog` sites; 0 for never, None without any site."""
-    observers = [hook.site.regularizer for hook in hooks]
-    found = [each.every or 0 for each in observers if isinstance(each, Watchdog)]
-    return min(filter(None, found), default=0) if found else None
 
 
 def not_stepped(sites: Iterable[Site]) -> list[Finding]:

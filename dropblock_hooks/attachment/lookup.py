@@ -1,6 +1,6 @@
 """Sites of an attachment, found by key, selector or class; their rates, captures and bounds."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -99,14 +99,11 @@ def with_rates(sites: Sequence[Site], rates: Mapping[str, Any], run: Run) -> lis
     for rate in rates.values():
         if length_of(rate) is None:
             raise ValueError(f"{quote(rate)}: {UNSAID}")
-    layers: dict[str, dict[str, int]] = defaultdict(dict)  # of each class of regularizers
-    for site in sites:
-        numbers = layers[site.regularizer.label]
-        numbers.setdefault(site.name, len(numbers))
+    layers = list(dict.fromkeys(site.name for site in sites))
+    depth = {name: i for i, name in enumerate(layers)}
     changed = []
     for site in sites:
-        numbers = layers[site.regularizer.label]
-        place = numbers[site.name], len(numbers)
+        place = depth[site.name], len(layers)
         new = {name: spread_rate(rate, *place) for name, rate in rates.items()}
         try:
             changed.append(site.regularizer.with_rates(**new))

@@ -35,13 +35,8 @@ class Placement:
     position: tuple[int, int]  # the number of the entry, and of the regularizer in it
     target: Target
     regularizer: Regularizer
+    where: str  # the selector of the entry, as messages quote it, after its line in a file
     facts: Facts | None = None  # the axes of the layer, as the model shows them
-    line: str = ""  # of the entry in its file, as a message begins with it
-
-    @property
-    def where(self) -> str:
-        """The selector of the entry, as messages quote it, after its line in a file."""
-        return f"{self.line}{quote(self.entry.selector)}"
 
     @property
     def hook(self) -> type[SiteHook]:
@@ -70,22 +65,20 @@ def place(model: nn.Module, draft: Draft, epochs: int | None = None) -> Placed:
     problems = list(draft.problems)
     warnings: list[str] = []
     for i, entry in enumerate(draft.entries):
+        where = f"{draft.places[i]}{quote(entry.selector)}"
         try:
             targets = match(entry.selector, index)
         except NoMatchError as error:
-            problems.append(f"{draft.places[i]}{quote(entry.selector)}: {error}")
+            problems.append(f"{where}: {error}")
             continue
         if entry.regularizers is None:
             names = {target.name for target in targets}
             kept = [p for p in placements if p.target.name not in names]
             if len(kept) == len(placements):
-                text = "None clears nothing: no earlier entry is on it"
-                warnings.append(f"{quote(entry.selector)}: {text}")
+                warnings.append(f"{where}: None clears nothing: no earlier entry is on it")
             placements = kept
-            continue
-        for j, regularizer in enumerate(entry.regularizers):
-            line = draft.places[i]
-            placements += [Placement(entry, (i, j), t, regularizer, line=line) for t in targets]
+        for j, regularizer in enumerate(entry.regularizers or ()):
+            placements += [Placement(entry, (i, j), t, regularizer, where) for t in targets]
     placements = [
         replace(p, regularizer=p.hook.fitted(p.target, p.regularizer, model)) for p in placements
     ]

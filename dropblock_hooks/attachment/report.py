@@ -163,19 +163,7 @@ def block_cell(row: Any, only_limited: bool = False) -> str:
     return f"{cell(row.block_size)}{mark}" if mark or not only_limited else ""
 
 
-class Report(Table[SiteRow]):
-    """The table of sites: regularizers of activations, of gradients, then observers.
-
-    Attributes:
-        findings: blocks that are as large as the map, or clipped to it.
-    """
-
-    @property
-    def findings(self) -> tuple[Finding, ...]:
-        return tuple(filter(None, map(block_finding, self.rows)))
-
-
-def site_table(sites: Sequence[Site], have: Readings, title: str) -> Report:
+def site_table(sites: Sequence[Site], have: Readings, title: str) -> Table[SiteRow]:
     """The rows of all sites, which print as a table with a section for each kind of site."""
     rows = [_site_row(site, have) for site in sites]
     groups: dict[Any, list[tuple[Site, SiteRow]]] = {"activation": [], "gradient": []}
@@ -184,7 +172,7 @@ def site_table(sites: Sequence[Site], have: Readings, title: str) -> Report:
         group = type(item) if isinstance(item, Observer) else item.acts_on
         groups.setdefault(group, []).append((site, row))
     sections = chain.from_iterable(_sections(group, have) for group in groups.values() if group)
-    return Report(rows, {}, title, sections=sections)
+    return Table(rows, {}, title, sections=sections)
 
 
 def _sections(

@@ -446,12 +446,6 @@ def test_faults_of_schedules_name_site_and_field(net, schedule, error, part, how
     assert (attached.epoch, attached.rates) == before
 
 
-def test_blocks_larger_than_the_map_are_findings_of_the_report(net):
-    attached = attach(net, {"layer1.0": DropBlock2d(0.1, 21), "layer1.1": DropBlock2d(0.1, 3)})
-    net(torch.ones(2, 3, 16, 16))
-    assert ids(attached.report().findings) == [("layer1.0/DropBlock2d", "clipped")]
-
-
 def test_a_longer_training_is_no_other_spec():
     def made(length, **own):
         model = nn.Sequential(nn.Conv2d(3, 8, 3))

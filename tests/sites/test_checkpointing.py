@@ -186,15 +186,6 @@ def test_a_new_forward_inside_a_backward_drops_at_the_rate_of_now():
     assert (seen == 0).float().mean().item() == pytest.approx(0.4, abs=0.025)
 
 
-def test_a_step_during_a_backward_is_told():
-    model = nn.Sequential(nn.Linear(3, 3))
-    attached = attach(model, {"0": Dropout(LinearSchedule(0.0, 0.5, epochs=2))})
-    y = model(torch.ones(2, 3))
-    y.register_hook(lambda grad: attached.step(1))
-    with pytest.warns(HookWarning, match=r"step\(\) was called during a backward"):
-        y.sum().backward()
-
-
 @pytest.mark.slow
 def test_calls_of_a_compiled_block_in_a_reentrant_checkpoint():
     """The first pass of the checkpoint runs without gradients, and is the call."""
