@@ -3,13 +3,13 @@
 Compiled code runs the same functions, inside the operators of `operator`.
 """
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.compiler import is_compiling
 
 from ..axes.view import CHANNELS_FIRST, View
@@ -38,7 +38,7 @@ def act(site: Site, x: Tensor, given: Any, training: bool) -> Tensor:
     if site.regularizer.acts_on == "activation":
         return act_on_activation(site, x, None, given, training)
     form = site.form_of(x)
-    if not ((x.requires_grad or is_transformed(x)) and torch.is_grad_enabled()):
+    if not may_get_gradient(x):
         return x
     copied = x.clone()  # others may use `x` too, and work in place on a view would lose the hook
     copied.register_hook(partial(regularize_grad, site, form, site.values))  # type: ignore[no-untyped-call]  # torch's
@@ -49,12 +49,12 @@ def act_on_activation(
     site: Site, x: Tensor, form: View | None, given: Any, training: bool
 ) -> Tensor:
     """Regularize an activation, and count it unless a checkpoint recomputes it."""
-    counts = graph_task() == NO_TASK
-    if not counts and site.draws and site.rate != 0.0 and not site.recomputed:
+    recomputes = graph_task() != NO_TASK
+    if recomputes and site.draws and site.rate != 0.0 and not site.recomputed:
         site.recomputed = True  # before the warning, which may be turned into an error
         tell_lost_random_state(site.key)
     # what always() adds in evaluation is not counted
-    counts = counts and (training or site.always)
+    counts = not recomputes and (training or site.always)
     return perform(site, x, form, site.values, given, counts=counts)
 
 
@@ -95,8 +95,8 @@ def perform(
     if counts:
         size = None if regularizer.spatial is None else inner.shape[2:]
         known = affected if isinstance(affected, int) or has_data(affected) else None
-        rate = site.rate or 0.0 if regularizer.acts_on == "activation" else 0.0
-        site.counter.add(known, inner.numel(), rate, size, now.norms)
+        rate = site.rate if regularizer.acts_on == "activation" else None
+        site.counter.add(known, inner.numel(), rate or 0.0, size, now.norms)
     return x if y is inner else y if plain else form.put(y, x)
 
 
@@ -118,8 +118,7 @@ def regularize_grad(
     """Regularize the gradient of an activation or a parameter, and count it.
 
     A paused or removed attachment returns it unchanged. An autograd function may return None.
-    `values` are the rates of the forward. `scale` is the factor of the loss; None asks the
-    GradScaler.
+    `scale` is the factor of the loss; None asks the GradScaler.
     """
     run = site.run
     if grad is None or not (run.installed and run.enabled):
@@ -176,29 +175,22 @@ def see_gradient(site: Site, grad: Tensor | None, at: int = 0, ticket: int | Non
         return
     if observer.sees_gradients:
         scale, grads = run.scale.value(grad.device), [grad.detach()]
-        seen = Seen(grads, run.epoch, run.shared, True, at=at, scale=scale, ticket=ticket)
-        _update(site, seen)
+        _update(site, Seen(grads, run.epoch, run.shared, True, at=at, scale=scale, ticket=ticket))
     if not observer.sees_values:
         site.counter.add(None, 0, 0.0)
 
 
 def _update(site: Site, seen: Seen) -> int:
     try:
-        ticket: int = site.bound.update(seen)
-        return ticket
+        return int(site.bound.update(seen))
     except (TypeError, ValueError) as error:
         raise site.error(error) from error
 
 
 def has_data(x: Any) -> bool:
-    """Whether it is a tensor with numbers, outside of function transforms.
-
-    A count without numbers is unknown. One of a transform must not outlive it.
-    """
-    if not isinstance(x, Tensor) or torch._C._are_functorch_transforms_active():
-        return False
-    fake = getattr(sys.modules.get("torch._subclasses.fake_tensor"), "FakeTensor", ())
-    return not (x.is_meta or isinstance(x, fake))
+    """Whether it is a tensor with numbers; one of a function transform must not outlive that."""
+    transformed = torch._C._are_functorch_transforms_active()
+    return isinstance(x, Tensor) and not (transformed or x.is_meta or isinstance(x, FakeTensor))
 
 
 def refuse_tracing(site: Site, training: bool) -> None:

@@ -158,13 +158,12 @@ class SiteHook:
     def diagnose(self, model: nn.Module, window: Window) -> Finding | None:
         """Return why the site did nothing in a window, or can't do anything; None if it is well."""
         owner = self.find(model)
-        fault: Fault | None = REPLACED
-        if owner is not None:
-            fault = self.broken(owner)
-            needs = getattr(self.site.regularizer, "needs_calls", True)
-            ran = window.sites[self.site.key].active or not window.has("calls", "active")
-            if fault is None and needs and not (ran or self.leaves_no_trace(model)):
-                fault = self.idle(model, owner, window)
+        fault = REPLACED if owner is None else self.broken(owner)
+        needs = getattr(self.site.regularizer, "needs_calls", True)
+        ran = window.sites[self.site.key].active or not window.has("calls", "active")
+        ran = ran or self.leaves_no_trace(model)
+        if owner is not None and fault is None and needs and not ran:
+            fault = self.idle(model, owner, window)
         if fault is None:
             return None
         kind, text, cure = fault
@@ -304,13 +303,10 @@ def hooks_on(module: nn.Module) -> list[SiteHook]:
 
 def take_off(run: Run, module: nn.Module) -> None:
     """Take all hooks of an attachment off a module."""
-    forward = module._forward_hooks_with_kwargs, module._forward_hooks_always_called
-    tables: tuple[tuple[Any, ...], ...] = (
-        (module._forward_hooks, *forward),
-        (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs),
-    )
-    for each in tables:
-        for key, hook in list(each[0].items()):
+    for hooks in (module._forward_hooks, module._forward_pre_hooks):
+        for key, hook in list(hooks.items()):
             if getattr(ours(hook) or hook, "run", None) is run:
-                for table in each:
-                    table.pop(key, None)
+                hooks.pop(key)
+                module._forward_hooks_with_kwargs.pop(key, None)
+                module._forward_hooks_always_called.pop(key, None)
+                module._forward_pre_hooks_with_kwargs.pop(key, None)

@@ -20,12 +20,11 @@ def get(value: Any, index: Index) -> Tensor:
 
     ValueError describes the value if there is no such tensor.
     """
-    indices = _indices(value)
-    if index is not None and index not in (indices or ()):
+    if index is not None and index not in (_indices(value) or ()):
         raise ValueError(f"is {_shown(value)}: it has no element {index!r}")
     found = value if index is None else value[index]
     if not isinstance(found, Tensor) or not found.is_floating_point():
-        if index is None and indices is not None:
+        if index is None and _indices(value) is not None:
             raise ValueError(f"is {_shown(value)}: say which element with index=")
         raise ValueError(f"must be a floating-point tensor, got {_shown(found)}")
     if found.is_nested or found.layout is not torch.strided:

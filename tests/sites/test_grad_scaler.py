@@ -58,15 +58,11 @@ def test_one_that_was_not_given_is_told_once(kind, regularizer, selector):
     assert warnings_of(lambda: model(X)) == []
     (text,) = warnings_of(lambda: backward(model, scaler))
     assert "attach(..., grad_scaler=scaler)" in text
-    assert "attached.grad_scaler = scaler" in text
-    assert "If it scales this model's loss" in text
-    assert "otherwise pass grad_scaler=False" in text
     assert warnings_of(lambda: backward(model, scaler)) == []
     assert ids(attached.verify()) == [(".", "grad_scaler")]
     attached.grad_scaler = scaler
     assert attached.verify() == []
     assert warnings_of(lambda: attached.step(1)) == []
-    assert warnings_of(attached.report) == []
 
 
 @pytest.mark.parametrize(

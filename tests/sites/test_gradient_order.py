@@ -154,15 +154,6 @@ def test_what_acts_on_activations_comes_before_also_when_it_comes_later(at, arri
     assert arrives(model, 5.0) == 2.0
 
 
-@each_at
-@each_order
-def test_mixed_lists(pair, wanted, at, arrives):
-    model = identity()
-    first, second = (at_of(regularizer, at) for regularizer in pair)
-    attach(model, {"0": [first, Double(at=at), second]})
-    assert arrives(model) == 2 * wanted
-
-
 @each_order
 def test_a_container_comes_before_its_last_child(pair, wanted, arrives):
     """Whatever the order of the entries: the backward meets it first."""

@@ -52,7 +52,7 @@ def sizes(grads, per):
 
 
 class Net(nn.Module):
-    """A convolution between two, whose gradient is regularized; perhaps in a checkpoint."""
+    """A convolution whose gradient is regularized, behind another; perhaps in a checkpoint."""
 
     def __init__(self, checkpointed=False):
         super().__init__()
