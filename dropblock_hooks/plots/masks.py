@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from ..attach import attachments
 from ..checks import as_count
 from ..planning.dry_run import arguments_of
 from ..quoting import listed
+from ..regularizers.base import Now
 from ..selectors.select import Select
 from ..selectors.wrappers import unwrap
 from ..sites import indexing
@@ -95,51 +97,37 @@ def _masks(
 ) -> list[tuple[Site, Tensor]]:
     """What each layer keeps of the first sample, (C, h, w), in a forward of a copy."""
     copied = copy.deepcopy(unwrap(model))
-    probes: dict[tuple[str, str], tuple[Site, list[Tensor]]] = {}
+    probed, found = [], []
+
+    def probe(site: Site, module: nn.Module, given: Any, output: Any) -> None:
+        index = site.regularizer.index
+        value = output if site.at == "output" else given
+        index = index if site.at == "output" else index or 0
+        maps = site.reader.map_of(indexing.get(value, index))
+        if maps is None or any(site is each for each, _ in found):
+            return
+        ones = torch.ones_like(maps)
+        kept, _ = site.bound(ones, Now(input=ones, **site.values))
+        if bool((kept == 0).any()):
+            found.append((site, (kept[0] != 0).float().cpu()))
+
     for attached in attachments(copied):
         meant = attached.sites if which is None else attached[which]
         keys = {site.key for site in ((meant,) if isinstance(meant, Site) else meant)}
         for module, hook in attached._installed:
             site = hook.site
-            if site.key in keys and site.draws and (site.name, site.at) not in probes:
-                probes[site.name, site.at] = site, _probe(site, module)
+            if site.key in keys and site.draws and site.regularizer.spatial in (None, 2):
+                probed.append(site.key)
+                module.register_forward_hook(partial(probe, site))
                 if not site.run.grids.watches:  # tokens are drawn as maps
                     site.run.grids.watch(copied)
-    if probes:
+    if probed:
         with torch.random.fork_rng(), torch.enable_grad():
             copied.train()(*args, **kwargs)
-    found = [(site, kept[0]) for site, kept in probes.values() if kept]
     if not found:
-        tried = listed([site.key for site, _ in probes.values()], 3) or "what is attached"
+        tried = listed(probed, 3) or "what is attached"
         raise RuntimeError(
             f"there is nothing to draw: {tried} dropped no part of a map in a training forward. "
             "Attach a dropout to a layer with maps; if its rate is 0 now, call attached.step"
         )
     return found[: None if which is not None else _MOST]
-
-
-def _probe(site: Site, module: nn.Module) -> list[Tensor]:
-    """Put two hooks on a layer: the first replaces the value by ones, the last looks for zeros.
-
-    The first call that drops puts a mask of its first sample, (C, h, w), into the returned list.
-    """
-    index = site.regularizer.index
-    kept: list[Tensor] = []
-
-    def before(module: nn.Module, *given: Any) -> Any:
-        x = indexing.get(given[-1], index)
-        # with the graph of x, from which the channels are read
-        always = torch.ones((), dtype=torch.bool, device=x.device)
-        return indexing.put(given[-1], index, torch.where(always, torch.ones_like(x), x))
-
-    def after(module: nn.Module, *given: Any) -> None:
-        maps = site.reader.map_of(indexing.get(given[-1], index))
-        if not kept and maps is not None and bool((maps == 0).any()):
-            kept.append((maps[0] != 0).float().cpu())
-
-    put: Any = module.register_forward_hook
-    if site.at == "input":
-        index, put = index or 0, module.register_forward_pre_hook  # of the positional arguments
-    put(before, prepend=True)
-    put(after)
-    return kept
