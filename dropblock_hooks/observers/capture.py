@@ -12,9 +12,11 @@ from torch.utils._pytree import tree_map
 
 from ..axes.view import View
 from ..checks import as_count, check_option
-from ..quoting import kind_of, quote
+from ..quoting import kind_of
 from ..registry import register
 from .base import Observer, Seen, State, Unsaved
+
+_TYPES = ("float16", "bfloat16", "float32", "float64")
 
 
 class Record(NamedTuple):
@@ -45,15 +47,12 @@ class Record(NamedTuple):
 
 @dataclass
 class _Call:
-    """One call that is kept: values and gradients by the index that `nesting` has in their place.
-
-    The gradients are reduced in the same way as the values, so their `forms` are kept.
-    """
+    """One call that is kept: values and gradients by their index in `nesting`."""
 
     epoch: float
     training: bool
     nesting: Any
-    forms: list[View | None]
+    forms: list[View | None]  # the axes, by which gradients are reduced as the values are
     differentiable: bool
     values: dict[int, Tensor]
     grads: dict[int, Tensor] = field(default_factory=dict)
@@ -133,16 +132,11 @@ class Capture(Observer):
             raise ValueError("activations=False keeps nothing without gradients=True")
         if not (self.detach or self.activations):
             raise ValueError("detach=False is for activations, and activations=False keeps none")
-        try:  # the names, which a file can hold
-            device = None if self.device is None else str(torch.device(self.device))
-            dtype = None if self.dtype is None else str(self.dtype).removeprefix("torch.")
-            torch.finfo(getattr(torch, dtype or "float32"))
-        except (AttributeError, RuntimeError, TypeError):
-            raise ValueError(
-                "device must be one of torch's, 'cpu' say, and dtype one of its floating-point "
-                f"types, 'float16' say, got {quote(self.device)} and {quote(self.dtype)}"
-            ) from None
-        vars(self).update(device=device, dtype=dtype)
+        if self.device is not None:  # its name, which a file can hold
+            vars(self)["device"] = str(torch.device(self.device))
+        if self.dtype is not None:
+            vars(self)["dtype"] = str(self.dtype).removeprefix("torch.")
+            check_option("dtype", self.dtype, _TYPES)
 
     def start(self) -> State:
         return {"kept": Unsaved()}

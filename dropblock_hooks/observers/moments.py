@@ -25,48 +25,29 @@ _BITS = {torch.float32: (23, torch.int32), torch.float64: (52, torch.int64)}  # 
 
 @dataclass(frozen=True)
 class Statistics:
-    """The statistics of an epoch. None without values to compute it from.
+    """The statistics of an epoch. None without values to compute it from."""
 
-    Attributes:
-        calls: the number of calls; for `WeightStats`, of parameters.
-        left_out: calls with NaN or Inf. They are left out of the moments, from `values` to `norm`.
-        values: the number of values.
-        mean, std, rms: of all values; the deviation is of the population, and rough below
-            1e-4 of the mean.
-        largest: the largest magnitude.
-        norm: the mean norm of a call; for `WeightStats`, the norm of all values.
-        looked: the number of values in the calls that `zeros` to `histogram` use (``every``).
-        zeros, nonfinite: the share of values that are exactly zero; that are NaN or Inf.
-        histogram: the number of magnitudes below the first of the observer's ``edges``, between
-            each two edges, and from the last edge on, without zeros, NaN and Inf.
-        channels: the number of channels, if their axis is known.
-        dead: channels that were exactly zero in every call.
-        mean_shift: the distance of a BatchNorm's running mean from the mean of the batches, in
-            running standard deviations; the mean over its channels.
-        variance_shift: the absolute logarithm of the ratio of the running variance to the variance
-            of the batches, each with the layer's eps; the mean over its channels.
-        norms: for `WeightStats`, the norm of each parameter by name.
-        updates: for `WeightStats`, the norm of the change of each parameter since the epoch began,
-            divided by its norm then. A parameter whose norm was 0 is left out.
-    """
-
-    calls: int
-    left_out: int
-    values: int
-    looked: int
-    histogram: tuple[int, ...]
+    calls: int  # for `WeightStats`, the number of parameters
+    left_out: int  # calls with NaN or Inf, left out of the moments, from `values` to `norm`
+    values: int  # the number of values
+    looked: int  # the number of values in the calls that `zeros` to `histogram` use (``every``)
+    histogram: tuple[int, ...]  # the number of magnitudes below, between and above the ``edges``
     mean: float | None = None
-    std: float | None = None
+    std: float | None = None  # of the population; rough below 1e-4 of the mean
     rms: float | None = None
-    largest: float | None = None
-    norm: float | None = None
-    zeros: float | None = None
-    nonfinite: float | None = None
-    channels: int | None = None
-    dead: int | None = None
+    largest: float | None = None  # the largest magnitude
+    norm: float | None = None  # the mean norm of a call; for `WeightStats`, of all values
+    zeros: float | None = None  # the share of values that are exactly zero
+    nonfinite: float | None = None  # the share of values that are NaN or Inf
+    channels: int | None = None  # their number, if their axis is known
+    dead: int | None = None  # channels that were exactly zero in every call
+    # of a BatchNorm, the distance of its running mean from the mean of the batches, in running
+    # standard deviations; and |log(variance of the batches / running variance)|, each with the eps
+    # of the layer; means over channels
     mean_shift: float | None = None
     variance_shift: float | None = None
-    norms: Mapping[str, float] = field(default_factory=dict)
+    norms: Mapping[str, float] = field(default_factory=dict)  # of `WeightStats`, by parameter
+    # the norm of the change of each parameter since the epoch began, divided by its norm then
     updates: Mapping[str, float] = field(default_factory=dict)
 
     def scalars(self) -> dict[str, float]:

@@ -108,7 +108,8 @@ class ActivationStats(Measuring):
         mean, variance = (getattr(module, f"running_{name}", None) for name in ("mean", "var"))
         plain = type(mean) is type(variance) is Tensor and not mean.is_meta
         if plain and isinstance(module, nn.modules.batchnorm._BatchNorm):
-            running = torch.stack((mean, variance, torch.full_like(variance, module.eps)))
+            one = torch.ones_like(mean)  # ranks are added up, and divided by their number
+            running = torch.stack((mean, variance, module.eps * one, one))
             state["running"] = running.to(state["sums"])
 
     def update(self, state: State, seen: Seen) -> None:
@@ -123,21 +124,17 @@ class ActivationStats(Measuring):
                 batch = torch.stack((mean, variance, torch.ones_like(mean)))
                 state["batches"] = state.get("batches", 0.0) + batch
 
-    def merge(self, a: State, b: State) -> State:
-        running = {"running": a["running"]} if "running" in a else {}
-        return super().merge(a, b) | running
-
     def compute(self, state: State) -> Statistics:
         found = statistics(state)
         if "alive" in state:
             alive = state["alive"]
             found = replace(found, channels=len(alive), dead=int((~alive).sum()))
         if "batches" in state and "running" in state:
-            mean, variance, n = state["batches"].double()
-            running_mean, running_variance, eps = state["running"].double()
-            kept = running_variance + eps
-            of_mean = (mean / n - running_mean).abs() / kept.sqrt()
-            of_variance = ((variance / n + eps) / kept).log().abs()
+            batches, running = state["batches"].double(), state["running"].double()
+            mean, variance = batches[:2] / batches[2]
+            running_mean, running_variance, eps = running[:3] / running[3]
+            of_mean = (mean - running_mean).abs() / (running_variance + eps).sqrt()
+            of_variance = ((variance + eps) / (running_variance + eps)).log().abs()
             shifts = of_mean.mean().item(), of_variance.mean().item()
             found = replace(found, mean_shift=shifts[0], variance_shift=shifts[1])
         return found

@@ -141,21 +141,17 @@ class Watchdog(Observer):
         watched, clock = state["watched"], Clock.of(seen.shared)
         clock.time += 1
         (watched.see_gradient if seen.gradient else watched.see)(seen, clock.time)
+        if len(watched.unread) >= _MOST_UNREAD:
+            watched.read()
 
 
 @dataclass
 class Clock:
-    """What all sites of an attachment share.
+    """What all sites of an attachment share."""
 
-    Attributes:
-        time: the number of calls and gradients that all sites have seen. It orders them.
-        forwards: the training forwards since attaching.
-        alerts: the findings that still hold, by site and rule.
-    """
-
-    time: int = 0
-    forwards: int = 0
-    alerts: dict[tuple[str, str], Any] = field(default_factory=dict)
+    time: int = 0  # the number of calls and gradients that all sites have seen: it orders them
+    forwards: int = 0  # the training forwards since attaching
+    alerts: dict[tuple[str, str], Any] = field(default_factory=dict)  # by site and rule
 
     @classmethod
     def of(cls, shared: dict[str, Any]) -> Clock:
@@ -164,40 +160,31 @@ class Clock:
         return clock
 
 
+@dataclass
 class Watched:
-    """The counts of a site of a `Watchdog` since the last look. Times are times of the `Clock`.
+    """The counts of a site of a `Watchdog` since the last look. Times are times of the `Clock`."""
 
-    Norms stay on their device until the next look.
-
-    Attributes:
-        at: the time of the last call.
-        can_die: whether the rule ``dead`` looks at this layer.
-        bounds: the bounds of the activation, if the rule ``saturated`` looks at this layer.
-        bad: the time of the first output with NaN or Inf; inf for never.
-        made: the time of the first such output of a finite input.
-        grad_bad: the time of the first gradient with NaN or Inf.
-        calls, bad_calls: the number of calls, and of outputs with NaN or Inf.
-        grads: the number of gradients.
-        norm: the sum of the finite gradient norms, in units of the unscaled loss.
-        near: the sum over calls of the share of values at the bounds.
-        units: the flags of `add_alive`.
-    """
-
-    def __init__(self) -> None:
-        self.at = 0
-        self.can_die = False
-        self.bounds: tuple[float, float] | None = None
-        self._unread: list[tuple[bool, int, list[Tensor]]] = []
-        self.forget(statistics=True)
+    at: int = 0  # the time of the last call
+    can_die: bool = False  # whether the rule ``dead`` looks at this layer
+    bounds: tuple[float, float] | None = None  # where the rule ``saturated`` looks at this layer
+    bad: float = _INF  # the time of the first output with NaN or Inf
+    made: float = _INF  # the time of the first such output of a finite input
+    grad_bad: float = _INF  # the time of the first gradient with NaN or Inf
+    calls: int = 0
+    bad_calls: int = 0  # whose output had NaN or Inf
+    grads: int = 0  # the number of gradients
+    norm: float = 0.0  # the sum of the finite gradient norms, in units of the unscaled loss
+    near: Tensor | float = 0.0  # the sum over calls of the share of values at the bounds
+    units: State = field(default_factory=dict)  # the flags of `add_alive`
+    unread: list[tuple[bool, int, list[Tensor]]] = field(default_factory=list)  # norms with times
 
     def forget(self, statistics: bool) -> None:
         """Forget values that were not finite, and with `statistics` all counts and sums."""
         self.bad = self.made = self.grad_bad = _INF
         if statistics:
             self.calls = self.bad_calls = self.grads = 0
-            self.norm = 0.0
-            self.near: Tensor | float = 0.0
-            self.units: State = {}
+            self.norm = self.near = 0.0
+            self.units = {}
 
     def see(self, seen: Seen, time: int) -> None:
         """Add one call of the layer."""
@@ -210,7 +197,7 @@ class Watched:
             # -inf counts in the first argument only: masks of attention hold it
             masks = [y.float().amax().clamp(min=0) for y in seen.given[1:] if y.numel()]
             given = _largest_norm([*seen.given[:1], *masks])
-            self._note(False, time, [worst] if given is None else [worst, given])
+            self.unread.append((False, time, [worst] if given is None else [worst, given]))
         if self.can_die and x.ndim > 1 and x.numel():
             mapped = seen.channels_first()
             mapped = x.movedim(-1 if x.ndim != 4 else 1, 1) if mapped is None else mapped
@@ -225,17 +212,11 @@ class Watched:
         """Add one gradient."""
         if seen.tensor.numel():
             self.grads += 1
-            self._note(True, time, [_norm(seen.tensor) / seen.scale])
-
-    def _note(self, gradient: bool, time: int, numbers: list[Tensor]) -> None:
-        """Note the largest norms of an output and of its input, or the norm of a gradient."""
-        self._unread.append((gradient, time, numbers))
-        if len(self._unread) >= _MOST_UNREAD:
-            self.read()
+            self.unread.append((True, time, [_norm(seen.tensor) / seen.scale]))
 
     def read(self) -> None:
         """Count what was noted. A device is waited for."""
-        unread, self._unread = self._unread, []
+        unread, self.unread = self.unread, []
         flat = [x for *_, numbers in unread for x in numbers]
         values = iter(_together(flat).tolist() if flat else [])
         for gradient, time, numbers in unread:
