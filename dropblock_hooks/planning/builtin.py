@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -66,24 +66,19 @@ class Builtin(Table[BuiltinRow]):
         """
         if not self.rows:
             raise ValueError("this model drops nothing by itself: there is nothing to retune")
-        groups: dict[tuple[str, Any], list[BuiltinRow]] = defaultdict(list)
+        groups: dict[tuple[str, Any], list[str]] = defaultdict(list)
         for row in self.rows:
             pattern = re.sub(r"\b\d+\b", "*", row.selector)  # the same layer of all blocks
-            groups[pattern, row.rate if p is None else None].append(row)
-        return Spec(
-            [
-                (self._selector(pattern, rows), Retune(p=rate if p is None else p))
-                for (pattern, rate), rows in groups.items()
-            ]
-        )
-
-    def _selector(self, pattern: str, rows: list[BuiltinRow]) -> Selector:
-        """The pattern if it matches these rows and nothing else, otherwise their names."""
-        if len(rows) == 1:
-            return rows[0].selector
-        if {target.name for target in match(pattern, self._index)} == {row.name for row in rows}:
-            return pattern
-        return Select(names=tuple(row.selector for row in rows))
+            groups[pattern, row.rate if p is None else None].append(row.selector)
+        pairs = []
+        for (pattern, rate), names in groups.items():
+            selector: Selector = names[0]
+            if len(names) > 1:
+                matched = {target.name for target in match(pattern, self._index)}
+                wanted = {name.removeprefix("attr:") for name in names}
+                selector = pattern if matched == wanted else Select(names=tuple(names))
+            pairs.append((selector, Retune(p=rate if p is None else p)))
+        return Spec(pairs)
 
 
 def builtin(model: nn.Module, *, root: str = "") -> Builtin:
@@ -108,29 +103,26 @@ def builtin(model: nn.Module, *, root: str = "") -> Builtin:
     """
     base = submodule(unwrap(model), root)
     index = Index(base)
-    rows = rates_of(index)
+    rows = list(rates_of(index))
     title = f"{counted(len(rows), 'rate')} in {bare_type(base).__name__}"
     return Builtin(rows, title, index)
 
 
-def rates_of(index: Index) -> list[BuiltinRow]:
+def rates_of(index: Index) -> Iterator[BuiltinRow]:
     """The rates of the dropout layers and modules of a model, in the order of its modules."""
     held = defaultdict(list)
-    for target in index.order(index.table("attr").values()):
+    for name, target in index.table("attr").items():
         local = target.local
-        skips_layers = local == "layerdrop"
-        if "drop" in local and not skips_layers and isinstance(vars(target.module)[local], float):
+        is_rate = "drop" in local and local != "layerdrop"  # which skips layers
+        if name == target.name and is_rate and isinstance(vars(target.module)[local], float):
             held[target.owner].append(target)
-    rows = []
     for name, target in index.modules.items():
-        if name != target.name:
-            continue
-        # other layers than dropouts may mean something else by `p`
-        drops = unit_of(bare_type(target.module).__name__) and not target.module._modules
-        own = rate_attribute(target.module) if drops else None
-        for each in (target,) if own else held[name]:
-            rows.append(_row(index.model, each, own or each.local))
-    return rows
+        if name == target.name:
+            # other layers than dropouts may mean something else by `p`
+            drops = unit_of(bare_type(target.module).__name__) and not target.module._modules
+            own = rate_attribute(target.module) if drops else None
+            for each in (target,) if own else held[name]:
+                yield _row(index.model, each, own or each.local)
 
 
 def _row(base: nn.Module, target: Target, attribute: str) -> BuiltinRow:
@@ -174,18 +166,25 @@ def find_doubled(
         if others and not getattr(p.entry.selector, "compose", False):
             reason = f"{label} stands {len(same)} times in one list", "Write one of them"
             shares[reason] |= dict.fromkeys(same, 1 - kept)
-        own = _own_dropper(p, droppers)
-        if own is not None:
-            reason = (
-                f"{label} drops where the model's own {own.type} drops",
-                "Put Retune on that layer instead, or leave one of the two out",
-            )
-            shares[reason] |= dict.fromkeys(same, 1 - kept * (1 - own.rate))
-    found = []
-    for (why, cure), each in shares.items():
-        text = f"{why}, {ranged(range_of(each.values()))} in all"
-        found.append(Finding(Kind.DROPPED_TWICE, Severity.WARNING, tuple(each), text, cure))
-    return found
+        unit, names = unit_dropped(p.regularizer), (p.target.name, *p.target.aliases)
+        pairs = ((name, other) for name in names for other in droppers)
+        for name, other in pairs:
+            own = droppers[other]
+            if _is_beside(unit, name, unit_of(own.type), other):
+                text = f"{label} drops where the model's own {own.type} drops"
+                reason = text, "Put Retune on that layer instead, or leave one of the two out"
+                shares[reason] |= dict.fromkeys(same, 1 - kept * (1 - own.rate))
+                break
+    return [
+        Finding(
+            Kind.DROPPED_TWICE,
+            Severity.WARNING,
+            tuple(each),
+            f"{why}, {ranged(range_of(each.values()))} in all",
+            cure,
+        )
+        for (why, cure), each in shares.items()
+    ]
 
 
 def _droppers(base: nn.Module, placements: Sequence[Placement]) -> dict[str, BuiltinRow]:
@@ -205,26 +204,19 @@ def _droppers(base: nn.Module, placements: Sequence[Placement]) -> dict[str, Bui
     return found
 
 
-def _own_dropper(p: Placement, droppers: Mapping[str, BuiltinRow]) -> BuiltinRow | None:
-    """A layer of the model that drops the same values: this layer, or one of a block around it.
+def _is_beside(unit: str | None, name: str, other_unit: str | None, other: str) -> bool:
+    """Whether a layer of the model drops the same values as a site.
 
-    Models keep the layers that drop samples or blocks as children of the block. The rate of whole
-    samples and the rate of parts of a sample do not add up.
+    It is the same layer, or one of a block around it: models keep the layers that drop samples or
+    blocks as children of the block. The rate of whole samples and the rate of parts of a sample do
+    not add up.
     """
-    unit = unit_dropped(p.regularizer)
-    for name in (p.target.name, *p.target.aliases):
-        if name in droppers:
-            units = {unit, unit_of(droppers[name].type)}
-            if "samples" not in units or len(units) == 1:
-                return droppers[name]
-        if unit in ("samples", "blocks"):
-            start = name if unit == "blocks" else f"{name}."  # a block's own output is no branch
-            for other, row in droppers.items():
-                block, dot, _ = other.rpartition(".")
-                around = other and start and start.startswith(block + dot)
-                if around and unit_of(row.type) == unit:
-                    return row
-    return None
+    if name == other:
+        return (unit == "samples") == (other_unit == "samples")
+    block, dot, _ = other.rpartition(".")
+    start = name if unit == "blocks" else f"{name}."  # a block's own output is no branch
+    around = other and start and start.startswith(block + dot)
+    return bool(around) and unit == other_unit and unit in ("samples", "blocks")
 
 
 _COLUMNS: Columns[BuiltinRow] = {

@@ -12,15 +12,15 @@ import random
 import sys
 import types
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensor, FakeTensorMode
-from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+from torch.utils._pytree import tree_map, tree_map_only
 
 from ..handles import as_written
 from ..quoting import quote
@@ -71,21 +71,38 @@ def dry_run(model: nn.Module, example: Any, look: Callable[[DryRun], _T]) -> _T:
     reason = ""
     for mode in modes:
         try:
-            return _dry_run(model, example, look, mode)
+            with _undisturbed():
+                return look(_copied(model, example, mode))
         except Exception as error:  # a model may fail in any way
-            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-            reason = ": ".join([type(error).__name__, *lines[:1]])
+            first = str(error).strip().partition("\n")[0]
+            reason = f"{type(error).__name__}: {first}"
         finally:
-            _take_out(mode)
-    if all(isinstance(each, int) for each in tree_leaves(example)):
-        reason += ". Give a tensor in place of its shape, such as torch.zeros(2, 3, 64, 64)"
+            if mode is not None:
+                _take_out(mode)
     given = quote(tree_map(shape_of, example))
     raise DryRunError(f"no forward of a copy ran with example_input of {given}: {reason}")
 
 
-def _dry_run(
-    model: nn.Module, example: Any, look: Callable[[DryRun], _T], mode: FakeTensorMode | None
-) -> _T:
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Restore the states of random numbers, and hide warnings, which a real forward will give."""
+    numpy: Any = sys.modules.get("numpy.random")  # not imported: not in use
+    states = random.getstate(), numpy and numpy.get_state()
+    logger = logging.getLogger("torch._subclasses.fake_tensor")  # the error says it
+    disabled, logger.disabled = logger.disabled, True
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    try:
+        with torch.random.fork_rng(devices), warnings.catch_warnings(), as_written():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.disabled = disabled
+        random.setstate(states[0])
+        if numpy:
+            numpy.set_state(states[1])
+
+
+def _copied(model: nn.Module, example: Any, mode: FakeTensorMode | None) -> DryRun:
     for name, module in model.named_modules():
         forward = vars(module).get("forward")
         if isinstance(forward, types.FunctionType) and forward.__closure__:
@@ -93,27 +110,14 @@ def _dry_run(
                 f"the forward of '{name or '.'}' was replaced by the function "
                 f"{forward.__qualname__!r}, which cannot be copied"
             )
-    with ExitStack() as stack:
-        stack.callback(random.setstate, random.getstate())
-        numpy: Any = sys.modules.get("numpy.random")  # not imported: not in use
-        if numpy:
-            stack.callback(numpy.set_state, numpy.get_state())
-        devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
-        stack.enter_context(torch.random.fork_rng(devices))
-        stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore")  # a real forward will give these warnings
-        logger = logging.getLogger("torch._subclasses.fake_tensor")  # the error says it
-        stack.callback(setattr, logger, "disabled", logger.disabled)
-        logger.disabled = True
-        stack.enter_context(as_written())  # also a part that is compiled
-        copies: dict[int, Any] = {}
-        with FakeCopyMode(mode) if mode else nullcontext():
-            copied, inputs = copy.deepcopy(model, copies), copy.deepcopy(example, copies)
-        for m in copied.modules():  # a user's hook may change objects outside of the copy
-            all_hooks: Any = m._forward_hooks, m._forward_pre_hooks, m._backward_hooks
-            for hooks in (*all_hooks, m._backward_pre_hooks):
-                hooks.clear()
-        return look(DryRun(copied, *arguments_of(inputs), copies, mode))
+    copies: dict[int, Any] = {}
+    with FakeCopyMode(mode) if mode else nullcontext():
+        copied, inputs = copy.deepcopy(model, copies), copy.deepcopy(example, copies)
+    for m in copied.modules():  # a user's hook may change objects outside of the copy
+        all_hooks: Any = m._forward_hooks, m._forward_pre_hooks, m._backward_hooks
+        for hooks in (*all_hooks, m._backward_pre_hooks):
+            hooks.clear()
+    return DryRun(copied, *arguments_of(inputs), copies, mode)
 
 
 def own_input(model: nn.Module) -> Tensor | None:
@@ -156,28 +160,22 @@ def shape_of(output: Any) -> Any:
     """The shape of a tensor; of a structure, its type and size."""
     if isinstance(output, Tensor):
         return tuple(output.shape)
-    if isinstance(output, Mapping | tuple | list):
-        return f"{type(output).__name__} of {len(output)}"
-    return type(output).__name__
+    sized = isinstance(output, Mapping | tuple | list)
+    return f"{type(output).__name__}{f' of {len(output)}' if sized else ''}"
 
 
-def _take_out(mode: FakeTensorMode | None) -> None:
+def _take_out(mode: FakeTensorMode) -> None:
     """Remove the fake tensors of a mode from the caches outside of its model.
 
     Functions under ``functools.lru_cache`` and global dicts keep tensors, such as the masks of
-    windowed attention, for the next forward of any model. A fake one would break it. Nothing else
-    may hold the tensors by now.
+    windowed attention, for the next forward of any model. A fake one would break it.
     """
-    if mode is not None and _alive(mode):
-        gc.collect()
-        for tensor in _alive(mode):
-            _release(tensor, 0)
-
-
-def _alive(mode: FakeTensorMode) -> list[FakeTensor]:
+    gc.collect()
     # some objects lie about their class when asked, so the type is taken
-    found = [o for o in gc.get_objects() if type(o) is FakeTensor]
-    return [tensor for tensor in found if getattr(tensor, "fake_mode", None) is mode]
+    fakes: list[Any] = [each for each in gc.get_objects() if type(each) is FakeTensor]
+    for tensor in fakes:
+        if getattr(tensor, "fake_mode", None) is mode:
+            _release(tensor, 0)
 
 
 def _release(held: Any, depth: int) -> None:

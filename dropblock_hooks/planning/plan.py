@@ -103,17 +103,17 @@ class SiteProbe:
         self.hook, self.site = hook, hook.site
         self.error: str | None = None  # why it can't work there
         self.shape: tuple[int, ...] | None = None  # of the last tensor that the site read
-        self._nodes: list[Node] = []  # of the layer's outputs, where whole samples are dropped
+        self.nodes: list[Node] = []  # of the layer's outputs, where whole samples are dropped
         regularizer = self.site.regularizer
         at_output = regularizer.at == "output" and not regularizer.needs_input
         self.drops_samples = at_output and unit_dropped(regularizer) == "samples"
+        self.site.idle = False  # a schedule that starts at 0 must not hide the layout and the map
         self._read = self.site.reader.view
         self.site.reader.view = self._view  # type: ignore[method-assign]
         # torch registers a method of the hook, as always
         hook.__call__ = MethodType(self._called, hook)  # type: ignore[method-assign]
 
     def _called(self, hook: SiteHook, module: nn.Module, *given: Any) -> Any:
-        """Run the hook, and keep its error."""
         try:
             return type(hook).__call__(hook, module, *given)
         except SiteError as error:
@@ -121,16 +121,13 @@ class SiteProbe:
             return None
 
     def _view(self, x: Tensor) -> View:
-        """Note the tensor that the site works on, and read its axes."""
         self.shape = tuple(x.shape)
         if self.drops_samples and x.grad_fn is not None:
-            self._nodes.append(x.grad_fn)
+            self.nodes.append(x.grad_fn)
         return self._read(x)
 
-    def findings(
-        self, base: nn.Module, window: Window, outputs: list[Tensor], sources: list[Node]
-    ) -> Iterator[Finding]:
-        """The findings after the forward."""
+    def findings(self, base: nn.Module, window: Window) -> Iterator[Finding]:
+        """The findings after the forward, but for lost samples."""
         fault = None if self.error else self.hook.diagnose(base, window)
         if fault is not None:
             wrong = fault.kind in (Kind.NEVER_CALLED, Kind.NEVER_ACTIVE)
@@ -139,19 +136,12 @@ class SiteProbe:
             text = "torch.compile reads the rate as a constant and compiles again for each value"
             cure = "Use a StepSchedule of few values"
             yield Finding(Kind.RECOMPILES, Severity.NOTE, (self.site.key,), text, cure)
-        if any(not passes_around(outputs, sources, node) for node in self._nodes):
-            text = "it loses the whole sample, since no shortcut runs around the layer"
-            cure = "Use StochasticDepth on a block, or DropPath on its branch"
-            yield Finding(Kind.LOSES_SAMPLES, Severity.WARNING, (self.site.key,), text, cure)
 
 
 def _probe(
     base: nn.Module, placements: list[Placement], run: DryRun
 ) -> tuple[list[PlanRow], list[Finding]]:
-    """One training forward of a copy with the hooks of all placements on `base`.
-
-    Returns a row for each placement, and the findings.
-    """
+    """A row for each placement, and the findings, from one training forward of a copy."""
     if not run.model.training:
         run.model.train()
     copied, shared = run.copies[id(base)], Run()
@@ -159,7 +149,6 @@ def _probe(
     probes: list[SiteProbe] = []
 
     def make(site: Site, p: Placement) -> SiteHook:
-        site.idle = False  # a schedule that starts at 0 must not hide the layout and the map
         probes.append(SiteProbe(p.hook(site, p.target.local)))
         return probes[-1].hook
 
@@ -169,20 +158,25 @@ def _probe(
     ]
     with recorded(copied) as layers, torch.enable_grad():
         install(copied, moved, shared, make)
-        sources: list[Node] = []
-        if any(each.drops_samples for each in probes):
+        sources: set[Node] = set()
+        if any(probe.drops_samples for probe in probes):
             run.args, run.kwargs = given = with_graph((run.args, run.kwargs))
-            sources = [x.grad_fn for x in tree_leaves(given) if getattr(x, "grad_fn", None)]
+            sources = {x.grad_fn for x in tree_leaves(given) if getattr(x, "grad_fn", None)}
         outputs = [x for x in tree_leaves(run.run()) if isinstance(x, Tensor)]
     window = replace(
-        windows(shared, [each.hook for each in probes])[0],
+        windows(shared, [probe.hook for probe in probes])[0],
         layers={name: layer.calls for name, layer in layers.items()},
         model=Snapshot(trained=1),
         backward=False,
     )
-    findings = [f for each in probes for f in each.findings(copied, window, outputs, sources)]
-    rows = []
-    for each, p in zip(probes, placements, strict=True):
-        shape = each.shape or layers[p.target.owner].shape
-        rows.append(plan_row(each.site.key, p, each.site, shape, each.error))
+    rows, findings = [], []
+    for probe, p in zip(probes, placements, strict=True):
+        findings += probe.findings(copied, window)
+        if not all(passes_around(outputs, sources, node) for node in probe.nodes):
+            text = "it loses the whole sample, since no shortcut runs around the layer"
+            cure = "Use StochasticDepth on a block, or DropPath on its branch"
+            key = (probe.site.key,)
+            findings.append(Finding(Kind.LOSES_SAMPLES, Severity.WARNING, key, text, cure))
+        shape = probe.shape or layers[p.target.owner].shape
+        rows.append(plan_row(probe.site.key, p, probe.site, shape, probe.error))
     return rows, findings

@@ -5,7 +5,7 @@ with a shortcut around the layer the sample skips a branch, without one the samp
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -25,7 +25,7 @@ _CARRIES = re.compile(
     r"Add(Backward|$|_)|Relu|Gelu|Silu|Hardswish|Clone|View|Reshape|Permute|Transpose|Slice|Select|"
     "Expand|Squeeze|Unsqueeze|Flatten|Unflatten|Contiguous|ToCopy|Alias|AsStrided|Roll"
 )
-_SUM = re.compile(r"Add(Backward|$|_)")
+_SUM, _ANY = re.compile(r"Add(Backward|$|_)"), re.compile("")
 
 
 @dataclass
@@ -46,7 +46,6 @@ def recorded(model: nn.Module, *, residual: bool = False) -> Iterator[dict[str, 
     """
     ends = count()
     layers: dict[nn.Module, LayerCalls] = {}
-    names: dict[str, LayerCalls] = {}
     handles = []
 
     def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
@@ -57,14 +56,13 @@ def recorded(model: nn.Module, *, residual: bool = False) -> Iterator[dict[str, 
             adds = x.shape == output.shape and carries_stream(output.grad_fn, x.grad_fn)
             layer.adds = adds and (layer.adds or layer.calls == 1)
 
-    for name, module in named_modules(model):
-        if module not in layers:
-            layers[module] = LayerCalls()
-            if not isinstance(module, torch.jit.ScriptModule):  # it takes no hooks
-                handles.append(module.register_forward_hook(hook))
-        names[name] = layers[module]
+    names = dict(named_modules(model))
+    for module in dict.fromkeys(names.values()):
+        layers[module] = LayerCalls()
+        if not isinstance(module, torch.jit.ScriptModule):  # it takes no hooks
+            handles.append(module.register_forward_hook(hook))
     try:
-        yield names
+        yield {name: layers[module] for name, module in names.items()}
     finally:
         for handle in handles:
             handle.remove()
@@ -86,14 +84,10 @@ def record_forward(
     return dry_run(model, example, look)
 
 
-def passes_around(outputs: Iterable[Tensor], sources: Iterable[Node], node: Node) -> bool:
-    """Whether each output depends on a source by a path that does not go through `node`.
-
-    Outputs that do not depend on the node are ignored.
-    """
+def passes_around(outputs: Iterable[Tensor], sources: set[Node], node: Node) -> bool:
+    """Whether each output that depends on the node also depends on a source by another path."""
     return all(
-        _made_from(output.grad_fn, lambda each: each is node) & set(sources)
-        or node not in _made_from(output.grad_fn)
+        node not in _made_from(output.grad_fn) or _made_from(output.grad_fn, {node}) & sources
         for output in outputs
     )
 
@@ -102,30 +96,30 @@ def carries_stream(output: Node | None, source: Node | None) -> bool:
     """Whether a layer is a residual block: it adds something to its input and returns the sum."""
     if source is None:
         return False
-
-    def ends(node: Node) -> bool:
-        return node is source or not _CARRIES.match(node.name())
-
-    # both terms depend on the input: a bias or a position embedding is no branch
-    return any(
-        _SUM.match(node.name())
-        and source in _made_from(node, ends)
-        and len(below := [each for each, _ in node.next_functions if each]) > 1
-        and all(source in _made_from(each, lambda node: node is source) for each in below)
-        for node in _made_from(output, ends)
-        if node is not source
-    )
+    for node in _made_from(output, {source}, _CARRIES):
+        terms = [term for term, _ in node.next_functions if term]
+        # both terms depend on the input: a bias or a position embedding is no branch
+        is_sum = node is not source and _SUM.match(node.name()) and len(terms) > 1
+        if (
+            is_sum
+            and source in _made_from(node, {source}, _CARRIES)
+            and all(source in _made_from(term, {source}) for term in terms)
+        ):
+            return True
+    return False
 
 
-def _made_from(start: Node | None, ends: Callable[[Node], bool] = lambda node: False) -> set[Node]:
-    """The node and all nodes behind it, up to those where `ends` is true."""
+def _made_from(
+    start: Node | None, ends: Container[Node] = (), through: re.Pattern[str] = _ANY
+) -> set[Node]:
+    """The node and all nodes behind it: not those behind `ends`, or behind other operations."""
     seen: set[Node] = set()
     waiting = [start]
     while waiting:
         node = waiting.pop()
         if node is not None and node not in seen:
             seen.add(node)
-            if not ends(node):
+            if node not in ends and through.match(node.name()):
                 waiting += [below for below, _ in node.next_functions]
     return seen
 

@@ -85,39 +85,33 @@ def plan_row(
     key: str, p: Placement, site: Site | None = None, shape: Any = None, problem: str | None = None
 ) -> PlanRow:
     """The row of a placement; without a forward there is no site that has met anything."""
-    regularizer = p.regularizer
-    block, map_size, calls = None, None, None
-    if site is not None:
-        block, map_size, calls = site.block_size, site.map_size, site.calls
-        value = getattr(p.target.module, p.target.local, None) if p.target.form else None
-        shape = tuple(value.shape) if isinstance(value, Tensor) else shape
+    regularizer, target = p.regularizer, p.target
+    size, calls = (None, None) if site is None else (site.map_size, site.calls)
+    block = None if size is None else regularizer.block_in_force(size)
+    held = getattr(target.module, target.local) if site and target.form else None
+    rates = rate_range(regularizer) or ()
+    name = next(iter(regularizer.rates), "")
+    shares = [
+        regularizer.expected_share({**regularizer.values(0.0), name: rate}, size or None)
+        for rate in rates
+    ]
+    idle = calls == 0 and not held_rate(regularizer)  # which may be read without a call
     return PlanRow(
         site=key,
         selector=str(p.entry.selector),
         regularizer=repr(regularizer),
-        type=bare_type(p.target.module).__name__,
-        at=HELD[p.target.form].noun if p.target.form else regularizer.at,
-        shape=shape,
+        type=bare_type(target.module).__name__,
+        at=HELD[target.form].noun if target.form else regularizer.at,
+        shape=tuple(held.shape) if isinstance(held, Tensor) else shape,
         layout=site.layout or None if site and calls else None,
         calls=calls,
-        aliases=p.target.aliases,
-        map_size=map_size,
+        aliases=target.aliases,
+        map_size=size,
         block_size=block,
         clipped=is_clipped(block, regularizer),
-        rate=range_of(rate_range(regularizer) or ()),
-        expected_share=_expected(p, map_size, calls),
+        rate=range_of(rates),
+        expected_share=0.0 if idle else range_of(shares),
         problem=problem,
-    )
-
-
-def _expected(p: Placement, map_size: Size | None, calls: int | None) -> float | Range | None:
-    """The share dropped at the lowest and the highest rate, on the map seen last."""
-    if calls == 0 and not held_rate(p.regularizer):  # which may be read without a call
-        return 0.0
-    name = next(iter(p.regularizer.rates), "")
-    return range_of(
-        p.regularizer.expected_share({**p.regularizer.values(0.0), name: rate}, map_size or None)
-        for rate in rate_range(p.regularizer) or ()
     )
 
 
