@@ -59,9 +59,8 @@ from .observers import (
     WeightStats,
 )
 from .planning.builtin import builtin
-from .planning.plan import plan
+from .planning.plan import Plan, plan
 from .planning.recording import layers
-from .planning.table import Plan
 from .registry import register
 from .regularizers.base import Applied, Now, Regularizer
 from .regularizers.dropblock import Disout, DropBlock1d, DropBlock2d, DropBlock3d

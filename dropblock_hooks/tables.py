@@ -216,3 +216,11 @@ def named(name: str, aliases: Sequence[str]) -> str:
 def ranged(value: float | tuple[Any, Any] | None) -> str:
     """A cell with one number, or with a range: ``0 to 0.1``."""
     return " to ".join(map(shown, value)) if isinstance(value, tuple) else shown(value)
+
+
+def range_of(values: Iterable[float | None]) -> float | tuple[float, float] | None:
+    """The lowest and the highest value, or one number if they are equal."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    return known[0] if min(known) == max(known) else (min(known), max(known))

@@ -34,15 +34,9 @@ _Shape = tuple[int, ...]
 
 
 def channels_of(x: Tensor) -> str:
-    """Whether the channels of a tensor are the "first" axis after the samples, or the "last" one.
+    """`FIRST` or `LAST`: where the channels of a tensor are, behind the axis of the samples.
 
-    Other results are "mixed" if the graph has both, "untold" if the graph does not show it, and ""
-    without a graph.
-
-    Example:
-        >>> x = torch.nn.Conv2d(3, 4, 1)(torch.ones(2, 3, 4, 4))
-        >>> channels_of(x.relu()), channels_of(x.permute(0, 2, 3, 1))
-        ('first', 'last')
+    `MIXED` if the graph has both, `UNTOLD` if it does not show it, and "" without a graph.
     """
     if x.grad_fn is None:
         return ""

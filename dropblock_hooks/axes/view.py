@@ -19,15 +19,7 @@ _TOKENS = CHANNELS_LAST[1], CHANNELS_FIRST[1]
 
 
 class View(NamedTuple):
-    """How the axes of a tensor are read.
-
-    Example:
-        >>> tokens = torch.randn(2, 25, 8)  # a class token, and a map of 4 x 6
-        >>> view = View("NLC", grid=(4, 6), prefix=1)
-        >>> maps = view.take(tokens)
-        >>> maps.shape, torch.equal(view.put(maps, tokens), tokens)
-        (torch.Size([2, 8, 4, 6]), True)
-    """
+    """How the axes of a tensor are read."""
 
     layout: str  # "NCHW", "NLC", ...; "" where no axis has a name
     grid: tuple[int, ...] | None = None  # the size of the map that tokens form
@@ -80,20 +72,11 @@ def is_tokens(layout: str, spatial: int | None) -> bool:
 
 @dataclass(frozen=True)
 class AxisOptions:
-    """How the axes are to be read, as far as the user says so.
+    """How the axes are to be read, as far as the user says so."""
 
-    Example:
-        >>> AxisOptions(grid=(4, 6), prefix_tokens=1).check(2, "DropBlock2d")
-
-    Args:
-        layout: ``"NCHW"``, ``"NLC"``, ...; ``"auto"`` asks the model and the autograd graph.
-        grid: size of the map that tokens form, ``(height, width)``.
-        prefix_tokens: number of tokens before the map; None asks the model.
-    """
-
-    layout: str = "auto"
-    grid: tuple[int, ...] | None = None
-    prefix_tokens: int | None = None
+    layout: str = "auto"  # "NCHW", "NLC", ...; "auto" asks the model and the autograd graph
+    grid: tuple[int, ...] | None = None  # the size of the map that tokens form
+    prefix_tokens: int | None = None  # how many are before the map; None asks the model
 
     @property
     def auto(self) -> bool:

@@ -1,7 +1,6 @@
 """The dry run of a spec on a model, before any hook is put on.
 
-plan       `plan`: sites, shapes and faults, from a forward of a copy
-table      the table of a plan, and the main rate of a regularizer over its schedule
+plan       `plan`: sites, shapes and faults, from a forward of a copy, and their table
 recording  `layers`; the calls of the layers in a forward of a copy, and shortcuts around them
 dry_run    a forward of a deep copy, on fake tensors where that works
 builtin    `builtin`: the model's own dropouts, and where a site drops it again

@@ -28,8 +28,7 @@ from ..selectors.select import Select, Selector, match
 from ..selectors.wrappers import bare_type, submodule, unwrap
 from ..sites.hooks import hooks_on
 from ..spec.spec import Spec
-from ..tables import Columns, Table, counted, named, ranged
-from .table import range_of
+from ..tables import Columns, Table, counted, named, range_of, ranged
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ The real hooks of the spec run in one forward of a copy. A site that can't work 
 the forward goes on.
 """
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MethodType
 from typing import Any
@@ -16,21 +16,120 @@ from torch.autograd.graph import Node
 from torch.utils._pytree import tree_leaves
 
 from ..attachment.place import Placement, install, place, site_keys
-from ..attachment.report import block_finding
+from ..attachment.report import block_cell, block_finding, entry_of, is_clipped
 from ..axes.view import View
 from ..findings import Finding, Kind, Severity, grouped, merged
-from ..regularizers.retune import unit_dropped
+from ..regularizers.base import rate_range
+from ..regularizers.retune import held_rate, unit_dropped
+from ..selectors.index import HELD
 from ..selectors.wrappers import bare_type, submodule, unwrap
 from ..sites.counter import Snapshot
 from ..sites.hooks import SiteHook
 from ..sites.run import Run, Window, windows
 from ..sites.site import Site, SiteError
 from ..spec.spec import Draft
-from ..tables import counted
+from ..tables import Section, Short, Table, counted, named, range_of, ranged
 from .builtin import find_doubled
 from .dry_run import DryRun, DryRunError, dry_run, own_input, with_graph
 from .recording import passes_around, recorded
-from .table import Plan, PlanRow, plan_row
+
+Size = tuple[int, ...]
+Range = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class PlanRow:
+    """One planned site. Without a forward, `shape`, `layout`, `calls` and sizes are None."""
+
+    site: str  # its key in the Attachment
+    selector: str  # the selector of its spec entry
+    regularizer: str  # the regularizer or observer
+    type: str  # class name of the layer
+    at: str  # "output", "input", "parameter" or "attribute"
+    shape: Any  # of the tensor of the last call; of a tuple, list or dict its type and size
+    layout: str | None  # the axes, where the regularizer needs them
+    calls: int | None  # calls of the layer per forward
+    aliases: tuple[str, ...]  # other names of the same, shared, layer
+    map_size: Size | None  # spatial size of the map seen last
+    block_size: Size | None  # the block size on this map
+    clipped: bool  # whether the block was clipped to the map
+    rate: float | Range | None  # the nominal rate, (lowest, highest) over the schedule
+    expected_share: float | Range | None  # of the elements that are dropped at these rates
+    problem: str | None  # why it can't work there
+
+
+class Plan(Table[PlanRow]):
+    """The planned sites as a table, with problems and warnings below it.
+
+    Example:
+        >>> plan(nn.Sequential(nn.ReLU()), {"0": Dropout(0.1)}, torch.ones(2, 3)).problems
+        ()
+
+    Attributes:
+        problems: the errors; ``attach(..., example_input=...)`` raises a `SpecError` with them.
+        warnings: a line for each likely mistake and each note.
+        findings: the warnings as `Finding` objects, grouped by cause.
+    """
+
+    def __init__(
+        self, rows: Sequence[PlanRow], title: str, problems: list[str], findings: list[Finding]
+    ) -> None:
+        self.problems = tuple(problems)
+        self.findings = tuple(findings)
+        notes = {"problems": self.problems, "warnings": self.warnings}
+        section = Section(rows, _COLUMNS, entry=lambda row: entry_of(row.selector, row))
+        super().__init__(rows, _COLUMNS, title, sections=[section], notes=notes)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """The findings as text."""
+        return tuple(map(str, self.findings))
+
+
+_COLUMNS: dict[str, Any] = {
+    "site": lambda row: named(row.site, row.aliases),
+    "type": lambda row: Short(row.type),
+    "shape": lambda row: row.shape,
+    "layout": lambda row: row.layout,
+    "calls": lambda row: row.calls,
+    "block": block_cell,
+    "rate": lambda row: ranged(row.rate),
+    "expected": lambda row: ranged(row.expected_share),
+}
+
+
+def plan_row(
+    key: str, p: Placement, site: Site | None = None, shape: Any = None, problem: str | None = None
+) -> PlanRow:
+    """The row of a placement; without a forward there is no site that has met anything."""
+    regularizer, target = p.regularizer, p.target
+    size, calls = (None, None) if site is None else (site.map_size, site.calls)
+    block = None if size is None else regularizer.block_in_force(size)
+    held = getattr(target.module, target.local) if site and target.form else None
+    rates = rate_range(regularizer) or ()
+    name = next(iter(regularizer.rates), "")
+    shares = [
+        regularizer.expected_share({**regularizer.values(0.0), name: rate}, size or None)
+        for rate in rates
+    ]
+    idle = calls == 0 and not held_rate(regularizer)  # which may be read without a call
+    return PlanRow(
+        site=key,
+        selector=str(p.entry.selector),
+        regularizer=repr(regularizer),
+        type=bare_type(target.module).__name__,
+        at=HELD[target.form].noun if target.form else regularizer.at,
+        shape=tuple(held.shape) if isinstance(held, Tensor) else shape,
+        layout=site.layout or None if site and calls else None,
+        calls=calls,
+        aliases=target.aliases,
+        map_size=size,
+        block_size=block,
+        clipped=is_clipped(block, regularizer),
+        rate=range_of(rates),
+        expected_share=0.0 if idle else range_of(shares),
+        problem=problem,
+    )
 
 
 def plan(

@@ -79,16 +79,7 @@ TRANSFORMERS = {
     "WhisperModel": ({**_WHISPER, **_ATTENTION}, {"input_features": (2, 16, 60), **_DECODED}),
     "ViTModel": ({**_SMALL, "image_size": 64, "patch_size": 16}, _SQUARE),
     "BeitModel": ({**_SMALL, "image_size": (64, 96), "patch_size": 16}, _IMAGE),
-    "SwinModel": (
-        {
-            "embed_dim": 16,
-            "depths": [2, 2],
-            "num_heads": [2, 4],
-            "window_size": 4,
-            "image_size": 64,
-        },
-        _SQUARE,
-    ),
+    "SwinModel": ({**_SWIN, "window_size": 4, "image_size": 64}, _SQUARE),
     "ConvNextModel": ({"hidden_sizes": [16, 24, 32, 40], "depths": [2, 1, 1, 1]}, _IMAGE),
     "SegformerModel": (_STAGES, _IMAGE),
     "DetrModel": ({**_DETR, **_ATTENTION}, _IMAGE),

@@ -1,7 +1,6 @@
 """Where the channels are, and which grid tokens form, in this very forward: right or refused.
 
 Blocks that permute inside are made in many ways and sizes; the truth is what they are made to be.
-In timm's families it is which axes follow the height and the width of the image.
 """
 
 import re
@@ -19,13 +18,8 @@ from dropblock_hooks import (
     SiteError,
     attach,
 )
-from dropblock_hooks.axes.facts import ModelFacts
-from dropblock_hooks.axes.grids import Grids
-from dropblock_hooks.axes.reader import Reader
-from dropblock_hooks.axes.view import AxisOptions, View
-from dropblock_hooks.selectors.index import Index
+from dropblock_hooks.axes.view import View
 from tests.cases import rest_slow
-from tests.families import MEMBERS
 
 C = 6
 
@@ -370,80 +364,3 @@ def test_a_map_that_was_flattened_in_the_same_forward():
     for size in ((16, 16), (8, 32), (12, 20)):
         model(torch.randn(2, 3, *size))
         assert site.reader.last == View("NLC", (size[0] // 4, size[1] // 4), 0)
-
-
-def shapes(member, size):
-    """The shapes of the 4-D outputs of all layers, for an image of this size, without values."""
-    timm = pytest.importorskip("timm", reason="the models are timm's")
-    with torch.device("meta"):
-        model = timm.create_model(member.model, **({"img_size": size} if member.sized else {}))
-    seen = {}
-    for name, module in model.named_modules():
-
-        def keep(module, args, output, name=name):
-            if isinstance(output, torch.Tensor) and output.ndim == 4:
-                seen.setdefault(name, []).append(output.shape)
-
-        module.register_forward_hook(keep)
-    with torch.no_grad():
-        model.eval()(torch.empty(2, 3, *size, device="meta"))
-    return seen
-
-
-def truth(member):
-    """Of each layer, "NCHW" or "NHWC": the axes that follow the height and width of the image.
-
-    Tables without a batch, and maps of attention, where an axis follows both, are none.
-    """
-    edge = member.size
-    square, tall, wide = (
-        shapes(member, size) for size in ((edge, edge), (2 * edge, edge), (edge, 2 * edge))
-    )
-    found = {}
-    for name in square.keys() & tall.keys() & wide.keys():
-        for a, b, c in zip(square[name], tall[name], wide[name], strict=False):
-            height = [axis for axis in range(4) if a[axis] != b[axis]]
-            width = [axis for axis in range(4) if a[axis] != c[axis]]
-            layout = {(2, 3): "NCHW", (1, 2): "NHWC"}.get((*height, *width)) if a[0] == 2 else None
-            found.setdefault(name, set()).add(layout)
-    return {name: seen.pop() for name, seen in found.items() if len(seen) == 1 and None not in seen}
-
-
-PLAIN = {"mambaout", "convnext", "resnet"}
-SQUARE_ONLY = {"convit", "efficientformer", "nest"}  # and no truth by this method
-CASES = rest_slow(
-    [member for member in MEMBERS if member.family not in SQUARE_ONLY],
-    [member for member in MEMBERS if member.family in PLAIN],
-)
-
-
-@pytest.mark.every(7)
-@pytest.mark.parametrize("member", CASES, ids=lambda member: member.family)
-def test_a_family_is_read_rightly_or_refused(member):
-    known = truth(member)
-    model = member.build().train()
-    index = Index(model)
-    facts = ModelFacts(index)
-    right, refused, wrong = [], [], []
-
-    def look(name, known_facts):
-        def hook(module, args, output):
-            if not isinstance(output, torch.Tensor) or output.ndim != 4 or name not in known:
-                return
-            for x in (output, output.detach()):
-                reader = Reader(AxisOptions(), known_facts, Grids(), spatial=2)
-                try:
-                    layout = reader.view(x).layout
-                except ValueError:
-                    refused.append(name)
-                    continue
-                (right if layout == known[name] else wrong).append((name, tuple(x.shape)))
-
-        return hook
-
-    for name, target in index.modules.items():
-        target.module.register_forward_hook(look(name, facts.of(target, "output")))
-    with torch.enable_grad():
-        model(torch.randn(2, 3, member.size, member.size))
-    assert not wrong
-    assert len(right) >= 2 * len(refused)

@@ -80,22 +80,6 @@ def forms(model, spec, *inputs):
     return [site.reader.last for site in run(model, spec, *inputs)[1]]
 
 
-def test_channels_are_dropped_along_their_own_axis():
-    y, _ = run(Turned(6), {".": Dropout2d(0.5)}, torch.randn(8, 3, 5, 5))
-    zero = (y == 0).flatten(1, 2)
-    assert torch.equal(zero.all(1), zero.any(1))
-    assert 0 < zero.all(1).sum() < 48
-
-
-class Concatenated(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = nn.Conv2d(3, 4, 1), nn.Conv2d(3, 5, 1)
-
-    def forward(self, x):
-        return torch.cat([self.a(x), self.b(x)], 1)
-
-
 class Attention(nn.Module):
     """Heads on axis 1."""
 
@@ -116,7 +100,6 @@ def as_stage(model):
 MAPS = (2, 3, 5, 7)
 BLOCK = DropBlock2d(0.1, 3)
 SEEN, SEEN_ALONE = ActivationStats(index=0), ActivationStats()
-CLASSIFIER = (nn.Conv2d(3, 8, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 2))
 READ = {
     "a convolution": (nn.Conv2d(3, 4, 1), {".": BLOCK}, MAPS, "NCHW"),
     "a block": (Turned(6), {".": BLOCK}, MAPS, "NHWC"),
@@ -124,8 +107,6 @@ READ = {
         nn.Sequential(Turned(6), nn.ReLU(), nn.Linear(6, 7), nn.Identity()),
         {"1": BLOCK, "3": BLOCK}, MAPS, "NHWC NHWC",
     ),
-    "a ReLU before a classifier": (nn.Sequential(*CLASSIFIER), {"1": BLOCK}, MAPS, "NCHW"),
-    "concatenated channels": (Concatenated(), {".": BLOCK}, MAPS, "NCHW"),
     "said of a stage": (
         as_stage(nn.Sequential(Turned(6))), {"stage:0": DropBlock2d(0.1, 3, layout="NCHW")}, MAPS,
         "NCHW",

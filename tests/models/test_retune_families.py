@@ -69,12 +69,3 @@ def test_swin_of_torchvision():
         ("StochasticDepth", "ours"),
         ("ShiftedWindowAttention", "attribute"),
     )
-
-
-def test_efficientnet_of_torchvision():
-    model = torchvision.models.efficientnet_b0(num_classes=5)
-    check(
-        observe(model, torch.randn(BATCH, 3, 64, 64)),
-        ("Dropout", "ours"),
-        ("StochasticDepth", "ours"),
-    )

@@ -1,10 +1,7 @@
 """builtin: what a model drops already."""
 
-import copy
-
 import pytest
 import torch
-from scipy import stats
 from torch import nn
 
 from dropblock_hooks import (
@@ -155,37 +152,9 @@ def test_a_spec_of_one_rate_leaves_identities_out():
     assert [by_depth[f"blocks.{i}.drop_path"] for i in (1, 2)] == [0.0, 0.2]
 
 
-def test_a_spec_changes_nothing_that_is_drawn():
-    """Zeros in 200 outputs: a bare model, and one with what it has."""
-    torch.manual_seed(0)
-    bare = Net()
-    held = copy.deepcopy(bare)
-    attach(held, builtin(held).spec())
-    x = torch.randn(8, 4, 4)
-    zeros, norms = [], []
-    for model in (bare, held):
-        ys = [model(x) for _ in range(200)]
-        zeros.append([(y == 0).float().mean().item() for y in ys])
-        norms.append([y.norm().item() for y in ys])
-    assert stats.ks_2samp(*zeros).pvalue > 1e-3
-    assert stats.ks_2samp(*norms).pvalue > 1e-3
-    assert torch.equal(bare.eval()(x), held.eval()(x))
-
-
 @pytest.mark.parametrize("p", [None, 0.25, ByDepth(0.0, 0.2), LinearSchedule(0.0, 0.2, epochs=3)])
 def test_a_spec_is_written_and_read(p, tmp_path):
     spec = builtin(Net()).spec(p=p)
     spec.save(tmp_path / "spec.yaml")
     assert Spec.load(tmp_path / "spec.yaml") == spec
     attach(Net(), tmp_path / "spec.yaml")
-
-
-@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "resnet18"])
-def test_models_of_timm(name):
-    with torch.device("meta"):
-        model = timm.create_model(name, drop_rate=0.1, drop_path_rate=0.2)
-    rows = rows_of(model)
-    assert max(rate for *_, rate, _ in rows) == pytest.approx(0.2)
-    for spec in (builtin(model).spec(), builtin(model).spec(p=0.15)):
-        attach(model, spec).remove()
-        assert rows_of(model) == rows
