@@ -24,9 +24,8 @@ State: TypeAlias = dict[str, Any]
 class Observer(Regularizer):
     """Base of the classes that measure a layer and change nothing.
 
-    A subclass defines `start`, `update` and `compute`. They always run as ordinary Python, also
-    where torch.compile has compiled the model. Specs treat observers like regularizers: the same
-    selectors, keys and switches. A class may also set these variables:
+    A subclass defines `start`, `update` and `compute`. They run as ordinary Python, also where
+    torch.compile has compiled the model. A class may also set these variables:
 
     - ``sees_gradients = True``: ``update`` also gets each gradient.
     - ``sees_values = False``: ``update`` gets no activations.
@@ -53,9 +52,8 @@ class Observer(Regularizer):
 
     Args:
         at: observe the layer's ``"output"`` or its ``"input"``, where no gradients are seen.
-        when: the place of an observer of activations among the regularizers of its layer.
-            ``"after"``: it sees the activation that the next layer gets. ``"before"``: it sees the
-            activation that the layer computed. An observer of gradients alone sees the gradient
+        when: ``"after"``: it sees the activation after the regularizers of its layer;
+            ``"before"``: as the layer computed it. An observer of gradients alone sees the gradient
             after the gradient regularizers of its layer, or (``"before"``) as it arrived.
         active: ``"train"`` (while the layer is in training mode) or ``"always"``.
     """

@@ -62,21 +62,17 @@ class _Call:
 class Capture(Observer):
     """Keeps the last activations of a layer, and their gradients: read ``attached.captured()``.
 
-    A copy of each tensor is kept, so later in-place operations do not change it. It holds no part
-    of the autograd graph. Every call of the layer is kept, also if a forward calls it several
-    times, but not the calls that activation checkpointing recomputes. It works in compiled code.
-    Use it to look at single tensors during a training; `capture` is for a single forward.
+    A copy of each tensor is kept, so later in-place operations do not change it. Every call of the
+    layer counts, also if a forward calls it several times, but not the calls that activation
+    checkpointing recomputes. `capture` is for a single forward.
 
     Example:
-        >>> from dropblock_hooks import attach
-        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU(inplace=True))
+        >>> model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(inplace=True))
         >>> attached = attach(model, {"0": Capture(gradients=True, keep=2)})
         >>> for _ in range(5):
         ...     model(torch.ones(8, 4)).sum().backward()
-        >>> for record in attached.captured("0")["0"]:
-        ...     print(record.call, tuple(record.value.shape), tuple(record.grad.shape))
-        3 (8, 3) (8, 3)
-        4 (8, 3) (8, 3)
+        >>> [(r.call, r.value.shape, r.grad.shape) for r in attached.captured("0")["0"]]
+        [(3, torch.Size([8, 3]), torch.Size([8, 3])), (4, torch.Size([8, 3]), torch.Size([8, 3]))]
 
     Args:
         gradients: True keeps the gradients of the values; under AMP, of the scaled loss. The
@@ -84,7 +80,7 @@ class Capture(Observer):
             Reentrant checkpoints are refused. In compiled code inside a checkpoint, the gradients
             of the last call must come first.
         activations: False keeps no values, which needs ``gradients=True``.
-        every: look at each n-th call of the layer, at least 1; the first one is included.
+        every: keep each n-th call of the layer, at least 1; the first one is included.
         keep: the number of records, the last ones, at least 1; None keeps all, and memory grows.
         reduce: keep the ``"mean"`` or ``"norm"`` of each tensor over all axes but the first, the
             mean of each channel (``"channels"``, a tensor (N, C)), or the result of a function of

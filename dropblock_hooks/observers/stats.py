@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.linalg import vector_norm as norm
 
-from ..checks import as_count, as_number
-from ..quoting import shown
+from ..checks import Range, as_count, as_number
 from ..registry import register
 from ..selectors.wrappers import shard_refusal
 from ..tables import Columns, Short
@@ -49,11 +48,8 @@ class Measuring(Observer):
     def check(self, values: Mapping[str, float]) -> None:
         super().check(values)
         as_count("every", self.every)
-        if not 1e-30 <= as_number("low", self.low) < as_number("high", self.high) <= 1e30:
-            raise ValueError(
-                "the bounds of the histogram must be 1e-30 <= low < high <= 1e30, got "
-                f"low={shown(self.low)}, high={shown(self.high)}"
-            )
+        low = as_number("low", self.low, allowed=Range(1e-30, 1e30))
+        as_number("high", self.high, allowed=Range(low, 1e30, open_low=True))
 
     @property
     def edges(self) -> tuple[float, ...]:
@@ -83,16 +79,11 @@ class Measuring(Observer):
 class ActivationStats(Measuring):
     """Mean, deviation, largest magnitude and norm of the output of a layer by epoch; dead channels.
 
-    Use it on activation functions, norms and blocks. No call waits for the device. A call with NaN
-    or Inf is counted, but left out of the moments.
-
-    A channel is dead if it was exactly zero in every call of the epoch. The running statistics of a
+    No call waits for the device. A call with NaN or Inf is counted, but left out of the moments. A
+    channel is dead if it was exactly zero in every call of the epoch. The running statistics of a
     BatchNorm are compared with each n-th batch (`every`).
 
     Example:
-        >>> import torch
-        >>> from torch import nn
-        >>> from dropblock_hooks import ActivationStats, attach
         >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
         >>> attached = attach(model, {"1": ActivationStats()})
         >>> y = model(torch.zeros(4, 2))
@@ -149,15 +140,11 @@ class ActivationStats(Measuring):
 class GradientStats(Measuring):
     """Mean, deviation, largest magnitude and norm of the gradient at a layer's output, by epoch.
 
-    Use it to find vanishing and exploding gradients. They are gradients of the unscaled loss, after
-    the gradient regularizers of the layer; with ``when="before"``, as they arrived. With a
-    ``param:`` selector, they are the gradients of a parameter in each backward, before they
-    accumulate.
+    They are gradients of the unscaled loss, after the gradient regularizers of the layer; with
+    ``when="before"``, as they arrived. With a ``param:`` selector, they are the gradients of a
+    parameter in each backward, before they accumulate.
 
     Example:
-        >>> import torch
-        >>> from torch import nn
-        >>> from dropblock_hooks import GradientStats, attach
         >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
         >>> attached = attach(model, {"0": GradientStats()})
         >>> model(torch.ones(4, 2)).sum().backward()
@@ -179,17 +166,11 @@ class WeightStats(Observer):
 
     For each parameter also its norm and the relative size of its updates: the norm of its change
     since the epoch began, divided by its norm then. For this, a copy of the parameters is held on
-    their device.
-
-    Use it to find layers that learn too fast, or not at all.
-
-    Parameters are read at the end of an epoch and for a report: a forward costs nothing, and the
-    layer need not be called. Parameters that FSDP shards are not read. With a ``param:`` selector,
-    only this parameter is read.
+    their device. Parameters are read at the end of an epoch and for a report, so the layer need not
+    be called. With a ``param:`` selector, only this parameter is read. Parameters that FSDP shards
+    are not read.
 
     Example:
-        >>> from torch import nn
-        >>> from dropblock_hooks import WeightStats, attach
         >>> attached = attach(nn.Sequential(nn.Linear(2, 3)), {"0": WeightStats()})
         >>> seen = attached.report()[0].observed
         >>> seen.values, list(seen.norms), seen.updates
@@ -207,6 +188,7 @@ class WeightStats(Observer):
     def look(self, state: State, module: nn.Module, parameter: str | None) -> None:
         parameters = _parameters(module, parameter)
         state.update(new_moments(self.edges), calls=len(parameters), moved=False)
+        state.update(norms={}, updates={})
         for name, x in parameters.items():
             state.update(on_device(state, x.device))
             add_moments(state, x)
@@ -214,20 +196,20 @@ class WeightStats(Observer):
             began = state["began"].setdefault(name, x.clone()).to(x.device)
             change = x - began
             state["moved"] |= bool(change.any())  # true for NaN
-            state[f"norm/{name}"] = norm(x)
-            state[f"update/{name}"] = norm(change) / norm(began)
+            state["norms"][name] = float(norm(x))
+            state["updates"][name] = float(norm(change) / norm(began))
 
     def is_empty(self, state: State) -> bool:
         return not state["moved"]
 
     def compute(self, state: State) -> Statistics:
         sums = state["sums"]
-        return replace(
-            statistics(state),
-            norm=math.sqrt(sums[SQUARES].item()) if sums[KEPT] else None,
-            norms=_by_parameter(state, "norm/"),
-            updates=_by_parameter(state, "update/"),
+        whole = math.sqrt(sums[SQUARES].item()) if sums[KEPT] else None
+        norms, updates = (
+            {name: x for name, x in state[which].items() if math.isfinite(x)}
+            for which in ("norms", "updates")
         )
+        return replace(statistics(state), norm=whole, norms=norms, updates=updates)
 
     def merge(self, a: State, b: State) -> State:
         return a  # ranks hold the same parameters
@@ -245,12 +227,6 @@ def _parameters(module: nn.Module, name: str | None) -> dict[str, Tensor]:
     # other classes may hold parts, or wait for other processes
     plain = {name: p.detach() for name, p in own.items() if type(p) in (Tensor, nn.Parameter)}
     return {name: x for name, x in plain.items() if x.is_floating_point() and not x.is_meta}
-
-
-def _by_parameter(state: State, prefix: str) -> dict[str, float]:
-    """The numbers under a prefix, by the name of the parameter, without those not finite."""
-    found = {name: float(x) for name, x in state.items() if name.startswith(prefix)}
-    return {name.removeprefix(prefix): x for name, x in found.items() if math.isfinite(x)}
 
 
 def _number(name: str) -> Callable[[Statistics], str | None]:

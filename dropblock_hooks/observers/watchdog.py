@@ -38,12 +38,11 @@ _BOUNDS = {  # by the name of the class, so that copies of torch's classes are k
 class Watchdog(Observer):
     """Warns of NaN, dead layers and other faults, with the layer, the epoch and the likely cure.
 
-    Attach it to many layers, blocks and the layers inside them: then it names the layer that
-    computed the first NaN or Inf. It looks at its numbers when an epoch ends (``attached.step``) or
-    the ``with`` block of the attachment, and at each n-th training forward (`every`); for NaN and
-    Inf also at the forwards 1, 2, 4, 8, and so on. Between two
-    looks it does not wait for a device. Of several faults in one look it names the first as the
-    cause, and lists the others as likely effects. The rules:
+    Attach it to blocks and to the layers inside them. It looks at its numbers when an epoch
+    (``attached.step``) or the ``with`` block of the attachment ends, and at each n-th training
+    forward (`every`); for NaN and Inf also at the forwards 1, 2, 4, 8, and so on. Between two looks
+    it does not wait for a device. Of several faults in one look it names the first as the cause,
+    and lists the others as likely effects. The rules:
 
     - ``nonfinite``: NaN or Inf. In the forward, it names the layer that computed it. In the
       backward, it names the first layer that such a gradient reaches. With a GradScaler that the
@@ -57,9 +56,6 @@ class Watchdog(Observer):
       layers get gradients.
 
     Example:
-        >>> import torch
-        >>> from torch import nn
-        >>> from dropblock_hooks import attach
         >>> model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
         >>> found = []
         >>> attached = attach(model, {"**": Watchdog("nonfinite", action=found.append)})
@@ -117,9 +113,9 @@ class Watchdog(Observer):
         for rule in self.names:
             check_option("rules", rule, RULES)
         if self.action not in ("warn", "raise") and not callable(self.action):
+            given = quote(self.action)
             raise ValueError(
-                "action must be 'warn', 'raise' or a function of a Finding, "
-                f"got {quote(self.action)}"
+                f"action must be 'warn', 'raise' or a function of a Finding, got {given}"
             )
         as_count("every", self.every or 0, 0)
         as_count("min_calls", self.min_calls)
