@@ -1,7 +1,6 @@
 """One regularizer on one layer, parameter or rate, at run time.
 
-The class of a hook answers for its kind of target. It refuses regularizers, installs and restores,
-finds the target in the model, and diagnoses a site that did nothing.
+The class of a hook decides everything about its kind of target.
 
 updates           regularizes gradients once per optimizer step, also by their common norm
 held              hooks of what a module holds: parameters, and rates

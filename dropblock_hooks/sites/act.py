@@ -26,10 +26,7 @@ is_transformed = torch._C._functorch.is_functorch_wrapped_tensor
 
 
 def act(site: Site, x: Tensor, given: Any, training: bool) -> Tensor:
-    """Return the regularized activation, or a copy whose gradient will be regularized.
-
-    `given` is the first input of the layer, and `training` its mode.
-    """
+    """Return the regularized activation, or a copy whose gradient will be regularized."""
     if torch._C._are_functorch_transforms_active() or torch._C._is_tracing():
         refuse_tracing(site, training)
     if site.idle:  # without reading the layout or drawing a mask
@@ -68,10 +65,7 @@ def perform(
     parameter: Tensor | None = None,
     counts: bool = False,
 ) -> Tensor:
-    """Run the regularizer of a site on an activation or a gradient; count the call on request.
-
-    Without `form`, the axes are read from the tensor. A refusal is a SiteError.
-    """
+    """Run the regularizer of a site on an activation or a gradient; a refusal is a SiteError."""
     regularizer = site.regularizer
     now = Now(input=given, grad_scale=grad_scale, parameter=parameter, **values)
     inner, plain = x, True
@@ -117,8 +111,7 @@ def regularize_grad(
 ) -> Any:
     """Regularize the gradient of an activation or a parameter, and count it.
 
-    A paused or removed attachment returns it unchanged. An autograd function may return None.
-    `scale` is the factor of the loss; None asks the GradScaler.
+    An autograd function may return None. `scale` of None asks the GradScaler.
     """
     run = site.run
     if grad is None or not (run.installed and run.enabled):
@@ -143,10 +136,7 @@ def see(
     training: bool,
     differentiable: bool,
 ) -> int | None:
-    """Count one call of the layer and hand its tensors to the observer; return its ticket.
-
-    For the arguments see `Seen`.
-    """
+    """Count one call of the layer and hand its tensors to the observer; return its ticket."""
     run, observer = site.run, site.bound.observer
     if observer.sees_values or not observer.sees_gradients:
         site.counter.add(None, 0, 0.0)
@@ -166,10 +156,7 @@ def see(
 
 
 def see_gradient(site: Site, grad: Tensor | None, at: int = 0, ticket: int | None = None) -> None:
-    """Hand a gradient to an observer, and count it if the observer sees no values.
-
-    An unused tensor has no gradient. For `at` and `ticket` see `Seen`.
-    """
+    """Hand a gradient to an observer, and count it if the observer sees no values."""
     run, observer = site.run, site.bound.observer
     if grad is None or not (has_data(grad) and run.installed and run.enabled):
         return
@@ -194,13 +181,10 @@ def has_data(x: Any) -> bool:
 
 
 def refuse_tracing(site: Site, training: bool) -> None:
-    """Raise SiteError where an active site is traced, exported or transformed and can't work.
-
-    ``torch.func.grad`` works, except in compiled code.
-    """
+    """Raise SiteError where an active site is traced, exported or transformed and can't work."""
     refused = is_exporting() and site.regularizer.acts_on == "gradient"
     transformed = torch._C._are_functorch_transforms_active()
-    if transformed and not is_compiling():
+    if transformed and not is_compiling():  # torch.func.grad works in eager mode
         stack = torch._C._functorch.get_interpreter_stack() or ()
         transformed = not {each.key().name for each in stack} <= {"Grad", "Functionalize"}
     tracing: bool = torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]  # torch's

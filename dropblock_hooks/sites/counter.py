@@ -1,12 +1,10 @@
 """Counting: totals that only grow, snapshots of them, and windows between two snapshots.
 
-A `Counter` adds in Python. A count that is a tensor is added on its device and is read only when
-someone asks. The totals are never set back: a window is the difference of two snapshots.
+A count that is a tensor is added on its device and is read only when someone asks.
 
 The norms of gradients are counted in a histogram, one tensor of *cells*: the sum of the norms, then
 the number of norms in each bin. A bin covers a quarter of an octave (a factor of two), from 2**-64
-to 2**64. A quantile that is read from the bins has a relative error of at most 9.1 %. Smaller norms
-count as 0.
+to 2**64, so the relative error of a quantile is at most 9.1 %. Smaller norms count as 0.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from ..functional.masks import wide_dtype
 _PER_OCTAVE = 4
 _ONE = 257  # the bin that begins at a norm of 1; zeros are in bin 0
 _LAST = 513
-_MOST_NORMS = 64  # tensors of norms that wait to be counted together
+_MOST_NORMS = 64  # tensors that wait: to bin many takes hardly longer than to bin one
 
 
 class Norms:
@@ -38,9 +36,6 @@ class Norms:
         >>> model(torch.ones(4, 3)).sum().backward()
         >>> attached.sites[0].norms.count
         4
-
-    Args:
-        cells: of a histogram; None holds no norms.
 
     Attributes:
         count: the number of norms.
@@ -113,10 +108,9 @@ class Snapshot(NamedTuple):
 
 
 class Counter:
-    """Counts the calls of a layer and the elements that a regularizer affects.
+    """The counts of a site: the attributes of a `Snapshot`.
 
-    It has the attributes of a `Snapshot`. Their tensors are never changed in place, because
-    snapshots hold them. The counts are exact if one thread at a time runs the forward.
+    Their tensors are never changed in place, because snapshots hold them.
     """
 
     def __init__(self) -> None:
@@ -137,11 +131,7 @@ class Counter:
         size: tuple[int, ...] | None = None,
         norms: Tensor | None = None,
     ) -> None:
-        """Add one active call with `total` elements, at this nominal rate.
-
-        `affected` of them were affected (None: unknown). `size` is the spatial size of a map.
-        `norms` belong to a gradient before it was bounded, and may not be finite.
-        """
+        """Add one active call with `total` elements, of which `affected` were (None: unknown)."""
         self.active += 1
         if size is not None and self.map_size != size:
             self.map_varies |= self.map_size is not None
@@ -161,7 +151,6 @@ class Counter:
         self.expected += rate * total
 
     def _bin_norms(self) -> None:
-        """Count the finite norms in the cells; many at once take hardly longer than one."""
         if not self._norms:
             return
         device = self._norms[-1].device

@@ -18,9 +18,9 @@ and optimizers, Fabric and Transformers' Trainer keep theirs."""
 
 
 def checked_scaler(given: Any) -> Any:
-    """Return the scaler (an object with ``get_scale``) that is given, or that is inside, or None.
+    """The scaler (an object with ``get_scale``) that is given, or that is inside; or False or None.
 
-    A wrapper that holds None scales nothing, and so does False. Other objects are a TypeError.
+    A wrapper that holds None scales nothing.
     """
     if given is False:
         return False
@@ -48,8 +48,7 @@ class LossScale:
         return LossScale(self.scaler)  # the one of the training loop
 
     def __reduce__(self) -> Any:
-        """A GradScaler is not saved, because it belongs to the training loop."""
-        return LossScale, (False if self.scaler is False else None,)
+        return LossScale, (False if self.scaler is False else None,)  # a GradScaler is not saved
 
     def value(self, device: torch.device) -> float | Tensor:
         """Return the number that the loss is multiplied by, without waiting for the device."""
@@ -59,10 +58,7 @@ class LossScale:
         return as_factor(self.scaler.get_scale() if scale is None else scale, device)
 
     def seek(self) -> bool:
-        """Whether a GradScaler is in use that nobody gave; searches when called first.
-
-        Such a GradScaler is enabled, has scaled a loss, and was given to no live attachment.
-        """
+        """Whether a GradScaler is in use that no attachment was given; looks only once."""
         if self.scaler is not None or self.unknown is not None:
             return False
         gc.collect()  # a scaler that nobody holds scales nothing

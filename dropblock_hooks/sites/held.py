@@ -30,14 +30,11 @@ class RetuneHook(SiteHook):
 
     A layer that drops in another way, or whose rate is read by other code, gets the rate of now, as
     does an attribute that an ``attr:`` selector names.
-
-    Attributes:
-        before: the value that the attribute had before.
     """
 
     takes = Retune
     turn = Turn.FIRST
-    before: Any
+    before: Any  # the value that the attribute had
 
     @classmethod
     def fitted(cls, target: Target, regularizer: Regularizer, model: nn.Module) -> Regularizer:
@@ -55,16 +52,11 @@ class RetuneHook(SiteHook):
         if isinstance(regularizer, Retune) and regularizer.attribute:
             if regularizer.ours is None and regularizer.active == "always":
                 yield f"the {kind} itself drops, in training mode only: leave active='always' out"
-        elif isinstance(target.module, nn.Identity):
-            yield (
-                "it is an nn.Identity, which models put where a rate is 0. Put DropPath(p=...) on "
-                "it, build the model without drop paths and use presets.drop_path(model, p), or "
-                "select the other layers only, as in Select(names=..., types='DropPath')"
-            )
         else:
             yield (
                 f"a {kind} has no {' or '.join(RATES)} that is a number in [0, 1] and can be set. "
-                "builtin(model) lists all rates, with their selectors"
+                "builtin(model) lists all rates, with their selectors. On an nn.Identity in place "
+                "of a drop path, put DropPath(p=...)"
             )
 
     def __init__(self, site: Site, local: str = "") -> None:
@@ -187,11 +179,8 @@ class ParameterHook(SiteHook):
         return Kind.NO_OPTIMIZER, f"{text}: the optimizer is not known", cure
 
     def follows(self, module: nn.Module) -> bool:
-        """Whether the gradient of the parameter that this module holds now will be met.
-
-        For ``when="accumulated"`` the step of the optimizer has a hook instead.
-        """
-        if self.site.regularizer.accumulates:
+        """Whether the gradient of the parameter that this module holds now will be met."""
+        if self.site.regularizer.accumulates:  # the step of the optimizer has a hook
             return not self.lost(module)
         parameter = module._parameters.get(self.local)
         # torch.nn.utils.prune keeps it under another name
@@ -210,7 +199,7 @@ class ParameterHook(SiteHook):
             self.put(module)
 
     def check_parts(self) -> None:
-        """Warn if a bound gets parts of a gradient; a reentrant checkpoint has its own backward."""
+        """Warn if a bound gets parts of a gradient, from the backwards of reentrant checkpoints."""
         if self.outer in (NO_TASK, graph_task()) or not self.site.regularizer.reads_grad_scale:
             return
         if self.outer == self.part_of:
@@ -221,8 +210,7 @@ class ParameterHook(SiteHook):
     def put(self, module: nn.Module) -> None:
         """Hook the parameter, if it is another object than before.
 
-        The old one stays hooked: another may stand in its place for one call only, as in
-        ``torch.func.functional_call``.
+        The old one stays hooked, because another may stand in its place for one call only.
         """
         if not self.run.installed or self.site.regularizer.accumulates or self.follows(module):
             return

@@ -1,8 +1,5 @@
 """The hooks that a site puts on its target, and how they are put on, found and taken off.
 
-There is one class for each kind of target, which decides everything about that kind: `SiteHook` for
-layers, `ParameterHook`, `RetuneHook` for rates, `ObserveHook` for observers.
-
 A model with hooks pickles and copies: they are objects of module-level classes that hold their
 site, and no reference to the model, to the Attachment, or to a tensor of a graph.
 """
@@ -52,8 +49,7 @@ class Turn(IntEnum):
 class SiteHook:
     """Forward hook, or forward pre-hook at an input: regularizes a tensor, or its gradient.
 
-    The method `__call__` is registered, which torch calls faster than the object. `local` is the
-    name of the value in its module, as in `Target`.
+    The method `__call__` is registered, which torch calls faster than the object.
     """
 
     takes: ClassVar[type[Regularizer]] = Regularizer  # the regularizers that this hook is for
@@ -104,15 +100,13 @@ class SiteHook:
 
     @property
     def run(self) -> Run:
-        """The state that the sites of the attachment share."""
         return self.site.run
 
     def install(self, module: nn.Module) -> None:
         """Put it on the module, where its turn is.
 
-        Regularizers of activations stand in written order. Regularizers of gradients stand in
-        reverse order, because the backward meets them in reverse. Hooks of other libraries keep
-        their places.
+        Regularizers of activations stand in written order, those of gradients in reverse order,
+        because the backward meets them in reverse.
         """
         hooks = module._forward_pre_hooks if self.at_input else module._forward_hooks
         least = self.turn if self.turn == Turn.GRADIENTS else self.turn + 1
@@ -130,17 +124,13 @@ class SiteHook:
         take_off(self.run, module)
 
     def find(self, model: nn.Module) -> nn.Module | None:
-        """Return the module that it is on now, or else the module that has the name of its owner.
-
-        Hooks may be moved (``prepare_qat``), and a module may be put inside another (a wrapper).
-        """
+        """Return the module that it is on now, to which others may have moved it, or its owner."""
         named = find_module(model, self.site.owner)
         if named is not None and not self.lost(named):
             return named
         return next((module for module in model.modules() if not self.lost(module)), named)
 
     def lost(self, module: nn.Module) -> bool:
-        """Whether it is no longer on the module."""
         return self not in hooks_on(module)
 
     def put(self, module: nn.Module) -> None:
@@ -151,7 +141,6 @@ class SiteHook:
         return False
 
     def look(self, module: nn.Module) -> None:
-        """Let an observer look at the layer."""
         if (watch := self.site.watch) is not None:
             watch.observer.look(watch.open, module, self.local or None)
 
@@ -302,7 +291,6 @@ def hooks_on(module: nn.Module) -> list[SiteHook]:
 
 
 def take_off(run: Run, module: nn.Module) -> None:
-    """Take all hooks of an attachment off a module."""
     for hooks in (module._forward_hooks, module._forward_pre_hooks):
         for key, hook in list(hooks.items()):
             if getattr(ours(hook) or hook, "run", None) is run:

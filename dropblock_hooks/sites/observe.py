@@ -1,8 +1,4 @@
-"""The hook of an observer: it sees the output of a layer and its gradient, or the input.
-
-Eager code calls the `Watch` of the site directly, compiled code through `operator`. Both run the
-same Python.
-"""
+"""The hook of an observer: it sees the output of a layer and its gradient, or the input."""
 
 from __future__ import annotations
 
@@ -71,8 +67,7 @@ class ObserveHook(SiteHook):
     ) -> tuple[list[Tensor], Callable[..., Any], Callable[[], Any]]:
         """Return the observed tensors, what puts others in their place, and their `Seen.nesting`.
 
-        `given` are the arguments, keywords and output of the layer. No tensor is a SiteError,
-        unless the observer sees all tensors of the layer.
+        `given` are the arguments, keywords and output of the layer.
         """
         observer, whole = self.observer, given[-1]
         if observer.at == "input":
@@ -85,7 +80,6 @@ class ObserveHook(SiteHook):
         return indexing.flat(whole)
 
     def _given(self, given: tuple[Any, ...]) -> list[Tensor]:
-        """Return the tensors that are arguments of the layer, where the observer reads them."""
         taken = [*given[0], *given[1].values()] if self.observer.reads_given else []
         return [x for x in taken if isinstance(x, Tensor) and x.is_floating_point()]
 

@@ -39,29 +39,20 @@ class Run:
     shared: dict[str, Any] = field(default_factory=dict)  # the state that observers share
 
     def __getstate__(self) -> dict[str, Any]:
-        """Optimizers belong to the training loop, and nobody would end ``always()`` of a copy.
-
-        A copy may be an average of the weights, which is never trained.
-        """
-        told = {*self.told, (".", "not_trained")}
+        told = {*self.told, (".", "not_trained")}  # an average of the weights is never trained
         return {**self.__dict__, "optimizers": [], "always": False, "told": told}
 
     def check_installed(self) -> None:
-        """Raise RuntimeError after the attachment was removed."""
         if not self.installed:
             raise RuntimeError("the attachment was removed, so nothing acts: attach again")
 
     def drop_optimizers(self) -> None:
-        """Take our hooks off the optimizers."""
         for _, handle in self.optimizers:
             handle.remove()
         self.optimizers = []
 
     def close_window(self, sites: Iterable[Any]) -> None:
-        """Close the window of the model and of all sites, and begin the next one.
-
-        This is the only place where a window ends. It takes one snapshot of each counter.
-        """
+        """Close the window of the model and of all sites, and begin the next one."""
         self.counter.close_window()
         for site in sites:
             site.counter.close_window()

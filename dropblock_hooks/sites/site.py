@@ -170,10 +170,7 @@ class Site:
         return None if size is None else self.regularizer.block_in_force(size)
 
     def enter(self, training: bool) -> bool:
-        """Count a forward call in this mode; return whether the regularizer is to run.
-
-        The forward that a checkpoint recomputes is not counted.
-        """
+        """Count a forward call, unless a checkpoint recomputes it; return whether to act."""
         run = self.run
         if graph_task() == NO_TASK:
             if training:
@@ -214,6 +211,5 @@ class Site:
             return None  # the report says so
 
     def error(self, cause: object) -> SiteError:
-        """An error that names the site."""
         where = f" at its {self.at}" if self.at == "input" else ""
         return SiteError(f"{self.key} on {self.module_type} '{self.name or '.'}'{where}: {cause}")

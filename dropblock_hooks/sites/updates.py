@@ -54,17 +54,14 @@ def _innermost(given: Any) -> Optimizer:
 def use_optimizers(
     run: Run, installed: Sequence[tuple[nn.Module, SiteHook]], optimizers: list[Optimizer]
 ) -> None:
-    """Put step hooks on these optimizers, and take them off the optimizers before.
-
-    If they hold none of the parameters, nothing changes and ValueError is raised.
-    """
+    """Put step hooks on these optimizers only; ValueError if they hold none of the parameters."""
     hooks = [(module, hook) for module, hook in installed if hook.site.regularizer.accumulates]
     parameters = [module._parameters.get(hook.local) for module, hook in hooks]
     trained = {id(each) for each in parameters if each is not None and each.requires_grad}
     if optimizers and trained and trained.isdisjoint(set().union(*map(_held, optimizers))):
+        keys = listed([hook.site.key for _, hook in hooks], 5)
         raise ValueError(
-            f"the optimizer holds none of the parameters of "
-            f"{listed([hook.site.key for _, hook in hooks], 5)}: give the one that updates this "
+            f"the optimizer holds none of the parameters of {keys}: give the one that updates this "
             "model"
         )
     run.drop_optimizers()
@@ -75,7 +72,6 @@ def use_optimizers(
 
 
 def _held(optimizer: Any) -> set[int]:
-    """The ids of the parameters that an optimizer updates."""
     return {id(each) for group in optimizer.param_groups for each in group["params"]}
 
 
@@ -105,7 +101,6 @@ def _before_step(
 
 @torch.no_grad()
 def _regularize(hooks: _Hooks, optimizer: Any) -> None:
-    """Regularize the gradients that an optimizer holds in the order of the spec, in place."""
     held = _held(optimizer)
     entries: dict[Any, list[tuple[Site, Tensor, Tensor]]] = defaultdict(list)
     for reference, hook in hooks:

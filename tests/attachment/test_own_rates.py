@@ -62,8 +62,7 @@ BAD = {
     "a parameter": ({"param:fc.weight": R}, "param: takes regularizers of gradients"),
     "an Identity": (
         {"branches.0.drop_path": R},
-        r"on branches.0.drop_path: it is an nn.Identity, .* Put DropPath\(p=...\) on it, .* use "
-        r"presets.drop_path\(model, p\), .* Select\(names=..., types='DropPath'\)$",
+        r"on branches.0.drop_path: a Identity has no p .*of a drop path, put DropPath\(p=...\)$",
     ),
     "in one list": ({"dropout": [R, R]}, "'dropout' and 'dropout': Retune and Retune can't both "),
     "in two entries": (
