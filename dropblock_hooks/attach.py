@@ -43,19 +43,19 @@ def attach(
         ['0/DropBlock2d', '2/DropBlock2d']
 
     Args:
-        model: any model. It may be wrapped by torch.compile, DistributedDataParallel, FSDP, Fabric,
+        model: any model; also wrapped by torch.compile, DistributedDataParallel, FSDP, Fabric,
             ``checkpoint_wrapper`` or as an averaged copy. torch compiles everything in this process
             again, because compiled code does not see new hooks.
         spec: a mapping selector → regularizer(s), a list of such pairs, a `Spec`, or the path of a
             YAML or JSON file.
         root: name of the submodule where names begin, for example ``"backbone.body"``.
         grad_scaler: the GradScaler of the training loop, or its wrapper (timm's NativeScaler):
-            bounds of gradient regularizers are then in the unit of the unscaled loss. A GradScaler
-            that you create later can be set as ``attached.grad_scaler``. False says that the loss
-            is not scaled, and that a GradScaler in this process belongs to another model.
+            bounds of gradients are then in the unit of the unscaled loss. A later one can be set as
+            ``attached.grad_scaler``. False says that the loss is not scaled, and that a GradScaler
+            in this process belongs to another model.
         optimizer: the optimizer of the training loop, or a list of several. Regularizers with
-            ``when="accumulated"`` act when it begins its step. An optimizer that you create later
-            can be set as ``attached.optimizer``.
+            ``when="accumulated"`` act when it begins its step. A later one can be set as
+            ``attached.optimizer``.
         epochs: the length of the training, in the unit of ``step``, for schedules without epochs of
             their own, such as ``LinearSchedule(0.0, 0.1)``. A longer schedule is a warning.
         example_input: an input of the model: a tensor, a tuple of arguments, or a mapping of
@@ -103,13 +103,10 @@ def attachments(model: nn.Module) -> list[Attachment]:
     """The attachments of a model, also of a deep copy or a loaded model.
 
     Example:
-        >>> import copy
-        >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
-        >>> attached = attach(model, {"1": Dropout2d(p=0.1)})
+        >>> model = nn.Sequential(nn.ReLU())
+        >>> attached = attach(model, {"0": Dropout2d(p=0.1)})
         >>> attachments(model) == [attached]
         True
-        >>> attachments(copy.deepcopy(model))
-        [<Attachment: 1 site on Sequential, epoch 0>]
 
     Args:
         model: the model; also a wrapper of it, such as a compiled model.
@@ -119,17 +116,12 @@ def attachments(model: nn.Module) -> list[Attachment]:
         for hook in hooks_on(module):
             run = hook.site.run
             found.setdefault(id(run), (run, []))[1].append((module, hook))
-    base = unwrap(model)
-    attached = [
-        Attachment(
-            find_module(base, run.root) or base,
-            run,
-            sorted(hooks, key=lambda pair: pair[1].site.order),
-        )
-        for run, hooks in found.values()
-    ]
-    for attachment in attached:
-        attachment.put()
+    attached = []
+    for run, hooks in found.values():
+        base = find_module(unwrap(model), run.root) or unwrap(model)
+        hooks.sort(key=lambda pair: pair[1].site.order)
+        attached.append(Attachment(base, run, hooks))
+        attached[-1].put()
     return attached
 
 
@@ -137,8 +129,8 @@ def detach_all(model: nn.Module) -> int:
     """Remove everything that is attached to a model; how many attachments that were.
 
     Example:
-        >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
-        >>> attached = attach(model, {"1": Dropout2d(p=0.1)})
+        >>> model = nn.Sequential(nn.ReLU())
+        >>> attached = attach(model, {"0": Dropout2d(p=0.1)})
         >>> detach_all(model)
         1
 

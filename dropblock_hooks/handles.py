@@ -47,10 +47,9 @@ def define_operator(
 ) -> Callable[[Callable[..., Any]], Any]:
     """Decorate a function, which becomes an operator that torch.compile does not trace into.
 
-    Its calls take a tenth of the time that ``torch.library.custom_op`` needs. Inductor's cache on
-    disk knows operators by name: an operator whose schema changes needs a new name. `fake` is for
-    the tracing compiler. Without it, torch.compile takes the operator as a whole, and AOTAutograd
-    traces into it.
+    Its calls take a tenth of the time that ``torch.library.custom_op`` needs. An operator whose
+    schema changes needs a new name, by which Inductor's cache on disk knows it. `fake` is for the
+    tracing compiler; without it, AOTAutograd traces into the operator.
     """
 
     def define(run: Callable[..., Any]) -> Any:
@@ -91,8 +90,7 @@ def check_version() -> None:
 def forget_compiled() -> None:
     """Have everything compiled anew, because code that is compiled does not see new hooks.
 
-    Which code runs a model is not known. ``torch.compiler.reset()`` would also end CUDA graphs,
-    callbacks and compiled autograd.
+    ``torch.compiler.reset()`` would also end CUDA graphs, callbacks and compiled autograd.
     """
     if "torch._dynamo.convert_frame" not in sys.modules:
         return  # nothing has ever been compiled

@@ -36,15 +36,11 @@ class Attachment:
         sites: the sites, in the order of the spec.
 
     Example:
-        >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
-        >>> attached = attach(model, {"1": Dropout2d(p=LinearSchedule(0.0, 0.2, epochs=3))})
-        >>> for epoch in range(3):
-        ...     attached.step(epoch)
-        ...     y = model(torch.ones(8, 3, 9, 9))
-        ...     print(attached.rates)
-        {'1/Dropout2d': {'p': 0.0}}
-        {'1/Dropout2d': {'p': 0.1}}
-        {'1/Dropout2d': {'p': 0.2}}
+        >>> ramp = LinearSchedule(0.0, 0.2, epochs=3)
+        >>> attached = attach(nn.Sequential(nn.ReLU()), {"0": Dropout(p=ramp)})
+        >>> attached.step(1)
+        >>> attached.rates
+        {'0/Dropout': {'p': 0.1}}
     """
 
     def __init__(
@@ -79,12 +75,6 @@ class Attachment:
     def set(self, which: Which, **rates: Any) -> None:
         """Give sites another rate or schedule; all or none. Their realized rates begin anew.
 
-        Example:
-            >>> attached = attach(nn.Sequential(nn.ReLU()), {"0": Dropout(p=0.1)})
-            >>> attached.set("0/Dropout", p=0.3)
-            >>> attached.rates
-            {'0/Dropout': {'p': 0.3}}
-
         Args:
             which: a site key, a selector, or a class of regularizers.
             rates: numbers or schedules by field; a `ByDepth` is spread over these layers.
@@ -116,10 +106,9 @@ class Attachment:
         return self._run.epoch
 
     def step(self, t: float | None = None) -> None:
-        """Move every schedule to time `t`; without `t`, to the next epoch.
+        """Move every schedule to time `t`: ``step(epoch)`` begins an epoch, ``step()`` ends it.
 
-        Call it at the start of an epoch as ``step(epoch)``, or at its end as ``step()``, after the
-        backward. Realized rates begin anew when the whole part of `t` changes.
+        Call it after the backward. Realized rates begin anew when the whole part of `t` changes.
 
         Args:
             t: the epoch, at least 0; fractions are allowed (``epoch + i / n``).
@@ -280,14 +269,6 @@ class Attachment:
 
         Norms are those before the bounds, of the last window, or of all if it has none.
 
-        Example:
-            >>> model = nn.Linear(4, 1)
-            >>> attached = attach(model, {"param:weight": ClipGradNorm(100.0)})
-            >>> for scale in range(1, 11):
-            ...     model(torch.ones(1, 4)).sum().mul(scale).backward()
-            >>> [row.call for row in attached.suggest(share=0.2)]
-            ["attached.set('weight/ClipGradNorm', max_norm=17.45)"]
-
         Args:
             share: in (0, 1), of the norms; for `ClampGrad`, of the largest magnitudes.
             which: a site key, a selector or a class; None means every site with a bound.
@@ -329,10 +310,8 @@ class Attachment:
 
         Args:
             writer: TensorBoard's ``SummaryWriter``, a run of wandb or its module, a logger of
-                Lightning, or an object with ``add_scalar``, ``log`` or ``log_metrics``.
+                Lightning, or an object with ``add_scalar``, ``log`` or ``log_metrics``. For others
+                TypeError is raised.
             step: where on the axis of steps.
-
-        Raises:
-            TypeError: for another writer.
         """
         log(writer, self.scalars(), step)

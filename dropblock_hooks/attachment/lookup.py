@@ -27,32 +27,30 @@ Which: TypeAlias = str | Select | type[Regularizer]
 def find(which: Which, base: nn.Module, hooks: Sequence[SiteHook]) -> tuple[Site, ...]:
     """The sites of these hooks that `which` means, in model order; KeyError with the reason."""
     sites = {hook.site.key: hook.site for hook in hooks}
+    if isinstance(which, str) and which in sites:
+        return (sites[which],)
     if isinstance(which, type) and issubclass(which, Regularizer):
-        order = {name: i for i, (name, _) in enumerate(named_modules(base))}
         found = [site for site in sites.values() if isinstance(site.regularizer, which)]
-        if not found:
-            there = listed((site.regularizer.label for site in sites.values()), 5)
-            raise KeyError(f"no site has a {which.__name__} (there are: {there})")
-        return tuple(sorted(found, key=lambda site: order.get(site.owner, len(order))))
-    if not isinstance(which, str | Select):
+        reason = f"no site has a {which.__name__}"
+    elif isinstance(which, str | Select):
+        try:
+            names = {target.name for target in match(which, Index(base))}
+            reason = f"it means layers that have none: {listed(sorted(names), 3)}"
+        except NoMatchError as error:
+            names, reason = set(), str(error)
+        found = [site for site in sites.values() if site.name in names]
+    else:
         raise TypeError(
             f"a site is found by its key, a selector or a class of regularizers, got {quote(which)}"
         )
-    if isinstance(which, str) and which in sites:
-        return (sites[which],)
-    try:
-        order = {target.name: i for i, target in enumerate(match(which, Index(base)))}
-        reason = f"it means layers that have none: {listed(order, 3)}"
-    except NoMatchError as error:
-        order, reason = {}, str(error)
-    found = [site for site in sites.values() if site.name in order]
     if not found:
         known = dict.fromkeys([*sites, *(site.name for site in sites.values())])
         hint = closest(which, known) if isinstance(which, str) else ""
         raise KeyError(
             f"no site is {quote(which)}: {reason}; sites{hint or f': {listed(sites, 5)}'}"
         )
-    return tuple(sorted(found, key=lambda site: order[site.name]))
+    order = {name: i for i, (name, _) in enumerate(named_modules(base))}
+    return tuple(sorted(found, key=lambda site: order.get(site.owner, len(order))))
 
 
 def captures(which: Any, meant: Sequence[Site]) -> dict[str, list[Record]]:

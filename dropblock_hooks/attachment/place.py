@@ -111,40 +111,32 @@ def _refused(placements: list[Placement]) -> list[str]:
 
 def _conflicts(placements: list[Placement]) -> list[str]:
     """Targets with a class from two entries, or with two regularizers that set their own rate."""
-    there: dict[nn.Module, list[_Present]] = {}
+    there: dict[nn.Module, list[tuple[Regularizer, str, str, int]]] = {}
     found: dict[tuple[str, str], list[str]] = defaultdict(list)
     for p in placements:
         module, mine = p.target.module, p.regularizer
         if module not in there:
-            there[module] = [_Present(h.site.regularizer, h.local) for h in hooks_on(module)]
+            live = "a live Attachment"
+            there[module] = [(h.site.regularizer, h.local, live, -1) for h in hooks_on(module)]
         composed = getattr(p.entry.selector, "compose", False) or isinstance(mine, Retune)
-        for other in there[module]:
-            one_rate = _set_one_rate(module, other.regularizer, mine)
-            twice = other.regularizer.kind == mine.kind and other.local == p.target.local
-            if not one_rate and (composed or not twice or other.entry == p.position[0]):
+        for other, local, where, entry in there[module]:
+            one_rate = _set_one_rate(module, other, mine)
+            twice = other.kind == mine.kind and local == p.target.local
+            if not one_rate and (composed or not twice or entry == p.position[0]):
                 continue
             cure = "A layer has one rate" if one_rate else "Put them in one list"
-            if other.entry is None:
+            if entry < 0:
                 cure = "Call its remove(), or run `from dropblock_hooks import detach_all; "
                 cure += "detach_all(model)`"
             cure += "" if one_rate else ", or allow it with Select(..., compose=True)"
-            kinds = f"{other.regularizer.label} and {mine.label}"
-            found[f"{other.where} and {p.where}: {kinds}", cure].append(p.target.name)
+            kinds = f"{other.label} and {mine.label}"
+            found[f"{where} and {p.where}: {kinds}", cure].append(p.target.name)
             break
-        there[module].append(_Present(mine, p.target.local, p.where, p.position[0]))
+        there[module].append((mine, p.target.local, p.where, p.position[0]))
     return [
         f"{both} can't both be on {listed(names, 3)}. {cure}"
         for (both, cure), names in found.items()
     ]
-
-
-class _Present(NamedTuple):
-    """A regularizer on a target: of an entry, or of a live attachment."""
-
-    regularizer: Regularizer
-    local: str
-    where: str = "a live Attachment"
-    entry: int | None = None
 
 
 def _set_one_rate(module: nn.Module, *two: Regularizer) -> bool:

@@ -51,22 +51,23 @@ def load(
     A schedule that takes its length from the training (`epochs`) is the same in a longer one. A
     state that is damaged or, where `strict`, of another spec is a ValueError.
     """
-    try:
-        version, epoch, saved = state["version"], state["epoch"], state["sites"].items()
-    except (AttributeError, KeyError, TypeError) as error:
-        raise ValueError("this is not the state_dict of an Attachment") from error
+    version = state.get("version") if isinstance(state, Mapping) else None
     if version != _VERSION:
-        raise ValueError(f"the state has version {version}, this code reads {_VERSION}")
+        raise ValueError(
+            f"this is not the state_dict of an Attachment in version {_VERSION}: its version is "
+            f"{version}"
+        )
     here = {site.key: repr(site.regularizer) for site in sites}
     there: dict[str, str] = {}
     found: dict[str, tuple[Snapshot, Snapshot]] = {}
-    for key, each in saved:
-        try:
-            there[key] = each["regularizer"]
+    try:
+        epoch = as_number("epoch", state["epoch"])
+        for key, each in state["sites"].items():
+            there[key] = str(each["regularizer"])
             calls = {"trained": int(each["calls"]), "active": int(each["active_calls"])}
-            found[key] = _snapshot(each)._replace(**calls), _snapshot(each.get("window", {}))
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"the state of {key} is damaged: {each!r}") from error
+            found[key] = _snapshot(each)._replace(**calls), _snapshot(each["window"])
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"the state of the Attachment is damaged: {error!r}") from error
     different = [
         f"  - {key}: the state has {there.get(key, 'none')}, the model has {here.get(key, 'none')}"
         for key in here | there
@@ -79,7 +80,7 @@ def load(
     taken = {site: found[site.key] for site in sites if site.key in found}
     if sites and not taken:
         warn("the state has none of these sites, so only its epoch is restored")
-    return as_number("epoch", epoch), taken
+    return epoch, taken
 
 
 def _timeless(regularizer: str | None, epochs: int | None) -> str | None:
@@ -94,8 +95,8 @@ def _timeless(regularizer: str | None, epochs: int | None) -> str | None:
 
 
 def _snapshot(saved: Mapping[str, Any]) -> Snapshot:
-    affected, total, expected = (saved.get(name, 0) for name in ("affected", "total", "expected"))
-    return Snapshot(affected=int(affected), total=int(total), expected=float(expected))
+    counts = {name: int(saved[name]) for name in ("affected", "total")}
+    return Snapshot(**counts, expected=float(saved["expected"]))
 
 
 def restore(state: Mapping[str, Any], taken: Taken, run: Run) -> None:

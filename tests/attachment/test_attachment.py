@@ -357,6 +357,7 @@ WHOLE = {
     "affected": 0,
     "total": 0,
     "expected": 0.0,
+    "window": {"affected": 0, "total": 0, "expected": 0.0},
 }
 
 
@@ -371,7 +372,7 @@ WHOLE = {
 )
 def test_a_damaged_state_changes_nothing(net, damage):
     attached = attach(net, {"fc": Dropout(0.1)})
-    with pytest.raises(ValueError, match="is damaged|is not the state_dict"):
+    with pytest.raises(ValueError, match="is damaged: "):
         attached.load_state_dict({"version": 3, "epoch": 2.0, **damage})
     assert attached.epoch == 0
 

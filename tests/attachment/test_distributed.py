@@ -285,5 +285,5 @@ def test_without_a_process_group(net, call):
 
 def test_data_parallel_is_refused_wherever_it_is(net):
     net.layer1 = nn.DataParallel(net.layer1)
-    with pytest.raises(RuntimeError, match=r"submodule 'layer1' is nn.DataParallel.*Distributed"):
+    with pytest.raises(RuntimeError, match="holds nn.DataParallel.*Distributed"):
         attach(net, {"layer2.*": Dropout2d(0.5)})
