@@ -36,38 +36,32 @@ def is_list(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
 
 
-def key_text(key: Any) -> str:
-    """A key as a part of a path."""
-    return key if isinstance(key, str) else quote(key)
-
-
-def regularizer_from(value: Any, path: Keys = ()) -> Regularizer:
+def regularizer_from(value: Any, path: Keys) -> Regularizer:
     """A regularizer from a regularizer, a module of another library, or plain data."""
     if isinstance(value, Regularizer):
         return value
     if not is_foreign(value) or isinstance(value, Schedule):
-        return built(Regularizer, value, path)
+        return _built(Regularizer, value, path)
     try:
         return Foreign(value)
     except (TypeError, ValueError) as error:
         raise PlainError((path, str(error))) from error
 
 
-def built(base: type[_T], value: Any, path: Keys) -> _T:
+def _built(base: type[_T], value: Any, path: Keys) -> _T:
     """An object of a registered class, from ``{Name: fields}`` or the text of a call."""
     kind = base.__name__.lower()
     if isinstance(value, str):
         name, given = _parse_call(value, path)
     elif isinstance(value, Mapping) and len(value) == 1:
         name, given = next(iter(value.items()))
-        path = (*path, key_text(name))
+        path = (*path, str(name))
     else:
         expected = f"expected a {kind} object or {{Name: {{field: value}}}}"
-        hint = f": write {value.__name__}(...)" if isinstance(value, type) else ""
-        raise PlainError((path, f"{expected}, got {shown(value)}{hint}"))
+        raise PlainError((path, f"{expected}, got {shown(value)}"))
     known = registered(base)
     if name not in known:
-        hint = closest(key_text(name), known) or f" (known: {', '.join(known)})"
+        hint = closest(str(name), known) or f" (known: {', '.join(known)})"
         raise PlainError((path, f"unknown {kind} {quote(name)}{hint}"))
     if given is not None and not isinstance(given, Mapping):
         raise PlainError((path, f"write {{{name}: {{field: value}}}}, got {shown(given)}"))
@@ -81,12 +75,12 @@ def construct(cls: Any, given: Mapping[Any, Any], path: Keys) -> Any:
     arguments: dict[str, Any] = {}
     faults: list[tuple[Keys, str]] = []
     for key, value in given.items():
-        below = (*path, key_text(key))
+        below = (*path, str(key))
+        if key not in names:
+            hint = closest(str(key), names) or f" (fields: {', '.join(names)})"
+            faults.append((below, f"{cls.__name__} has no field {quote(key)}{hint}"))
+            continue
         try:
-            if key not in names:
-                hint = closest(below[-1], names) or f" (fields: {', '.join(names)})"
-                text = f"{cls.__name__} has no field {quote(below[-1])}{hint}"
-                raise PlainError((below, text))
             arguments[key] = _field(value, below, _takes_schedule(hints.get(key)))
         except PlainError as error:
             faults += error.faults
@@ -109,7 +103,7 @@ def _takes_schedule(hint: Any) -> bool:
 def _field(value: Any, path: Keys, may_be_schedule: bool) -> Any:
     is_call = isinstance(value, str) and ("(" in value or value in registered(Schedule))
     if may_be_schedule and (is_call or isinstance(value, Mapping)):
-        return built(Schedule, value, path)
+        return _built(Schedule, value, path)
     return tuple(value) if is_list(value) else value
 
 
@@ -120,8 +114,7 @@ def _parse_call(text: str, path: Keys) -> tuple[str, dict[str, Any]]:
     try:
         ((name, given),) = _literal(ast.parse(text.strip(), mode="eval").body).items()
     except (SyntaxError, ValueError, TypeError, AttributeError, RecursionError, MemoryError):
-        hint = "; inside { } it needs quotes" if text.count("(") > text.count(")") else ""
-        problem = f"can't read {shown(text)}: expected Name(field=value, ...){hint}"
+        problem = f"can't read {shown(text)}: expected Name(field=value, ...), in quotes"
         raise PlainError((path, problem)) from None
     return name, given
 
@@ -164,8 +157,6 @@ def _plain(value: Any) -> Any:
         return [[key, _plain(item)] for key, item in value.items()]  # JSON's keys are text
     if is_list(value):
         return [_plain(item) for item in value]
-    if isinstance(value, type):
-        return value.__name__
-    if callable(value):
+    if callable(value) and not isinstance(value, type):
         raise ValueError(f"{quote(value)} is a function, which can't be written to a file")
-    return value
+    return value.__name__ if isinstance(value, type) else value

@@ -24,22 +24,14 @@ _TOO_DEEP = f"it is nested too deeply, more than {MOST_LEVELS} levels, or an ali
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-def _decoded(text: str | bytes) -> str:
-    """The text of a file in UTF-8."""
-    if len(text) > MOST_BYTES:
-        raise ValueError(f"it is larger than {MOST_BYTES:,} bytes")
-    return text if isinstance(text, str) else text.decode("utf-8-sig")
-
-
 def read_yaml(text: str | bytes) -> tuple[Any, Lines]:
     """The data as ``yaml.safe_load`` reads it, and the lines of its keys.
 
     Invalid YAML, a duplicate key, ``<<``, and text over the limits are ValueErrors.
     """
-    decoded = _decoded(text)
     lines: Lines = {}
     try:
-        root = yaml.compose(decoded, Loader=_Loader)
+        root = yaml.compose(_decoded(text), Loader=_Loader)
         if root is None:
             raise ValueError("it is empty")
         _note_lines(root, (), lines, itertools.count())
@@ -57,6 +49,21 @@ def read_yaml(text: str | bytes) -> tuple[Any, Lines]:
         raise ValueError(_TOO_DEEP) from None
 
 
+def read_json(text: str | bytes) -> tuple[Any, Lines]:
+    """The data; the lines of JSON's keys are not known. It raises the errors of `read_yaml`."""
+    try:
+        return json.loads(_decoded(text), object_pairs_hook=_unique), {}
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+
+
+def _decoded(text: str | bytes) -> str:
+    """The text of a file in UTF-8."""
+    if len(text) > MOST_BYTES:
+        raise ValueError(f"it is larger than {MOST_BYTES:,} bytes")
+    return text if isinstance(text, str) else text.decode("utf-8-sig")
+
+
 def _note_lines(node: yaml.Node, path: Keys, lines: Lines, count: Iterator[int]) -> None:
     """Note the line of each key below a node; refuse duplicate keys and too many values."""
     if next(count) >= MOST_NODES:
@@ -65,31 +72,23 @@ def _note_lines(node: yaml.Node, path: Keys, lines: Lines, count: Iterator[int])
         )
     if len(path) > MOST_LEVELS:
         raise ValueError(f"line {node.start_mark.line + 1}: {_TOO_DEEP}")
+    pairs: Any = ()
     if isinstance(node, yaml.SequenceNode):
-        for i, item in enumerate(node.value):
-            lines[*path, str(i)] = item.start_mark.line + 1
-            _note_lines(item, (*path, str(i)), lines, count)
+        pairs = [(item, str(i), item) for i, item in enumerate(node.value)]
     elif isinstance(node, yaml.MappingNode):
-        for key, item in node.value:
-            line = key.start_mark.line + 1
-            if not isinstance(key, yaml.ScalarNode):
-                raise ValueError(f"line {line}: a key must be text, not a list or a mapping")
-            if key.tag == "tag:yaml.org,2002:merge":
-                raise ValueError(f"line {line}: << is not supported: write the merged keys out")
-            below = (*path, key.value)
-            if below in lines:
-                twice = f"the key {quote(key.value)} stands twice (first in line {lines[below]})"
-                raise ValueError(f"line {line}: {twice}")
-            lines[below] = line
-            _note_lines(item, below, lines, count)
-
-
-def read_json(text: str | bytes) -> tuple[Any, Lines]:
-    """The data; the lines of JSON's keys are not known. It raises the errors of `read_yaml`."""
-    try:
-        return json.loads(_decoded(text), object_pairs_hook=_unique), {}
-    except RecursionError:
-        raise ValueError(_TOO_DEEP) from None
+        pairs = [(key, key.value, item) for key, item in node.value]
+    for marked, key, item in pairs:
+        line = marked.start_mark.line + 1
+        if not isinstance(key, str):
+            raise ValueError(f"line {line}: a key must be text, not a list or a mapping")
+        if marked.tag == "tag:yaml.org,2002:merge":
+            raise ValueError(f"line {line}: << is not supported: write the merged keys out")
+        below = (*path, key)
+        if below in lines:
+            twice = f"the key {quote(key)} stands twice (first in line {lines[below]})"
+            raise ValueError(f"line {line}: {twice}")
+        lines[below] = line
+        _note_lines(item, below, lines, count)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -11,22 +11,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
-from torch import nn
 
 from ..findings import Finding, Kind, Severity
 from ..quoting import label, shorten, shown
 from ..regularizers.base import Regularizer
 from ..selectors.select import Select, Selector
 from ..tables import counted
-from .convert import (
-    PlainError,
-    construct,
-    is_list,
-    key_text,
-    plain_fields,
-    regularizer_from,
-    to_plain,
-)
+from .convert import PlainError, construct, is_list, plain_fields, regularizer_from, to_plain
 from .files import MOST_BYTES, Keys, Lines, read_json, read_yaml
 
 
@@ -167,18 +158,17 @@ class Draft:
     ``attach`` resolves these entries on the model, so that all faults come in one error.
     """
 
-    def __init__(self, data: Any, source: str = "", lines: Lines | None = None) -> None:
+    def __init__(self, data: Any, lines: Lines | None = None, source: str = "") -> None:
         self.source, self._lines = source, lines or {}
         self.problems: list[str] = []
         self.entries: list[Entry] = []  # without faults
         self.places: list[str] = []  # the line of each entry, as a message begins with it
         if isinstance(data, Mapping):
             for selector, value in data.items():
-                self._read((key_text(selector),), selector, value)
+                self._read((str(selector),), selector, value)
         elif is_list(data):
             for i, item in enumerate(data):
-                with self._noting():
-                    self._read(*_pair(str(i), item))
+                self._read_item(str(i), item)
         else:
             problem = f"a spec is a mapping from selectors to regularizers, got {shown(data)}"
             self.problems.append(problem)
@@ -203,10 +193,9 @@ class Draft:
     def of_text(cls, text: str | bytes, source: str, is_json: bool = False) -> Draft:
         """Read the text of a file."""
         try:
-            data, lines = (read_json if is_json else read_yaml)(text)
+            return cls(*(read_json if is_json else read_yaml)(text), source=source)
         except ValueError as error:
             raise SpecError([str(error)], source) from None
-        return cls(data, source, lines)
 
     def checked(self) -> tuple[Entry, ...]:
         """Return the entries; raise SpecError if there are problems."""
@@ -214,55 +203,51 @@ class Draft:
             raise SpecError(self.problems, self.source)
         return tuple(self.entries)
 
+    def _read_item(self, i: str, item: Any) -> None:
+        """Read an entry of a list."""
+        if isinstance(item, Mapping) and set(item) == {"select", "apply"}:
+            self._read((i, "apply"), item["select"], item["apply"])
+        elif is_list(item) and len(item) == 2:
+            self._read((i, "1"), *item)
+        else:
+            forms = "an entry of a list is (selector, regularizers) or {select: ..., apply: ...}"
+            self._note((i,), f"{forms}, got {shown(item)}")
+
+    def _read(self, path: Keys, selector: Any, value: Any) -> None:
+        """Read the selector and the regularizers of an entry."""
+        items: list[tuple[Keys, Any]] = [] if value is None else [(path, value)]
+        if isinstance(value, Mapping) and len(value) > 1:
+            items = [(path, {name: given}) for name, given in value.items()]
+        elif is_list(value):
+            items = [((*path, str(i)), item) for i, item in enumerate(value)]
+        if not items and value is not None:
+            self._note(path, "has no regularizer: write None (null) to remove earlier entries")
+        found = []
+        for where, item in items:
+            with self._noting():
+                found.append(regularizer_from(item, where))
+        with self._noting():
+            regularizers = None if value is None else tuple(found)
+            self.entries.append(Entry(_selector(selector, path), regularizers))
+            self.places.append(self._place(path))
+
     @contextlib.contextmanager
     def _noting(self) -> Iterator[None]:
-        """Add the faults that are raised inside to `problems`, with their lines and keys."""
+        """Add the faults that are raised inside to `problems`."""
         try:
             yield
         except PlainError as error:
             for path, message in error.faults:
-                keys = shorten(" → ".join(map(label, path)))
-                self.problems.append(f"{self._place(path)}{keys}: {message}")
+                self._note(path, message)
+
+    def _note(self, path: Keys, message: str) -> None:
+        keys = shorten(" → ".join(map(label, path)))
+        self.problems.append(f"{self._place(path)}{keys}: {message}")
 
     def _place(self, path: Keys) -> str:
         while path and path not in self._lines:
             path = path[:-1]
         return f"line {self._lines[path]}: " if path else ""
-
-    def _read(self, path: Keys, selector: Any, value: Any) -> None:
-        regularizers: tuple[Regularizer, ...] | None = ()
-        with self._noting():
-            regularizers = self._regularizers(value, path)
-        with self._noting():
-            self.entries.append(Entry(_selector(selector, path), regularizers))
-            self.places.append(self._place(path))
-
-    def _regularizers(self, value: Any, path: Keys) -> tuple[Regularizer, ...] | None:
-        if value is None:
-            return None
-        items: list[tuple[Keys, Any]] = [(path, value)]
-        if isinstance(value, Mapping) and len(value) > 1:
-            items = [(path, {name: given}) for name, given in value.items()]
-        elif is_list(value):
-            items = [((*path, str(i)), item) for i, item in enumerate(value)]
-        if not items:
-            problem = "has no regularizer: write None (null) to remove earlier entries"
-            raise PlainError((path, problem))
-        found = []
-        for where, item in items:
-            with self._noting():
-                found.append(regularizer_from(item, where))
-        return tuple(found)
-
-
-def _pair(i: str, item: Any) -> tuple[Keys, Any, Any]:
-    """Key path, selector and value of an entry of a list."""
-    if isinstance(item, Mapping) and set(item) == {"select", "apply"}:
-        return (i, "apply"), item["select"], item["apply"]
-    if is_list(item) and len(item) == 2:
-        return (i, "1"), item[0], item[1]
-    problem = "an entry of a list is (selector, regularizers) or {select: ..., apply: ...}, got "
-    raise PlainError(((i,), problem + shown(item)))
 
 
 def _selector(value: Any, path: Keys) -> Selector:
@@ -271,9 +256,7 @@ def _selector(value: Any, path: Keys) -> Selector:
     if isinstance(value, Mapping):
         select: Select = construct(Select, value, (*path[:-1], "select"))
         return select
-    cure = f"write 'type:{value.__name__}'" if isinstance(value, type) else "quote it"
-    cure = "use its name, which layers(model) lists" if isinstance(value, nn.Module) else cure
-    raise PlainError((path, f"a selector is text or a Select, got {shown(value)}: {cure}"))
+    raise PlainError((path, f"a selector is text in quotes or a Select, got {shown(value)}"))
 
 
 def _one_or_several(items: list[Any]) -> Any:

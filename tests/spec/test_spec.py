@@ -194,7 +194,7 @@ BAD_YAML = {
     "a: {Dropout: {p: LinearSchedule(0, 1, epochs=2)}}": ["quotes"],
     "a: {DropBlock2d: {share_channels: 'no'}}": ["share_channels must be True or False", "'no'"],
     "a: {DropBlock2d: {p: 2, blok: 1, blick: 2}}": ["3 problems", "blok", "blick", "p must be"],
-    "0: Dropout": ["line 1", "quote it"],
+    "0: Dropout": ["line 1", "a selector is text in quotes"],
     "- {select: {stage: 1}, apply: Dropout}": ["0 → select → stage", "stages"],
 }
 
