@@ -132,15 +132,6 @@ def test_generation_with_a_cache_is_that_of_the_model(name, preset):
         assert not any(site.active_calls for site in attached)
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2"])
-def test_dropped_layers_fill_the_cache(name):
-    model = MODELS[name][0]().train()
-    with attach(model, presets.layer_drop(model, 1.0)):
-        cache = model(input_ids=IDS, use_cache=True).past_key_values
-    assert cache.get_seq_length() == IDS.shape[1]
-    assert len(cache.layers) == LAYERS
-
-
 def test_layers_that_return_a_tuple():
     model = t5()
     with attach(model, presets.layer_drop(model, 0.3, index=0)) as attached:

@@ -79,7 +79,8 @@ class TrainerDriver:
         attached = attach(model, self.spec, root=self.root, epochs=epochs, grad_scaler=scaler)
         self.attached = attached
         try:
-            self._use(optimizers)
+            if any(site.regularizer.accumulates for site in attached):
+                attached.optimizer = optimizers
             if self._loaded is not None:
                 attached.load_state_dict(self._loaded, strict=self.strict)
         except BaseException:
@@ -116,23 +117,6 @@ class TrainerDriver:
                 epoch += min(batch, batches - 1) / batches
             self.attached.step(epoch if self.unit == "epoch" else step)
             self._batch = batch + 1
-
-    def begin_epoch(self, optimizers: Any = None) -> None:
-        """Count batches from 0, also in an epoch that a trainer begins again.
-
-        Args:
-            optimizers: those of this epoch, where a trainer may have made new ones.
-        """
-        self._batch = 0
-        if optimizers is not None:
-            self._use(optimizers)
-
-    def _use(self, optimizers: Any) -> None:
-        """Give the optimizers to the attachment, if it regularizes accumulated gradients."""
-        attached = self.attached
-        needed = any(site.regularizer.accumulates for site in attached or ())
-        if attached is not None and needed and attached.optimizer is not optimizers:
-            attached.optimizer = optimizers
 
     def end_epoch(self) -> dict[str, float]:
         """Warn of what `Attachment.verify` finds, each finding once; return the scalars to log."""

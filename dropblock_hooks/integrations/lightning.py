@@ -123,9 +123,8 @@ class Regularize(Callback):  # type: ignore[misc]  # of a skipped package
             return  # StochasticWeightAveraging's last epoch, which trains nothing
         self._within_epoch = True
         batches = trainer.num_training_batches if self.fractions else None
-        self._driver.tick(
-            trainer.current_epoch, trainer.global_step, batch=batch_idx, batches=batches
-        )
+        epoch, step = trainer.current_epoch, trainer.global_step
+        self._driver.tick(epoch, step, batch=batch_idx, batches=batches)
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
@@ -140,13 +139,11 @@ class Regularize(Callback):  # type: ignore[misc]  # of a skipped package
         self._within_epoch = False
         self._log(trainer, pl_module, self._driver.end_epoch(), on_step=False)
 
-    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+    def teardown(self, trainer: Any, pl_module: Any, stage: Any) -> None:
         """Remove the hooks."""
         self._driver.end()
 
-    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Remove the hooks."""
-        self._driver.end()
+    on_exception = teardown
 
     def state_dict(self) -> dict[str, Any]:
         """The state for Lightning's checkpoint. Lightning saves the state of the first rank."""
@@ -166,14 +163,9 @@ class Regularize(Callback):  # type: ignore[misc]  # of a skipped package
 
     def _log(self, trainer: Any, module: Any, scalars: dict[str, float], on_step: bool) -> None:
         if scalars and not trainer.barebones:  # barebones can't log
-            module.log_dict(
-                scalars,
-                on_step=on_step,
-                on_epoch=not on_step,
-                batch_size=1,
-                sync_dist=True,  # silences a warning; only the first rank logs
-                rank_zero_only=True,
-            )
+            # sync_dist silences a warning; only the first rank logs
+            options = {"batch_size": 1, "sync_dist": True, "rank_zero_only": True}
+            module.log_dict(scalars, on_step=on_step, on_epoch=not on_step, **options)
 
     def _restore_random(self) -> None:
         """Restore torch's random state from the checkpoint of a single process."""

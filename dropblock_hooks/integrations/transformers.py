@@ -64,17 +64,13 @@ class Regularize(TrainerCallback, ExportableState):  # type: ignore[misc]  # of 
         """The state for a checkpoint of the Trainer."""
         return {"args": self._arguments, "attributes": {"saved": self._driver.state()}}
 
-    def on_init_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Refuse ``nn.DataParallel``."""
-        if args.n_gpu > 1:
-            raise RuntimeError(
-                f"the Trainer will use nn.DataParallel on {args.n_gpu} GPUs, which shares the "
-                "state of hooks between threads: start it with torchrun, or show it one GPU "
-                "(CUDA_VISIBLE_DEVICES=0)"
-            )
-
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Attach, and restore the counts of a checkpoint."""
+        if args.n_gpu > 1:
+            raise RuntimeError(
+                f"the Trainer uses nn.DataParallel on {args.n_gpu} GPUs, which shares the state of "
+                "hooks between threads: start it with torchrun, or set CUDA_VISIBLE_DEVICES=0"
+            )
         model, optimizer = given["model"], given.get("optimizer")
         self._driver.end()
         if _ATTACHED.get(model) in attachments(model):

@@ -42,7 +42,6 @@ class Regularize:
     def add_to(self, yolo: Any) -> None:
         """Add the callbacks to a ``YOLO`` model, or to a trainer of Ultralytics."""
         yolo.add_callback("on_train_start", self._begin)
-        yolo.add_callback("on_train_epoch_start", self._begin_epoch)
         yolo.add_callback("on_train_batch_start", self._tick)
         yolo.add_callback("on_train_epoch_end", self._end_epoch)
         yolo.add_callback("teardown", self._end)
@@ -54,19 +53,15 @@ class Regularize:
             trainer.model, length, scaler=trainer.scaler, optimizers=trainer.optimizer
         )
 
-    def _begin_epoch(self, trainer: Any) -> None:
-        """Begin an epoch, which follows an out-of-memory error with another optimizer."""
-        self._driver.begin_epoch(trainer.optimizer)
-
     def _tick(self, trainer: Any) -> None:
         self._driver.tick(trainer.epoch, batches=len(trainer.train_loader))
 
     def _end_epoch(self, trainer: Any) -> None:
         """Warn of new findings, and log the rates with the learning rates."""
         self._driver.end_epoch()
-        if self.attached is not None:
-            for key, rates in self.attached.rates.items():  # results.csv needs equal columns
-                trainer.lr.update({f"reg/{key}/{name}": value for name, value in rates.items()})
+        rates = {} if self.attached is None else self.attached.rates
+        for key, values in rates.items():  # results.csv needs equal columns
+            trainer.lr.update({f"reg/{key}/{name}": value for name, value in values.items()})
 
     def _end(self, trainer: Any) -> None:
         self._driver.end()

@@ -93,15 +93,6 @@ def test_wrong_usage_is_exit_code_2(capsys, line, text):
     assert text in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["layers", "--help"]])
-def test_help_and_version(capsys, arguments):
-    with pytest.raises(SystemExit) as stopped:
-        main(arguments)
-    assert stopped.value.code == 0
-    out = capsys.readouterr().out
-    assert ("usage" in out) or out == f"dropblock-hooks {dropblock_hooks.__version__}\n"
-
-
 def test_without_timm(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", None)
     code, _, err = run(capsys, "layers", "resnet18")

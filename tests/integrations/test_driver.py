@@ -101,8 +101,3 @@ def test_findings_are_told_once_and_only_after_a_tick():
 def test_a_length_that_is_not_known(length):
     with pytest.raises(SpecError, match="does not say its epochs"):
         TrainerDriver(SPEC).begin(network(), length)
-
-
-def test_another_unit():
-    with pytest.raises(ValueError, match="unit must be"):
-        TrainerDriver(SPEC, "batch")

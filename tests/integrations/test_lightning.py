@@ -19,7 +19,6 @@ from dropblock_hooks import (
     HookWarning,
     LinearSchedule,
     SpecError,
-    Watchdog,
 )
 from tests.conftest import hook_count
 
@@ -306,14 +305,6 @@ def logged(folder, tag):
         return [(int(row["step"]), float(row[tag])) for row in csv.DictReader(file) if row[tag]]
 
 
-def test_a_watchdog_does_what_it_was_told_at_the_end_of_an_epoch(pl):
-    net, alerts = module(pl), []
-    nn.init.constant_(net.model[0].bias, float("nan"))
-    spec = {"**": Watchdog("nonfinite", action=alerts.append)}
-    fitted(pl, spec, net=net, options={"max_epochs": 1})  # no warning
-    assert [(each.layer, each.kind) for each in alerts] == [("model.0", "nonfinite")]
-
-
 @pytest.mark.parametrize(
     ("every", "expected"),
     [
@@ -401,11 +392,3 @@ def test_a_length_that_is_not_known(pl):
 def test_bad_arguments(arguments):
     with pytest.raises(ValueError, match=f"{next(iter(arguments))} must be"):
         Regularize(drop(), **arguments)
-
-
-@pytest.mark.slow
-def test_compiled(pl):
-    net = module(pl)
-    callback, _, _ = fitted(pl, drop(0.2), net=torch.compile(net, backend="eager"))
-    assert callback.attached[KEY].active_calls == 8
-    assert hook_count(net) == 0

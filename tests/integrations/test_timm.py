@@ -155,13 +155,6 @@ def test_files_stay_files_of_timm(tmp_path):
     assert saver.best_epoch == 0
 
 
-def test_a_file_of_another_spec(tmp_path):
-    main(args_of(tmp_path, stop=1))
-    other = {"layer4.*": DropBlock2d(p=0.1)}
-    with pytest.raises(ValueError, match="state is of another spec"):
-        main(args_of(tmp_path, spec=other, resume=str(tmp_path / "last.pth.tar")))
-
-
 def test_a_file_without_an_attachment(tmp_path, net):
     optimizer = torch.optim.SGD(net.parameters())
     utils.CheckpointSaver(net, optimizer, checkpoint_dir=str(tmp_path)).save_checkpoint(0)

@@ -295,11 +295,6 @@ def test_a_file_with_a_byte_order_mark(tmp_path):
         assert Spec.load(tmp_path / name) == Spec({"a": Dropout()})
 
 
-def test_classes_are_written_by_name():
-    text = Spec([(Select(types=nn.Conv2d), Dropout())]).to_yaml()
-    assert "types: Conv2d" in text
-
-
 def test_a_class_that_is_not_registered_cannot_be_written():
     class Unregistered(Regularizer):
         def apply(self, x, now):
