@@ -20,6 +20,10 @@ torch.set_num_threads(1)  # the tensors are tiny, and a worker per core would on
 # first backward pass, and no forked process can go backward any more.
 torch.ones((), requires_grad=True).backward()
 modules_left_out = 0
+# A seed for a device that is not there is kept for later, with the stack of its call.
+for device in (torch.cuda, torch.xpu, torch.mtia):
+    if not device.is_available():
+        device.manual_seed_all = lambda seed: None
 
 
 def pytest_addoption(parser):
@@ -94,7 +98,7 @@ def _compiled_code_needs_torch_2_9(monkeypatch):
         monkeypatch.setattr(owner, name, skip)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="session")
 def _names_of_the_examples(doctest_namespace):
     """The public names, torch and nn, so that an example need not import them."""
     public = {name: getattr(dropblock_hooks, name) for name in dropblock_hooks.__all__}

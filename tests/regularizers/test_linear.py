@@ -21,6 +21,7 @@ from dropblock_hooks import (
     Regularizer,
     Retune,
 )
+from dropblock_hooks.functional import sparse
 from tests.cases import rest_slow
 from tests.classes import own_classes
 
@@ -39,10 +40,10 @@ REGULARIZERS = [
     DropBlock2d(0.3, 3, share_channels=True),
     DropBlock2d(0.3, 3, calibration="paper"),
 ]
-SHAPES = {  # small tensors take the dense kernels, large ones the sparse kernels
-    1: [(3, 4, 40), (8, 32, 1040)],
-    2: [(3, 4, 9, 11), (8, 64, 23, 23)],
-    3: [(2, 3, 4, 5, 6), (4, 16, 8, 23, 23)],
+SHAPES = {  # the first for the dense kernels, the second for the sparse kernels
+    1: [(3, 4, 40), (8, 4, 1040)],
+    2: [(3, 4, 9, 11), (4, 16, 23, 23)],
+    3: [(2, 3, 4, 5, 6), (2, 4, 8, 23, 23)],
 }
 FORMATS = {
     "contiguous": lambda x: x,
@@ -51,7 +52,8 @@ FORMATS = {
     "overlapping": lambda x: x[..., :1].expand(x.shape),
     "strided": lambda x: torch.stack((x, x), -1)[..., 0],
 }
-PAIRS = [("contiguous", form) for form in FORMATS] + [(form, "contiguous") for form in FORMATS]
+PAIRS = [("contiguous", form) for form in FORMATS]
+PAIRS += [(form, "contiguous") for form in list(FORMATS)[1:]]
 
 
 def applied(regularizer, x, seed):
@@ -71,7 +73,8 @@ def test_every_linear_class_is_tested():
     "dtype", rest_slow([torch.float32, torch.float64, torch.bfloat16]), ids=str
 )
 @pytest.mark.parametrize("regularizer", REGULARIZERS, ids=repr)
-def test_the_vector_jacobian_product_is_apply_of_the_gradient(regularizer, dtype):
+def test_the_vector_jacobian_product_is_apply_of_the_gradient(regularizer, dtype, monkeypatch):
+    monkeypatch.setattr(sparse, "LEAST", dict.fromkeys(sparse.LEAST, 10_000))
     for shape in SHAPES[regularizer.spatial or 2]:
         for number, (of_x, of_grad) in enumerate(PAIRS):
             torch.manual_seed(number)
