@@ -18,6 +18,7 @@ from experiments.config import Run
 from experiments.runs import RunFolder, folders_of
 from experiments.study import read_study
 from experiments.train import Result
+from tests.cases import rest_slow
 
 
 def runs_csv(folder):
@@ -34,8 +35,9 @@ def begins(folder):
     }
 
 
-def test_a_study_runs_and_is_not_run_again(write, command, folder):
-    status, out, err = command("ablate.py", write(), "--jobs", 2)
+@pytest.mark.parametrize("jobs", rest_slow([1, 2]))
+def test_a_study_runs_and_is_not_run_again(write, command, folder, jobs):
+    status, out, err = command("ablate.py", write(), "--jobs", jobs)
     assert status == 0, err
     assert "Dropout2d" in out
     assert "4 of 4" in err
