@@ -6,19 +6,12 @@ gamma       the seed rate at which blocks drop a given share
 noise       Gaussian noise, also in blocks (Disout)
 gradients   bounds of gradients by value and by norm, adaptive clipping, centralization
 masks       random masks, and their application to a tensor
-sparse      large tensors on the CPU: blocks, drawn by their seeds, and whole channels and samples
+sparse      large tensors on the CPU: blocks, whole channels and whole samples
 bits        masks with a bit for each element
 """
 
 from .dropblock import drop_block1d, drop_block2d, drop_block3d
-from .dropout import (
-    drop_path,
-    dropout,
-    dropout1d,
-    dropout2d,
-    dropout3d,
-    stochastic_depth,
-)
+from .dropout import drop_path, dropout, dropout1d, dropout2d, dropout3d, stochastic_depth
 from .gamma import block_gamma
 from .gradients import adaptive_clip_grad, centralize_grad, clamp_grad, clip_grad_norm
 from .noise import disout, gaussian_dropout, gaussian_noise

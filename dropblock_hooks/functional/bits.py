@@ -1,21 +1,15 @@
-"""Masks with a bit for each element, packed into bytes that are also read as int64 words.
-
-Growing, counting and saving such a mask is cheap beside a pass over the tensor.
-"""
+"""Masks with a bit for each element, packed into bytes that are also read as int64 words."""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-_PIECE = 2**17  # bytes that stay in the cache of a processor
+_PIECE = 2**17  # bytes that stay in the cache
 
 
 def grow(mask: Tensor, edges: Sequence[int], first: int = 0) -> Tensor:
-    """OR over a window of these edges, by doubling; each axis becomes edge - 1 shorter.
-
-    `mask` holds booleans or words of bits; the edges belong to the axes from `first` on.
-    """
+    """OR over windows, by doubling: each axis from `first` on becomes edge - 1 shorter."""
     for axis, edge in enumerate(edges, start=first):
         width = 1
         while width < edge:
@@ -37,7 +31,7 @@ def popcount_(words: Tensor) -> Tensor:
 
 
 def pack(mask: Tensor) -> Tensor:
-    """Pack a flat uint8 mask of 0 and 1. The mask is read as 8 rows, one for each bit of a byte."""
+    """Pack a flat uint8 mask of 0 and 1, which is read as 8 rows, one for each bit of a byte."""
     first, *rows = mask.view(8, -1).unbind()
     packed = first.clone()
     for bit, row in enumerate(rows, start=1):
@@ -45,22 +39,10 @@ def pack(mask: Tensor) -> Tensor:
     return packed
 
 
-def unpack(packed: Tensor) -> Tensor:
-    """The inverse of `pack`, as booleans."""
-    row_bits = torch.tensor([1 << bit for bit in range(8)], dtype=torch.uint8, device="cpu")
-    return (packed & row_bits[:, None]).to(torch.bool).view(-1)
-
-
-def count(packed: Tensor) -> int:
-    """The number of bits that are set."""
-    return int(popcount_(packed.view(torch.int64).clone()).sum())
-
-
 def keep_(flat: Tensor, packed: Tensor) -> None:
     """Write 0 into `flat` where the bit is clear, also over NaN.
 
-    ``masked_fill_`` and ``where`` treat one element at a time on a CPU. This runs vectorized, piece
-    by piece in the cache.
+    This is vectorized, unlike ``masked_fill_`` and ``where``, and runs in the cache of a processor.
     """
     bytes_ = torch.empty(min(_PIECE, len(packed)), dtype=torch.uint8, device="cpu")
     numbers = torch.empty(len(bytes_), dtype=flat.dtype, device="cpu")

@@ -26,18 +26,14 @@ def drop_blocks(
     x: Tensor,
     p: float,
     edges: Sequence[int],
-    *,
+    calibration: Calibration,
+    normalize: Normalize,
+    share_channels: bool,
     inplace: bool = False,
     eps: float = 1e-6,
-    calibration: Calibration = "exact",
-    normalize: Normalize = "batch",
-    share_channels: bool = False,
     generator: torch.Generator | None = None,
 ) -> tuple[Tensor, Tensor | int]:
-    """DropBlock on a tensor (N, C, ...), and the number of dropped elements.
-
-    `edges` holds one edge of the block per spatial axis. The arguments were checked.
-    """
+    """DropBlock with checked arguments, and the number of dropped elements."""
     if p == 0.0 or x.numel() == 0:
         return x, 0
     places, drawn = draw_blocks(x, p, edges, calibration, share_channels, generator)
@@ -58,9 +54,9 @@ def draw_blocks(
     x: Tensor,
     p: float,
     edges: Sequence[int],
-    calibration: Calibration = "exact",
-    share_channels: bool = False,
-    generator: torch.Generator | None = None,
+    calibration: Calibration,
+    share_channels: bool,
+    generator: torch.Generator | None,
 ) -> tuple[Blocks | Mask, Tensor]:
     """Draw the blocks of a tensor (N, C, ...): the object that applies them, and the drawn mask."""
     size = tuple(map(operator.index, x.shape[2:]))  # a compiled program has one map size
@@ -83,13 +79,13 @@ def _public(
     p: float,
     block_size: int | Sequence[int],
     training: bool,
-    **options: Any,
+    options: tuple[Calibration, Normalize, bool, bool, float, torch.Generator | None],
 ) -> Tensor:
     p = check_call(input, p, training, spatial)
     edges = check_block_size(block_size, spatial)
-    check_option("calibration", options["calibration"], get_args(Calibration))
-    check_option("normalize", options["normalize"], get_args(Normalize))
-    return drop_blocks(input, p, edges, **options)[0]
+    check_option("calibration", options[0], get_args(Calibration))
+    check_option("normalize", options[1], get_args(Normalize))
+    return drop_blocks(input, p, edges, *options)[0]
 
 
 def drop_block2d(
@@ -105,7 +101,7 @@ def drop_block2d(
     share_channels: bool = False,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """DropBlock on feature maps: zeroes blocks, and scales the rest.
+    """DropBlock on feature maps (N, C, H, W): zeroes blocks, and scales the rest.
 
     A replacement for ``torchvision.ops.drop_block2d``. The expected dropped share is p on every map
     and block size. Blocks larger than the map are clipped. Inf and NaN under a block disappear.
@@ -116,36 +112,32 @@ def drop_block2d(
         >>> y = drop_block2d(x, 0.2, 5)
         >>> sorted(set((y / y.max()).flatten().tolist()))
         [0.0, 1.0]
-        >>> drop_block2d(x, 0.2, 5, training=False) is x
-        True
 
     Args:
-        input: floating-point tensor (N, C, H, W), any memory format, kept.
-        p: share of the elements to drop, in [0, 1].
-        block_size: edge of the block in elements, at least 1, or (height, width).
+        input: floating-point tensor, of the shape that the function is for. Its memory format is
+            kept.
+        p: share of the elements to drop or distort, in [0, 1].
+        block_size: edge of the block in elements, at least 1, or one for each spatial axis.
         inplace: write the result into `input`.
         eps: smallest number of kept elements that the count ratio divides by.
         training: False returns `input`.
         calibration: ``"exact"`` realizes p, ``"paper"`` uses the γ of the paper, which drops less;
             see `block_gamma`.
         normalize: factor of the kept elements: ``"batch"`` all / kept elements of the batch (the
-            paper), ``"sample"`` the same for each sample, ``"expected"`` 1 / (1 - p), or None for
-            no factor.
+            paper), ``"sample"`` the same for each sample, ``"expected"`` 1 / (1 - p), None no
+            factor.
         share_channels: True draws one set of blocks for all channels of a sample.
         generator: source of random numbers; torch's global one by default.
 
     Raises:
-        TypeError: for p that is not a number.
         ValueError: for p outside [0, 1], a block below 1, or a tensor of another rank.
 
     Reference:
         Ghiasi, Lin and Le, 2018, "DropBlock: A regularization method for convolutional networks"
         (https://arxiv.org/abs/1810.12890).
     """
-    return _public(
-        2, input, p, block_size, training, inplace=inplace, eps=eps, calibration=calibration,
-        normalize=normalize, share_channels=share_channels, generator=generator,
-    )  # fmt: skip
+    options = (calibration, normalize, share_channels, inplace, eps, generator)
+    return _public(2, input, p, block_size, training, options)
 
 
 @described_in(drop_block2d)
@@ -167,15 +159,9 @@ def drop_block1d(
     Example:
         >>> drop_block1d(torch.ones(2, 8, 100), 0.1, 3).shape
         torch.Size([2, 8, 100])
-
-    Args:
-        input: floating-point tensor (N, C, L), any memory format, kept.
-        block_size: length of the block in elements, at least 1.
     """
-    return _public(
-        1, input, p, block_size, training, inplace=inplace, eps=eps, calibration=calibration,
-        normalize=normalize, share_channels=share_channels, generator=generator,
-    )  # fmt: skip
+    options = (calibration, normalize, share_channels, inplace, eps, generator)
+    return _public(1, input, p, block_size, training, options)
 
 
 @described_in(drop_block2d)
@@ -197,12 +183,6 @@ def drop_block3d(
     Example:
         >>> drop_block3d(torch.ones(2, 8, 4, 8, 8), 0.1, 3).shape
         torch.Size([2, 8, 4, 8, 8])
-
-    Args:
-        input: floating-point tensor (N, C, D, H, W), any memory format, kept.
-        block_size: edge of the block in elements, at least 1, or (depth, height, width).
     """
-    return _public(
-        3, input, p, block_size, training, inplace=inplace, eps=eps, calibration=calibration,
-        normalize=normalize, share_channels=share_channels, generator=generator,
-    )  # fmt: skip
+    options = (calibration, normalize, share_channels, inplace, eps, generator)
+    return _public(3, input, p, block_size, training, options)

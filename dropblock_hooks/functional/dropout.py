@@ -1,11 +1,10 @@
 """Dropout of elements, channels, samples and residual branches.
 
-The ``drop_*`` functions that are not public return the tensor and the number of dropped elements.
+`drop_units` and `drop_residual` return the tensor and the number of dropped elements.
 """
 
 import math
-from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
@@ -13,7 +12,7 @@ from torch import Tensor
 from ..checks import check_option
 from ..docstrings import described_in
 from .masks import Mask, bernoulli, check_call, in_format_of, keep_scale
-from .sparse import Blocks, Units, drop_drawn, once, takes
+from .sparse import Blocks, Units, draw_units, drop_drawn, once, takes
 
 Mode: TypeAlias = Literal["row", "batch"]
 _LARGE = 64  # elements of a unit, from which a number for each unit is less than a bit per element
@@ -27,7 +26,7 @@ def dropout(
     *,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Zeroes each element with chance p and scales the rest by 1 / (1 - p).
+    """Zeroes each element of a tensor with chance p and scales the rest by 1 / (1 - p).
 
     As ``torch.nn.functional.dropout``, but dropped Inf and NaN disappear. With p = 0 or in
     evaluation, `input` itself is returned and no random number is drawn.
@@ -37,8 +36,8 @@ def dropout(
         tensor([1., 1., 1., 1.])
 
     Args:
-        input: floating-point tensor of any shape.
-        p: chance of an element to be dropped, in [0, 1].
+        input: floating-point tensor, of the shape that the function is for.
+        p: chance of an element, channel or sample to be dropped, in [0, 1].
         training: False returns `input`.
         inplace: write the result into `input`.
         generator: source of random numbers; torch's global one by default.
@@ -50,7 +49,7 @@ def dropout(
         Srivastava et al., 2014, "Dropout" (https://jmlr.org/papers/v15/srivastava14a.html).
     """
     p = check_call(input, p, training)
-    return drop_shape(input, p, input.shape, inplace=inplace, generator=generator)[0]
+    return drop_units(input, p, inplace=inplace, generator=generator)[0]
 
 
 @described_in(dropout)
@@ -67,13 +66,9 @@ def dropout1d(
     Example:
         >>> dropout1d(torch.ones(2, 3, 8), 0.5).shape
         torch.Size([2, 3, 8])
-
-    Args:
-        input: floating-point tensor (N, C, L).
-        p: chance of a channel to be dropped, in [0, 1].
     """
     p = check_call(input, p, training, 1)
-    return drop_channels(input, p, inplace=inplace, generator=generator)[0]
+    return drop_units(input, p, 2, inplace=inplace, generator=generator)[0]
 
 
 @described_in(dropout)
@@ -92,16 +87,12 @@ def dropout2d(
         >>> set(y.flatten(2).sum(2).flatten().tolist()) <= {0.0, 128.0}
         True
 
-    Args:
-        input: floating-point tensor (N, C, H, W).
-        p: chance of a channel to be dropped, in [0, 1].
-
     Reference:
         Tompson et al., 2015, "Efficient Object Localization Using Convolutional Networks"
         (https://arxiv.org/abs/1411.4280).
     """
     p = check_call(input, p, training, 2)
-    return drop_channels(input, p, inplace=inplace, generator=generator)[0]
+    return drop_units(input, p, 2, inplace=inplace, generator=generator)[0]
 
 
 @described_in(dropout2d)
@@ -118,12 +109,9 @@ def dropout3d(
     Example:
         >>> dropout3d(torch.ones(2, 3, 4, 8, 8), 0.5).shape
         torch.Size([2, 3, 4, 8, 8])
-
-    Args:
-        input: floating-point tensor (N, C, D, H, W).
     """
     p = check_call(input, p, training, 3)
-    return drop_channels(input, p, inplace=inplace, generator=generator)[0]
+    return drop_units(input, p, 2, inplace=inplace, generator=generator)[0]
 
 
 @described_in(dropout)
@@ -135,7 +123,7 @@ def drop_path(
     *,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """As `dropout`, for whole samples of a residual *branch*, each with chance p.
+    """As `dropout`, for whole samples of a residual *branch* (N, ...), before the addition.
 
     Example:
         >>> y = drop_path(torch.ones(4, 3, 8, 8), 0.5)
@@ -143,15 +131,13 @@ def drop_path(
         True
 
     Args:
-        input: the output (N, ...) of the branch, before the addition.
-        p: chance of a sample to be dropped, in [0, 1].
         scale_by_keep: True multiplies the kept samples by 1 / (1 - p).
 
     Reference:
         Larsson et al., 2017, "FractalNet" (https://arxiv.org/abs/1605.07648).
     """
     p = check_call(input, p, training)
-    return drop_samples(input, p, rescale=scale_by_keep, generator=generator)[0]
+    return drop_units(input, p, 1, rescale=scale_by_keep, generator=generator)[0]
 
 
 @described_in(drop_path)
@@ -189,64 +175,40 @@ def stochastic_depth(
     p = check_call(input, p, training)
     check_option("mode", mode, get_args(Mode))
     if shortcut is None:
-        return drop_samples(input, p, mode, generator=generator)[0]
-    return drop_residual(input, shortcut, p, mode, generator=generator)[0]
+        return drop_units(input, p, 1 if mode == "row" else 0, generator=generator)[0]
+    return drop_residual(input, shortcut, p, mode, generator)[0]
 
 
-def drop_shape(
+def drop_units(
     x: Tensor,
     p: float,
-    shape: Sequence[int],
+    axes: int | None = None,
     *,
     rescale: bool = True,
     inplace: bool = False,
-    summand: bool = False,
     generator: torch.Generator | None = None,
 ) -> tuple[Tensor, Tensor | int]:
-    """Dropout with one decision per element of `shape`, which broadcasts to the shape of `x`.
-
-    Dropped elements of a `summand` become -0.0, since ``s + -0.0`` is ``s`` also for -0.0.
-    """
+    """Dropout with one decision for each place on the first `axes` axes; None stands for all."""
     if p == 0.0 or x.numel() == 0:
         return x, 0
-    scale = keep_scale(p) if rescale else None
+    shape = x.shape if axes is None else (*x.shape[:axes], *[1] * (x.ndim - axes))
     places: Blocks | Mask
-    fill, whole = -0.0 if summand else 0.0, x.numel() // math.prod(shape) >= _LARGE
-    if whole and takes(x, "units"):
-        units = places = Units(x.numel(), fill)
-        drawn = once(lambda: units.draw(shape, p, generator))
-    elif not whole and not summand and takes(x, "blocks"):
+    whole = x.numel() // math.prod(shape) >= _LARGE
+    if not takes(x, "units" if whole else "blocks"):
+        places, drawn = Mask(x.numel()), bernoulli(shape, p, x.device, generator)
+    elif whole:
+        places, drawn = Units(x.numel()), once(lambda: draw_units(shape, p, generator))
+    else:
         blocks = Blocks(x, [side // part for side, part in zip(x.shape, shape, strict=True)])
         places, drawn = once(lambda: (blocks, blocks.draw(p, generator)))
-    else:
-        places, drawn = Mask(x.numel(), fill), bernoulli(shape, p, x.device, generator)
-    y = drop_drawn(x, scale, places, drawn)
+    y = drop_drawn(x, keep_scale(p) if rescale else None, places, drawn)
     return x.copy_(y) if inplace else y, places.count(drawn)
 
 
-def drop_channels(x: Tensor, p: float, **options: Any) -> tuple[Tensor, Tensor | int]:
-    """Dropout of whole channels of a tensor (N, C, ...)."""
-    return drop_shape(x, p, (*x.shape[:2], *[1] * (x.ndim - 2)), **options)
-
-
-def drop_samples(
-    x: Tensor, p: float, mode: Mode = "row", **options: Any
-) -> tuple[Tensor, Tensor | int]:
-    """Dropout of whole samples (``"row"``) or of the whole batch at once (``"batch"``)."""
-    if x.ndim == 0:
-        raise ValueError("needs a tensor with an axis of samples, got a 0-D tensor")
-    first = x.shape[0] if mode == "row" else 1
-    return drop_shape(x, p, (first, *[1] * (x.ndim - 1)), **options)
-
-
 def drop_residual(
-    block: Tensor,
-    shortcut: Tensor,
-    p: float,
-    mode: Mode = "row",
-    generator: torch.Generator | None = None,
+    block: Tensor, shortcut: Tensor, p: float, mode: Mode, generator: torch.Generator | None = None
 ) -> tuple[Tensor, Tensor | int]:
-    """``shortcut + drop(block - shortcut)``. A dropped sample equals its shortcut to the bit."""
+    """``shortcut + drop(block - shortcut)``. A dropped sample equals its shortcut."""
     if block.shape != shortcut.shape:
         raise ValueError(
             f"needs a residual block that keeps its shape, got input {tuple(shortcut.shape)} and "
@@ -256,5 +218,6 @@ def drop_residual(
         return block, 0
     wide = torch.promote_types(block.dtype, torch.float32)
     difference = block.to(wide) - shortcut.to(wide)
-    branch, dropped = drop_samples(difference, p, mode, summand=True, generator=generator)
+    axes = 1 if mode == "row" else 0
+    branch, dropped = drop_units(difference, p, axes, generator=generator)
     return in_format_of(block, branch.add_(shortcut).to(block.dtype)), dropped

@@ -4,6 +4,7 @@ It is solved on the host, once for each rate and map size.
 """
 
 import functools
+import itertools
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -71,10 +72,7 @@ gamma_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 @functools.lru_cache(maxsize=4096)
 def _exact_gamma(p: float, size: tuple[int, ...], block: tuple[int, ...]) -> float:
-    """Newton's method on ``log(mean of exp(-c·u)) = log(1 - p)`` with ``u = -log(1 - γ)``.
-
-    The left side is convex and falls with u, so the steps from u = 0 never pass the root.
-    """
+    """Newton's method on the convex ``log(mean of exp(-c·u)) = log(1 - p)``, u = -log(1 - γ)."""
     shares = _coverage(size, block)
     target, u = math.log1p(-p), 0.0
     for _ in range(200):
@@ -92,22 +90,18 @@ def _exact_gamma(p: float, size: tuple[int, ...], block: tuple[int, ...]) -> flo
 @functools.lru_cache(maxsize=1024)
 def _coverage(size: tuple[int, ...], block: tuple[int, ...]) -> tuple[tuple[int, float], ...]:
     """Each number of seeds that can cover a position, and the share of such positions."""
-    products = Counter({1: 1})
-    for s, b in zip(size, block, strict=True):
-        axis = Counter(min(i, s - b) - max(0, i - b + 1) + 1 for i in range(s))
-        combined: Counter[int] = Counter()
-        for c, n in products.items():
-            for d, m in axis.items():
-                combined[c * d] += n * m
-        products = combined
-    return tuple((c, n / math.prod(size)) for c, n in sorted(products.items()))
+    axes = [
+        Counter(min(i, s - b) - max(0, i - b + 1) + 1 for i in range(s)).items()
+        for s, b in zip(size, block, strict=True)
+    ]
+    positions: Counter[int] = Counter()
+    for terms in itertools.product(*axes):
+        positions[math.prod(c for c, _ in terms)] += math.prod(n for _, n in terms)
+    return tuple((c, n / math.prod(size)) for c, n in sorted(positions.items()))
 
 
 def expected_share(
-    p: float,
-    size: Sequence[int] | None,
-    edges: Sequence[int],
-    calibration: Calibration = "exact",
+    p: float, size: Sequence[int] | None, edges: Sequence[int], calibration: Calibration = "exact"
 ) -> float | None:
     """The expected dropped share of a map: p, or less for the paper's γ; None if unknown."""
     if calibration == "exact" or p == 0.0:

@@ -4,6 +4,8 @@ A bound is a number or, multiplied by a loss scale, a 0-dim tensor on the gradie
 ``*_counted`` functions return the new gradient and the number of changed values.
 """
 
+import functools
+import math
 from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -19,7 +21,6 @@ _SAFE_POWER = 7  # a sum of such powers of float32 values can't overflow in floa
 
 
 def clamp_counted(grad: Tensor, min: Bound | None, max: Bound | None) -> tuple[Tensor, Tensor]:
-    """`grad` with its finite values clamped, and how many were."""
     low, high = _fit(min, grad.dtype), _fit(max, grad.dtype)
     clamped = torch.where(grad.isinf(), grad, grad.clamp(low, high))
     return clamped, ((clamped != grad) & ~grad.isnan()).sum()
@@ -69,7 +70,7 @@ def scale_counted(grad: Tensor, max_norm: Bound, norm: Tensor) -> tuple[Tensor, 
 def clip_adaptive_counted(
     grad: Tensor, parameter: Tensor, clip_factor: Bound, eps: float, norm_type: float, scale: Bound
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Adaptive clipping of the gradient of a loss times `scale`, and the ratios of the norms."""
+    """Adaptive clipping of the gradient of a loss times `scale`; also the ratios of the norms."""
     per: Per = "sample" if grad.ndim > 1 else "tensor"
     unit = group_norm(parameter, norm_type, per, 0).clamp_min(eps) * scale
     norm = group_norm(grad, norm_type, per, 0)
@@ -88,29 +89,23 @@ def group_norm(grad: Tensor, norm_type: float, per: Per, channel_axis: int = 1) 
     wide = wide_dtype(grad.device)
     if grad.numel() == 0:
         return torch.zeros((), dtype=wide, device=grad.device)
-    if per == "tensor" or grad.ndim == 0:
-        axes = list(range(grad.ndim))
-    else:
+    axes = list(range(grad.ndim))
+    if per != "tensor" and axes:
         group = 0 if per == "sample" else channel_axis
         if not -grad.ndim <= group < grad.ndim:
             raise ValueError(f"channel_axis {group} is not an axis of a {grad.ndim}-D gradient")
-        axes = [axis for axis in range(grad.ndim) if axis != group % grad.ndim]
+        del axes[group]
     if not axes:
         return grad.abs().to(wide)
+    norm = functools.partial(torch.linalg.vector_norm, dim=axes, keepdim=True, dtype=wide)
     if norm_type <= _SAFE_POWER and grad.dtype is not torch.float64:
-        return _norm(grad, norm_type, axes, wide)
-    peak = _norm(grad, float("inf"), axes, wide)
-    scaled = grad.to(wide) / torch.where(peak.isfinite() & (peak > 0), peak, 1.0)
-    return _norm(scaled, norm_type, axes, wide) * torch.where(peak > 0, peak, 1.0)
-
-
-def _norm(grad: Tensor, norm_type: float, axes: list[int], dtype: torch.dtype) -> Tensor:
-    norm: Tensor = torch.linalg.vector_norm(grad, norm_type, dim=axes, keepdim=True, dtype=dtype)
-    return norm
+        return norm(grad, norm_type)
+    peak = norm(grad, math.inf)
+    peak = torch.where(peak.isfinite() & (peak > 0), peak, 1.0)
+    return norm(grad.to(wide) / peak, norm_type) * peak
 
 
 def check_bounds(min: float | None, max: float | None) -> None:
-    """Raise ValueError unless there is a bound, and min <= max."""
     if min is None and max is None:
         raise ValueError("min or max must be given")
     if min is not None and max is not None and min > max:
@@ -118,8 +113,7 @@ def check_bounds(min: float | None, max: float | None) -> None:
 
 
 def check_norm(norm_type: float, per: str) -> float:
-    """The order of a norm as a float, inf allowed."""
-    if norm_type != float("inf") and as_number("norm_type", norm_type) <= 0:
+    if norm_type != math.inf and as_number("norm_type", norm_type) <= 0:
         raise ValueError(f"norm_type must be > 0 or inf, got {norm_type}")
     check_option("per", per, get_args(Per))
     return float(norm_type)
@@ -155,8 +149,8 @@ def clip_grad_norm(
 ) -> Tensor:
     """Scales a gradient with a larger norm down to a norm of `max_norm`.
 
-    As ``torch.nn.utils.clip_grad_norm_``, but on one tensor, without changing it. A gradient whose
-    norm is not finite passes unchanged. The norm is taken in float64.
+    As ``torch.nn.utils.clip_grad_norm_``, but on one tensor, without changing it. The norm is taken
+    in float64. A norm that is not finite passes.
 
     Example:
         >>> clip_grad_norm(torch.tensor([3.0, 4.0]), 1.0)
@@ -189,19 +183,17 @@ def adaptive_clip_grad(
     eps: float = 1e-3,
     norm_type: float = 2.0,
 ) -> Tensor:
-    """Scales the gradient of each unit down to a share of the norm of that unit's weights.
+    """Scales the gradient of each unit down to ``clip_factor * max(norm of its weights, eps)``.
 
-    A unit is an element of axis 0: an output of a linear layer or of a convolution. A tensor with
-    a single axis, such as a bias, is one unit. A gradient norm above ``clip_factor * max(norm of
-    the weights, eps)`` is scaled down to it. Norms are taken in float64. A norm that is not finite
-    passes.
+    A unit is an element of axis 0, such as an output of a convolution; a tensor with a single axis,
+    such as a bias, is one unit. Norms are taken in float64. A norm that is not finite passes.
 
     Example:
         >>> adaptive_clip_grad(torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0, 10.0]]))
         tensor([[0.0600, 0.0800]])
 
     Args:
-        grad: the gradient of a parameter, of any shape.
+        grad: the gradient of a parameter.
         parameter: the parameter, of the same shape.
         clip_factor: largest ratio of the norms, above 0.
         eps: least norm of weights, above 0, so that zero weights can learn.
@@ -218,18 +210,15 @@ def adaptive_clip_grad(
     eps = as_number("eps", eps, allowed=POSITIVE)
     order = check_norm(norm_type, "tensor")
     if grad.shape != parameter.shape:
-        raise ValueError(
-            f"grad and parameter must have one shape, got {tuple(grad.shape)} and "
-            f"{tuple(parameter.shape)}"
-        )
+        shapes = f"{tuple(grad.shape)} and {tuple(parameter.shape)}"
+        raise ValueError(f"grad and parameter must have one shape, got {shapes}")
     return clip_adaptive_counted(grad, parameter, factor, eps, order, 1.0)[0]
 
 
 def centralize_grad(grad: Tensor) -> Tensor:
     """Subtracts from a gradient the mean of each row, over all axes but the first.
 
-    A gradient whose rows have one value, such as the gradient of a bias, is returned itself. The
-    mean is taken in at least float32.
+    The mean is taken in at least float32. Rows with one value, as of a bias, are left unchanged.
 
     Example:
         >>> centralize_grad(torch.tensor([[1.0, 3.0], [5.0, 6.0]]))

@@ -11,7 +11,7 @@ _COARSE = 2.0**-10  # below it, the 24 bits of a float32 draw change a rate by m
 
 
 def check_call(input: Tensor, p: float, training: bool, spatial: int | None = None) -> float:
-    """Check `p` and the number of spatial axes, and return the rate to apply: 0 in evaluation."""
+    """Check the arguments, and return the rate to apply: 0 in evaluation."""
     given: object = input
     if isinstance(given, torch.fx.Proxy):
         raise TypeError(
@@ -70,13 +70,13 @@ def scaled(x: Tensor, scale: float | Tensor | None) -> Tensor:
 
 
 class Mask:
-    """Applies a boolean mask: `drawn`, which broadcasts to a tensor of `numel` elements.
+    """Applies a boolean mask `drawn`, which broadcasts to a tensor of `numel` elements.
 
-    Dropped elements get the value `fill`. `sparse.Blocks` has the same methods.
+    `sparse.Blocks` has the same methods.
     """
 
-    def __init__(self, numel: int, fill: float = 0.0) -> None:
-        self.numel, self.fill = numel, fill
+    def __init__(self, numel: int) -> None:
+        self.numel = numel
 
     def count(self, drawn: Tensor) -> Tensor:
         """The number of dropped elements."""
@@ -87,8 +87,8 @@ class Mask:
         return drawn
 
     def drop(self, x: Tensor, scale: float | Tensor | None, drawn: Tensor) -> Tensor:
-        """``x * scale``, with another value where dropped."""
-        return scaled(x, scale).masked_fill_(drawn, self.fill)  # it keeps the memory format
+        """``x * scale``, with 0 where dropped."""
+        return scaled(x, scale).masked_fill_(drawn, 0.0)  # it keeps the memory format
 
 
 def in_format_of(x: Tensor, y: Tensor) -> Tensor:

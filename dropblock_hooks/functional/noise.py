@@ -16,22 +16,21 @@ def add_noise(x: Tensor, std: float | Tensor, generator: torch.Generator | None 
     """`x` plus normal noise, drawn in at least float32. A 0-dim tensor `std` is never read."""
     if not isinstance(std, Tensor) and std == 0.0:
         return x
-    return (x + normal_like(x, std, generator)).to(x.dtype)
+    return (x + _normal_like(x, std, generator)).to(x.dtype)
 
 
 def multiply_noise(x: Tensor, p: float, generator: torch.Generator | None = None) -> Tensor:
     """`x` times normal noise of mean 1 and variance p / (1 - p)."""
     if p == 0.0:
         return x
-    noise = normal_like(x, (p / (1 - p)) ** 0.5, generator)
+    noise = _normal_like(x, (p / (1 - p)) ** 0.5, generator)
     return (x * (noise + 1.0)).to(x.dtype)
 
 
-def normal_like(x: Tensor, std: float | Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """Normal noise of mean 0, drawn in at least float32, in the memory format of `x`.
-
-    It is drawn in row-major order: an activation and its gradient may have other memory formats.
-    """
+def _normal_like(
+    x: Tensor, std: float | Tensor, generator: torch.Generator | None = None
+) -> Tensor:
+    """Normal noise, drawn in row-major order in at least float32; in the memory format of `x`."""
     dtype = torch.promote_types(x.dtype, torch.float32)
     noise = torch.empty(x.shape, dtype=dtype, device=x.device).normal_(generator=generator)
     return in_format_of(x, noise * std)
@@ -39,11 +38,7 @@ def normal_like(x: Tensor, std: float | Tensor, generator: torch.Generator | Non
 
 @described_in(dropout)
 def gaussian_noise(
-    input: Tensor,
-    std: float,
-    training: bool = True,
-    *,
-    generator: torch.Generator | None = None,
+    input: Tensor, std: float, training: bool = True, *, generator: torch.Generator | None = None
 ) -> Tensor:
     """Adds zero-mean normal noise of standard deviation `std`; otherwise as `dropout`.
 
@@ -67,11 +62,7 @@ def gaussian_noise(
 
 @described_in(dropout)
 def gaussian_dropout(
-    input: Tensor,
-    p: float,
-    training: bool = True,
-    *,
-    generator: torch.Generator | None = None,
+    input: Tensor, p: float, training: bool = True, *, generator: torch.Generator | None = None
 ) -> Tensor:
     """As `dropout`, but multiplies by normal noise of mean 1 and variance p / (1 - p), p below 1.
 
@@ -96,7 +87,6 @@ def distort_blocks(
     p: float,
     edges: Sequence[int],
     alpha: float,
-    *,
     share_channels: bool = False,
     generator: torch.Generator | None = None,
 ) -> tuple[Tensor, Tensor | int]:
@@ -105,7 +95,7 @@ def distort_blocks(
         return x, 0
     places, drawn = draw_blocks(x, p, edges, "exact", share_channels, generator)
     spread = x.detach().to(torch.promote_types(x.dtype, torch.float32)).std(correction=0)
-    noise = normal_like(x, alpha * spread, generator)
+    noise = _normal_like(x, alpha * spread, generator)
     # -0.0 outside the blocks, since adding 0.0 would change -0.0
     y = (x + noise.masked_fill_(~places.mask(drawn), -0.0)).to(x.dtype)
     return y, places.count(drawn)
@@ -125,26 +115,21 @@ def disout(
     """Adds noise to blocks of feature maps (N, C, H, W).
 
     Returns ``input + m * alpha * std(input) * z``. m is 1 in blocks as of `drop_block2d` and 0
-    elsewhere; z is standard normal for each element. The standard deviation is taken over the whole
-    tensor. It is a constant to autograd, so the gradient passes unchanged. Inf or NaN anywhere in
-    `input` stay in place and make every distorted element NaN.
+    elsewhere; z is standard normal for each element. The standard deviation of the whole tensor is
+    a constant to autograd, so the gradient passes unchanged. Inf or NaN in `input` make every
+    distorted element NaN.
 
     The authors scale the noise by weights of the next layer, which a hook does not have; `alpha`
-    takes their place. Their code replaces the features by noise and scales everything by all / kept
-    elements; this function adds the noise.
+    takes their place. Their code replaces the features by noise and scales the rest.
 
     Example:
         >>> x = torch.randn(8, 16, 14, 14)
         >>> y = disout(x, 0.2, 5)
         >>> 0.1 < (y != x).float().mean() < 0.3
         tensor(True)
-        >>> disout(x, 0.2, 5, training=False) is x
-        True
 
     Args:
-        p: share of the elements to distort, in [0, 1].
         alpha: strength of the noise in standard deviations of `input`, at least 0.
-        share_channels: True shares the blocks between the channels, never the noise.
 
     Reference:
         Tang et al., 2020, "Beyond dropout: Feature map distortion to regularize deep neural
@@ -153,6 +138,4 @@ def disout(
     p = check_call(input, p, training, 2)
     alpha = as_number("alpha", alpha, allowed=NON_NEGATIVE)
     edges = check_block_size(block_size, 2)
-    return distort_blocks(
-        input, p, edges, alpha, share_channels=share_channels, generator=generator
-    )[0]
+    return distort_blocks(input, p, edges, alpha, share_channels, generator)[0]

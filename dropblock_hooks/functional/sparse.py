@@ -1,8 +1,8 @@
 """Drops blocks, and whole channels and samples, of large tensors on the CPU in eager mode.
 
-Seeds are rare, so the gaps between seeds are drawn instead of a number for each position. For
-each seed a block of zeros is written, in a tensor of any memory format. A block has an edge for
-each axis: (1, 1, 7, 7) for DropBlock, (1, C, 7, 7) with shared channels, (1, 1, 1, 1) for elements.
+Seeds are rare, so the gaps between them are drawn instead of a number for each position. A block
+has an edge for each axis: (1, 1, 7, 7) for DropBlock, (1, C, 7, 7) with shared channels,
+(1, 1, 1, 1) for elements.
 """
 
 import math
@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from .bits import count, grow, keep_, pack, popcount_, unpack
+from .bits import grow, keep_, pack, popcount_
 from .masks import Mask, bernoulli, scaled
 
 LEAST = {"blocks": 2**17, "units": 2**18}  # elements, from which the sparse form is faster
@@ -65,14 +65,9 @@ class Blocks:
 
     `drawn` holds the dropped blocks in one of two forms: the places in memory of their first
     elements (int32 or int64), or one bit for each element in memory, set where the element is kept
-    (uint8).
-
-    Attributes:
-        order: the axes of the tensors in their order in memory, the outermost first.
-        shape: the sizes of the axes in this order.
-        edges: the edges of each block in this order.
-        sides: the edges and strides in memory of the sides of a block, the longest first, where
-            contiguous sides are joined.
+    (uint8). `order` holds the axes in their order in memory, the outermost first; `shape` and
+    `edges` have this order. `sides` holds the edges and strides of the sides of a block, the
+    longest first, where contiguous sides are joined.
     """
 
     def __init__(self, x: Tensor, edges: Sequence[int]) -> None:
@@ -90,7 +85,7 @@ class Blocks:
         self.sides = sorted(sides, key=lambda side: -side[0]) or [(1, 1)]
 
     def draw(self, chance: float, generator: torch.Generator | None = None) -> Tensor:
-        """Draw each block with this chance, in the row-major order of the axes of the tensor."""
+        """Draw each block with this chance, in row-major order."""
         shape, edges, strides = self._of_x
         if self.area == 1 and chance >= _FREQUENT:
             kept = self._bytes(0)
@@ -114,13 +109,16 @@ class Blocks:
     def count(self, drawn: Tensor) -> int:
         """The number of dropped elements. Overlaps count once."""
         if drawn.dtype is torch.uint8:
-            return self.numel - count(drawn)
+            return self.numel - int(popcount_(drawn.view(torch.int64).clone()).sum())
         return once(lambda: self._union(drawn.to(torch.int64)))
 
     def mask(self, drawn: Tensor) -> Tensor:
         """A boolean tensor, True where dropped."""
-        bits = drawn.dtype is torch.uint8
-        kept = unpack(drawn) if bits else self._kept(drawn.to(torch.int64))
+        if drawn.dtype is torch.uint8:
+            row_bits = torch.tensor([1 << bit for bit in range(8)], dtype=torch.uint8, device="cpu")
+            kept = (drawn & row_bits[:, None]).view(-1)
+        else:
+            kept = self._kept(drawn.to(torch.int64))
         axes = sorted(range(len(self.order)), key=self.order.__getitem__)
         return (kept[: self.numel] == 0).view(self.shape).permute(axes)
 
@@ -138,7 +136,6 @@ class Blocks:
         return y
 
     def _fill(self, flat: Tensor, first: Tensor) -> None:
-        """Write zeros into the blocks along their longest side."""
         (run, step), *others = self.sides
         runs = flat.as_strided((self.numel - (run - 1) * step, run), (1, step))
         offsets = torch.zeros(1, dtype=torch.int64, device="cpu")
@@ -149,7 +146,6 @@ class Blocks:
             runs.index_fill_(0, (some[:, None] + offsets).view(-1), 0)
 
     def _kept(self, first: Tensor) -> Tensor:
-        """A byte for each element in memory: 0 in the blocks, 1 elsewhere."""
         kept = self._bytes(1)
         self._fill(kept[: self.numel], first)
         return kept
@@ -162,11 +158,9 @@ class Blocks:
         return kept
 
     def _union(self, first: Tensor) -> int:
-        """The number of elements in these blocks, counted by bits.
+        """The number of elements in these blocks: the bit of each first element is set and grown.
 
-        Along an axis where the edge is 1, blocks do not overlap: its elements are lanes, and 64
-        lanes make a word. The bit of the first element of each block is set, and then grown to the
-        whole block.
+        Along an axis where the edge is 1, blocks do not overlap: 64 of its elements make a word.
         """
         axes = range(len(self.shape))
         grid = [size - edge + 1 for size, edge in zip(self.shape, self.edges, strict=True)]
@@ -200,10 +194,7 @@ def _strides(sizes: Sequence[int], order: Sequence[int]) -> list[int]:
 
 
 def _placed(flat: Tensor, sizes: Sequence[int], strides: Sequence[int]) -> Tensor:
-    """From row-major positions in a box of these sizes to sums of coordinate * stride.
-
-    It takes a division only for an axis at which the strides leave a gap.
-    """
+    """From row-major positions in a box of these sizes to sums of coordinate * stride."""
     *outer, inner = range(len(sizes))
     placed = flat if strides[inner] == 1 else flat * strides[inner]
     below, total = sizes[inner], math.prod(sizes)
@@ -215,37 +206,35 @@ def _placed(flat: Tensor, sizes: Sequence[int], strides: Sequence[int]) -> Tenso
     return placed
 
 
-class Units(Mask):
-    """A mask with one element for each unit."""
+def draw_units(
+    shape: Sequence[int], chance: float, generator: torch.Generator | None = None
+) -> Tensor:
+    """A boolean tensor, True with this chance."""
+    mask = torch.zeros(tuple(shape), dtype=torch.bool, device="cpu")
+    mask.view(-1).index_fill_(0, draw_positions(mask.numel(), chance, generator), True)
+    return mask
 
-    def draw(
-        self, shape: Sequence[int], chance: float, generator: torch.Generator | None = None
-    ) -> Tensor:
-        """Draw each unit with this chance; there is one for each element of the shape."""
-        mask = torch.zeros(tuple(shape), dtype=torch.bool, device="cpu")
-        mask.view(-1).index_fill_(0, draw_positions(mask.numel(), chance, generator), True)
-        return mask
+
+class Units(Mask):
+    """A mask with one element for each unit, such as a channel or a sample."""
 
     def drop(self, x: Tensor, scale: float | Tensor | None, drawn: Tensor) -> Tensor:
-        """``x * scale`` with another value in the dropped units."""
-        summand = math.copysign(1.0, self.fill) < 0  # filled with -0.0
-        if x.dtype is torch.float32 and x.is_contiguous() and not summand:
+        """``x * scale`` with 0 in the dropped units."""
+        if x.dtype is torch.float32 and x.is_contiguous():
             rows = _rows(x, drawn)
             if rows is not None and rows.shape[1] <= _SHORT:
                 return _gathered(rows, ~drawn.view(-1), scale).resize_(x.shape)  # not a view
         y = scaled(x, scale)
         rows = _rows(y, drawn)
         if rows is not None:
-            rows.index_fill_(0, drawn.view(-1).nonzero().view(-1), self.fill)
-        elif summand:
-            y.masked_fill_(drawn, self.fill)
+            rows.index_fill_(0, drawn.view(-1).nonzero().view(-1), 0.0)
         else:  # vectorized, which masked_fill_ is not
             torch.ops.aten.threshold_backward.grad_input(y, (~drawn).to(y.dtype), 0, grad_input=y)
         return y
 
 
 def _gathered(rows: Tensor, kept: Tensor, scale: Any) -> Tensor:
-    """The rows times their scale, and zeros for dropped rows, which are never read."""
+    """The rows times their scale, and zeros for the others, which are never read."""
     chosen = kept.nonzero().view(-1)
     starts = kept.cumsum(0) - kept.to(torch.int64)
     weights = rows.new_full(chosen.shape, 1.0 if scale is None else scale)
@@ -267,10 +256,7 @@ _reused: tuple[list[Any], bool] | None = None
 
 @contextmanager
 def reusing(draws: list[Any]) -> Iterator[None]:
-    """Within the ``with`` block, `once` keeps its results in an empty list, or takes them from it.
-
-    Compiled code runs a regularizer on an activation, and with the same draws on its gradient.
-    """
+    """Let `once` keep its results in an empty list, or take them from a list, as in a backward."""
     global _reused
     _reused = draws, bool(draws)
     try:
@@ -280,7 +266,6 @@ def reusing(draws: list[Any]) -> Iterator[None]:
 
 
 def once(draw: Callable[[], T]) -> T:
-    """``draw()``, or its result in the call before: see `reusing`."""
     draws, again = _reused or ([], False)
     drawn: T = draws.pop(0) if again and draws else draw()
     if not again:
@@ -289,8 +274,6 @@ def once(draw: Callable[[], T]) -> T:
 
 
 class _Drop(torch.autograd.Function):
-    """Scales `x` and drops the drawn elements. The backward does the same to the gradient."""
-
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: float | None, places: Any, drawn: Tensor) -> Tensor:
         ctx.scale, ctx.places = scale, places

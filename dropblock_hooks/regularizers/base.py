@@ -14,7 +14,7 @@ from ..axes.view import AxisOptions
 from ..checks import Range, check_option
 from ..quoting import label, quote, shown
 from ..registry import brief, check_fields, name_of
-from ..schedules.base import Schedule, is_moving, same_kind, span_of, value_at
+from ..schedules.base import Schedule, same_kind, span_of, value_at
 from ..schedules.curves import ByDepth
 from .rates import RateLike, checked_rate, hints_of, ranges_of
 
@@ -34,8 +34,7 @@ class Now:
         layout: the axes of the tensor as the layer gave it, such as ``"NCHW"``; "" if unknown.
         grad_scale: the factor of a GradScaler; multiply bounds of gradients by it.
         parameter: the parameter whose gradient it is, at ``param:`` selectors.
-        norms: ``apply`` may store the norms of a gradient here, in units of the unscaled loss. The
-            report shows them.
+        norms: ``apply`` may store norms of a gradient of the unscaled loss here, for the report.
     """
 
     input: Any = None
@@ -61,8 +60,7 @@ class Regularizer:
     """Base of all regularizers. A subclass has fields and ``apply``, and ``register`` above it.
 
     Rate fields are annotated `Rate`, `Probability`, `NonNegative` or `Positive`. They take a number
-    or a schedule, and are checked against their range. A class may also set these variables
-    (docs/own_regularizers.md has examples):
+    or a schedule, and are checked against their range. A class may also set these variables:
 
     - ``acts_on = "gradient"``: ``apply`` takes the gradient, and not the activation.
     - ``channelwise = True``: ``apply`` gets (N, C, ...) in any layout; a parameter as (1, C, ...).
@@ -73,8 +71,8 @@ class Regularizer:
     - ``linear = True``: ``apply`` multiplies each element by a number that does not depend on `x`.
       The backward of compiled code is then ``apply`` on the gradient, with the same random numbers.
     - ``random = False``: ``apply`` draws no random numbers.
-    - ``idle_at_zero = True``: ``apply`` returns `x` itself where its first rate is 0, and is not
-      called then. A subclass that defines ``apply`` or ``bind`` must set this and `linear` again.
+    - ``idle_at_zero = True``: ``apply`` is not called where its first rate is 0. A subclass that
+      defines ``apply`` or ``bind`` must set this and `linear` again.
     - ``reads_grad_scale = True``: ``apply`` multiplies a bound by ``now.grad_scale``. A GradScaler
       that ``attach`` was not given is then reported.
     - ``bounds = {"max_norm": 1}``: the rates that bound ``now.norms``, with the sign of each bound.
@@ -125,8 +123,7 @@ class Regularizer:
 
         Returns:
             The new tensor, or `x` itself if nothing is to be done; and the number of elements that
-            were dropped or changed: an int, a 0-dim tensor (read only when someone asks), or None
-            if it has no meaning.
+            were dropped or changed: an int, a 0-dim tensor, or None if it has no meaning.
         """
         raise NotImplementedError(f"{type(self).__name__} must define apply(x, now)")
 
@@ -143,8 +140,7 @@ class Regularizer:
     def bind(self) -> Callable[[Tensor, Now], Applied]:
         """Return the callable of a site: ``apply``, or an object with a state of its own.
 
-        `Attachment.set` calls it again. The new object takes over the state of the old one if both
-        have ``state_dict`` and ``load_state_dict``.
+        `Attachment.set` calls it again, and hands on the ``state_dict`` if there is one.
         """
         return self.apply
 
@@ -190,7 +186,6 @@ class Regularizer:
 
     @property
     def axes(self) -> AxisOptions:
-        """The options about the axes."""
         return AxisOptions(self.layout, self.grid, self.prefix_tokens)
 
     @property
@@ -204,12 +199,10 @@ class Regularizer:
         return type(self)
 
     @property
-    def label(self) -> str:
-        """The name in site keys."""
+    def label(self) -> str:  # in site keys
         return name_of(type(self))
 
     def ranges(self) -> Mapping[str, Range]:
-        """The values that each rate field may take, by name."""
         cls: Any = type(self)
         return ranges_of(cls)
 
@@ -218,11 +211,6 @@ class Regularizer:
         """The rate fields that are set: numbers and schedules by name."""
         rates = {name: getattr(self, name) for name in self.ranges()}
         return {name: rate for name, rate in rates.items() if rate is not None}
-
-    @property
-    def moving(self) -> bool:
-        """Whether any rate changes with time."""
-        return any(is_moving(rate) for rate in self.rates.values())
 
     def values(self, t: float) -> dict[str, float]:
         """The values of the rate fields at time `t`, each checked against its range."""
@@ -237,7 +225,6 @@ class Regularizer:
         return values
 
     def with_rates(self, **rates: Any) -> Regularizer:
-        """A copy with other rates."""
         for name in rates:
             if name not in self.ranges():
                 known = ", ".join(self.ranges()) or "none"
@@ -264,13 +251,12 @@ def rate_range(regularizer: Regularizer) -> tuple[float, float] | None:
 
 
 def highest_rate(regularizer: Regularizer) -> float:
-    """The highest main rate; 0 without a rate."""
     return (rate_range(regularizer) or (0.0, 0.0))[1]
 
 
 def _range(rate: Any) -> tuple[float, float]:
-    if isinstance(rate, ByDepth):  # which knows its place in the model by now
-        (low, high), (low_end, high_end) = _range(rate.start), _range(rate.stop)
-        ends = low + (low_end - low) * rate.share, high + (high_end - high) * rate.share
-        return min(ends), max(ends)
-    return span_of(rate)
+    if not isinstance(rate, ByDepth):
+        return span_of(rate)
+    (low, high), (low_end, high_end) = _range(rate.start), _range(rate.stop)
+    ends = low + (low_end - low) * rate.share, high + (high_end - high) * rate.share
+    return min(ends), max(ends)

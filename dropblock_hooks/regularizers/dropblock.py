@@ -21,8 +21,6 @@ class _Blocks(DropsShare):
     """Base of DropBlock and Disout: their rate and the size of their blocks.
 
     Args:
-        p: share of the elements to drop or distort, a number in [0, 1] or a schedule. It is
-            realized on average on every map and block size.
         block_size: edge of the block in elements, at least 1, or one edge for each spatial axis. A
             block larger than the map is clipped, and the report says so.
     """
@@ -37,7 +35,6 @@ class _Blocks(DropsShare):
 
     @property
     def edges(self) -> tuple[int, ...]:
-        """The edges of the block, one per spatial axis."""
         size = self.block_size
         return size if isinstance(size, tuple) else (size,) * self.spatial
 
@@ -50,9 +47,8 @@ class _DropBlocks(_Blocks):
     """Base of DropBlock1d, 2d and 3d.
 
     Equation:
-        ``y = x * keep * scale``, where ``keep`` is 0 in the blocks and 1 elsewhere. Each position
-        where a block fits begins one with chance γ, and γ solves
-        ``mean over positions of (1 - γ)^c = 1 - p``; c blocks can cover a position.
+        ``y = x * keep * scale``, where ``keep`` is 0 in the blocks and 1 elsewhere. A block begins
+        with chance γ at each position where it fits; see `functional.block_gamma`.
     """
 
     calibration: Calibration = "exact"
@@ -62,14 +58,8 @@ class _DropBlocks(_Blocks):
     idle_at_zero: ClassVar[bool] = True
 
     def apply(self, x: Tensor, now: Now) -> Applied:
-        return drop_blocks(
-            x,
-            now.p,
-            self.edges,
-            calibration=self.calibration,
-            normalize=self.normalize,
-            share_channels=self.share_channels,
-        )
+        options = (self.calibration, self.normalize, self.share_channels)
+        return drop_blocks(x, now.p, self.edges, *options)
 
     def expected_share(self, values: Mapping[str, float], map_size: MapSize) -> float | None:
         return expected_share(values["p"], map_size, self.edges, self.calibration)
@@ -134,8 +124,7 @@ class Disout(_Blocks, Regularizer):
             a schedule.
 
     Equation:
-        ``y = x + m * alpha * std(x) * z``, where m is 1 in the blocks and 0 elsewhere, and z is
-        standard normal noise.
+        ``y = x + m * alpha * std(x) * z`` with standard normal z; m is 1 in blocks, else 0.
     """
 
     alpha: NonNegative = 1.0

@@ -1,13 +1,12 @@
 """Dropout of elements, of channels and of samples of a residual branch; Gaussian noise."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from torch import Tensor
 
 from ..checks import Range
-from ..functional.dropout import Mode, drop_channels, drop_residual, drop_samples, drop_shape
+from ..functional.dropout import Mode, drop_residual, drop_units
 from ..functional.noise import add_noise, multiply_noise
 from ..registry import register
 from .base import Applied, MapSize, Now, Regularizer
@@ -15,14 +14,34 @@ from .rates import NonNegative, Probability, RateLike
 
 
 class DropsShare:
-    """Mix-in of regularizers that drop the share p on average."""
+    """Mix-in of regularizers that drop the share p on average.
+
+    Args:
+        p: expected share of the elements to drop or distort, a number in [0, 1] or a schedule.
+    """
 
     def expected_share(self, values: Mapping[str, float], map_size: MapSize) -> float | None:
         return values["p"]
 
 
+class _DropsUnits(DropsShare):
+    """Base of dropouts of elements, channels and samples.
+
+    Equation:
+        ``y = x * keep / (1 - p)``, where ``keep`` is 0 with chance p, else 1. It has one number for
+        each element, channel or sample.
+    """
+
+    unit_axes: ClassVar[int | None] = None  # of `drop_units`
+    linear: ClassVar[bool] = True
+    idle_at_zero: ClassVar[bool] = True
+
+    def apply(self, x: Tensor, now: Now) -> Applied:
+        return drop_units(x, now.p, self.unit_axes)
+
+
 @register
-class Dropout(DropsShare, Regularizer):
+class Dropout(_DropsUnits, Regularizer):
     """Zeroes elements, each with chance p; see `functional.dropout`.
 
     Use it on the outputs of linear layers. Neighbors in a feature map are correlated, so there
@@ -31,44 +50,13 @@ class Dropout(DropsShare, Regularizer):
     Example:
         >>> Dropout(0.2, active="always")
         Dropout(p=0.2, active='always')
-
-    Args:
-        p: chance of an element to be dropped, a number in [0, 1] or a schedule.
-
-    Equation:
-        ``y = x * keep / (1 - p)``, where each element of ``keep`` is 0 with chance p, else 1.
     """
 
     p: Probability = 0.5
-    linear: ClassVar[bool] = True
-    idle_at_zero: ClassVar[bool] = True
-
-    def apply(self, x: Tensor, now: Now) -> Applied:
-        return drop_shape(x, now.p, x.shape)
-
-
-@dataclass(frozen=True, repr=False)
-class _Channels(DropsShare):
-    """Base of Dropout1d, 2d and 3d.
-
-    Args:
-        p: chance of a channel to be dropped, a number in [0, 1] or a schedule.
-
-    Equation:
-        ``y = x * keep / (1 - p)``, where ``keep`` has one number for each sample and channel: 0
-        with chance p, else 1.
-    """
-
-    p: Probability = 0.5
-    linear: ClassVar[bool] = True
-    idle_at_zero: ClassVar[bool] = True
-
-    def apply(self, x: Tensor, now: Now) -> Applied:
-        return drop_channels(x, now.p)
 
 
 @register
-class Dropout1d(_Channels, Regularizer):
+class Dropout1d(_DropsUnits, Regularizer):
     """Zeroes channels of sequences (N, C, L), each with chance p; see `functional.dropout1d`.
 
     Use it for audio, text or tokens, between convolutions or blocks.
@@ -78,11 +66,13 @@ class Dropout1d(_Channels, Regularizer):
         Dropout1d(p=0.2, layout='NLC')
     """
 
+    p: Probability = 0.5
     spatial: ClassVar[int] = 1
+    unit_axes: ClassVar[int] = 2
 
 
 @register
-class Dropout2d(_Channels, Regularizer):
+class Dropout2d(_DropsUnits, Regularizer):
     """Zeroes channels of feature maps (N, C, H, W), each with chance p; see `functional.dropout2d`.
 
     Use it for images, where a layer has many channels.
@@ -92,11 +82,13 @@ class Dropout2d(_Channels, Regularizer):
         Dropout2d(p=0.2, layout='NHWC')
     """
 
+    p: Probability = 0.5
     spatial: ClassVar[int] = 2
+    unit_axes: ClassVar[int] = 2
 
 
 @register
-class Dropout3d(_Channels, Regularizer):
+class Dropout3d(_DropsUnits, Regularizer):
     """Zeroes channels of volumes (N, C, D, H, W), each with chance p; see `functional.dropout3d`.
 
     Use it for video and medical scans, where a layer has many channels.
@@ -106,11 +98,13 @@ class Dropout3d(_Channels, Regularizer):
         Dropout3d(p=0.2)
     """
 
+    p: Probability = 0.5
     spatial: ClassVar[int] = 3
+    unit_axes: ClassVar[int] = 2
 
 
 @register
-class DropPath(DropsShare, Regularizer):
+class DropPath(_DropsUnits, Regularizer):
     """Zeroes whole samples of a residual *branch*, each with chance p; see `functional.drop_path`.
 
     Use it on the last layer of a residual branch. On the output of a whole block it would set the
@@ -119,23 +113,16 @@ class DropPath(DropsShare, Regularizer):
     Example:
         >>> DropPath(p=0.1)
         DropPath(p=0.1)
-
-    Args:
-        p: chance of a sample to be dropped, a number in [0, 1] or a schedule.
-
-    Equation:
-        ``y = x * keep / (1 - p)``, where ``keep`` has one number for each sample: 0 with chance p,
-        else 1.
     """
 
     p: Probability
     scale_by_keep: bool = True
+    samplewise: ClassVar[bool] = True
     linear: ClassVar[bool] = True
     idle_at_zero: ClassVar[bool] = True
-    samplewise: ClassVar[bool] = True
 
     def apply(self, x: Tensor, now: Now) -> Applied:
-        return drop_samples(x, now.p, rescale=self.scale_by_keep)
+        return drop_units(x, now.p, 1, rescale=self.scale_by_keep)
 
 
 @register
@@ -148,9 +135,6 @@ class StochasticDepth(DropsShare, Regularizer):
     Example:
         >>> StochasticDepth(p=0.1)
         StochasticDepth(p=0.1)
-
-    Args:
-        p: chance of a sample to skip the block, a number in [0, 1] or a schedule.
 
     Equation:
         ``y = x + (block(x) - x) * keep / (1 - p)``, where ``keep`` is 0 with chance p, else 1.
@@ -167,10 +151,8 @@ class StochasticDepth(DropsShare, Regularizer):
 
     def apply(self, x: Tensor, now: Now) -> Applied:
         if not isinstance(now.input, Tensor):
-            raise ValueError(
-                "StochasticDepth needs the block's input as its first positional argument, got "
-                f"{type(now.input).__name__}"
-            )
+            needs = "StochasticDepth needs the block's input as its first positional argument"
+            raise ValueError(f"{needs}, got {type(now.input).__name__}")
         return drop_residual(x, now.input, now.p, self.mode)
 
 

@@ -28,11 +28,10 @@ class Foreign(Regularizer):
 
     A module or a function in a spec means ``Foreign(module)``. Spec files cannot hold a `Foreign`.
 
-    Each site has its own instance, in training mode, on the device of its layer. It is called while
-    the layer is in training mode; with ``active="always"``, in evaluation too. Schedules and floats
-    in `kwargs` are set as attributes of the instance. The realized rate is the share of nonzero
-    elements that became zero. The state of the attachment does not hold buffers. Use it for dropout
-    of torchvision or timm, or of your own code.
+    Each site has its own instance, in training mode, on the device of its layer. Schedules and
+    floats in `kwargs` are set as attributes of the instance. The realized rate is the share of
+    nonzero elements that became zero. The state of the attachment does not hold buffers. Use it for
+    dropout of torchvision or timm, or of your own code.
 
     Example:
         >>> from torch import nn
@@ -53,19 +52,15 @@ class Foreign(Regularizer):
 
     def __init__(self, target: Callable[..., Any], /, **kwargs: Any) -> None:
         options = {name: kwargs.pop(name, default) for name, default in _DEFAULTS.items()}
-        grid = options["grid"]
-        vars(self).update(
-            **options,
-            target=target,
-            kwargs=tuple(kwargs.items()),
-            spatial=None if grid is None else len(grid),
-            samplewise=_name(target) in ("DropPath", "StochasticDepth"),
-        )
+        vars(self).update(options, target=target, kwargs=tuple(kwargs.items()))
+        vars(self)["spatial"] = None if self.grid is None else len(self.grid)
+        vars(self)["samplewise"] = _name(target) in ("DropPath", "StochasticDepth")
         self.__post_init__()
 
     def check(self, values: Mapping[str, float]) -> None:
-        target, is_class = self.target, inspect.isclass(self.target)
-        if not callable(target) or (is_class and not issubclass(target, nn.Module)):  # type: ignore[arg-type]
+        target: Any = self.target
+        is_class = inspect.isclass(target)
+        if not callable(target) or (is_class and not issubclass(target, nn.Module)):
             takes = "a subclass of nn.Module, a module or a function"
             raise TypeError(f"Foreign takes {takes}, got {quote(target)}")
         if self.kwargs and not is_class:
@@ -84,9 +79,8 @@ class Foreign(Regularizer):
         """A new module; None for a function."""
         if isinstance(self.target, nn.Module):
             return copy.deepcopy(self.target)
-        if inspect.isclass(self.target):
-            return self.target(**{**dict(self.kwargs), **self.values(0.0)})
-        return None
+        is_class = inspect.isclass(self.target)
+        return self.target(**{**dict(self.kwargs), **self.values(0.0)}) if is_class else None
 
     def bind(self) -> Callable[[Tensor, Now], Applied]:
         module = self._module()
@@ -111,35 +105,27 @@ class Foreign(Regularizer):
         return dict.fromkeys(self.rates, Range())  # the class checks its own
 
     def with_rates(self, **rates: Any) -> Foreign:
-        kwargs = dict(self.kwargs)
-        for name in rates:
-            if name not in kwargs:
-                known = quote(list(kwargs))
-                raise ValueError(f"{self.label} has no argument {name!r}; it has {known}")
-        return Foreign(self.target, **kwargs | rates | self._options())
-
-    def _options(self) -> dict[str, Any]:
-        """The options that are set."""
-        options = {name: getattr(self, name) for name in _DEFAULTS}
-        return {name: value for name, value in options.items() if value != _DEFAULTS[name]}
+        changed = copy.copy(self)
+        vars(changed)["kwargs"] = tuple({**dict(self.kwargs), **rates}.items())
+        changed.__post_init__()
+        return changed
 
     def _stated(self) -> dict[str, Any]:
-        """The parts of the repr: the target, its arguments, and the options that are set."""
-        return {"": _name(self.target), **dict(self.kwargs), **self._options()}
+        options = {name: getattr(self, name) for name in _DEFAULTS}
+        stated = {name: value for name, value in options.items() if value != _DEFAULTS[name]}
+        return {"": _name(self.target), **dict(self.kwargs), **stated}
 
 
 def _hosted(module: nn.Module, rates: list[str], x: Tensor, now: Now) -> Applied:
-    """Apply the module of a site, at the rates of now. It is no child of the model."""
+    """Apply the module of a site, which is no child of the model."""
     for name in rates:
-        if getattr(module, name, None) != getattr(now, name):
-            setattr(module, name, getattr(now, name))
+        setattr(module, name, getattr(now, name))
     if any(buffer.device != x.device for buffer in module.buffers()):
         module.to(x.device)
     return _counted(module, x)
 
 
 def _counted(function: Callable[[Tensor], Tensor], x: Tensor) -> Applied:
-    """Call `function`, and count the share of nonzero elements that became zero."""
     nonzero = x.detach() != 0  # before a call that may work in place
     y = function(x)
     if getattr(y, "shape", None) != x.shape:

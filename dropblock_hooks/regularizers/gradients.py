@@ -1,11 +1,10 @@
 """Regularizers of gradients: of the activation at a layer, or of parameters (``param:`` selectors).
 
 At a layer, the gradient of its output is regularized, with the rates of the forward. The layer
-itself and all layers before it receive the new gradient. A list acts in written order.
+itself and all layers before it receive the new gradient.
 
 The gradient of a parameter is regularized in each backward, before DistributedDataParallel averages
-it. With ``when="accumulated"``, the accumulated, averaged and unscaled gradient is regularized once
-per update, when the optimizer that was given to ``attach`` begins its step.
+it. With ``when="accumulated"``, the averaged and unscaled sum is regularized once per update.
 
 Bounds are in units of the unscaled loss if ``attach`` was given the ``grad_scaler``. Inf and NaN
 pass, so that a GradScaler sees them.
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ..checks import POSITIVE, as_number
-from ..functional.dropout import drop_channels
+from ..functional.dropout import drop_units
 from ..functional.gradients import (
     Per,
     centralize_grad,
@@ -69,8 +68,7 @@ class OnGradients:
 class ClampGrad(OnGradients, Regularizer):
     """Clamps each value of the gradient to [min, max]; see `functional.clamp_grad`.
 
-    Use it against single very large values. It changes the direction of a gradient, which
-    `ClipGradNorm` keeps.
+    Use it against single very large values. Unlike `ClipGradNorm` it changes the direction.
 
     Example:
         >>> ClampGrad(-1.0, 1.0)
@@ -115,8 +113,7 @@ class ClipGradNorm(OnGradients, Regularizer):
         per: one norm for the whole ``"tensor"``, for each ``"sample"`` or for each ``"channel"``
             (of a parameter: its axis 0).
         group: True takes one norm over all parameters of the entry, like
-            ``torch.nn.utils.clip_grad_norm_``. It acts once per update, as with
-            ``when="accumulated"``.
+            ``torch.nn.utils.clip_grad_norm_``, once per update.
 
     Equation:
         ``g' = g * minimum(1, max_norm / norm(g))``; a norm that is not finite passes.
@@ -237,9 +234,6 @@ class DropGrad2d(DropsShare, OnGradients, Regularizer):
         >>> DropGrad2d(0.2)
         DropGrad2d(p=0.2)
 
-    Args:
-        p: chance of a channel to be dropped, a number in [0, 1] or a schedule.
-
     Equation:
         ``g' = g * keep / (1 - p)``, where ``keep`` has one number for each sample and channel: 0
         with chance p, else 1.
@@ -254,13 +248,11 @@ class DropGrad2d(DropsShare, OnGradients, Regularizer):
     random: ClassVar[bool] = True
 
     def apply(self, x: Tensor, now: Now) -> Applied:
-        y, dropped = drop_channels(x, now.p)
+        y, dropped = drop_units(x, now.p, 2)
         return (y if y is x else torch.where(x.isfinite(), y, x)), dropped
 
 
 class _OfParameters(OnGradients):
-    """Mix-in of regularizers of parameters only."""
-
     def refusal(self, module: nn.Module, parameter: nn.Parameter | None) -> str | None:
         if parameter is None:
             name = type(self).__name__
@@ -272,21 +264,19 @@ class _OfParameters(OnGradients):
 class AdaptiveClipGrad(_OfParameters, Regularizer):
     """Scales gradients of parameters down to a share of the weights' norm, unit by unit.
 
-    A unit is a row of a weight, or a parameter with a single axis. The report shows the norms of
-    gradients divided by the norms of weights. Use it for large batches and networks without norms,
-    on all parameters except the last linear layer. See `functional.adaptive_clip_grad`.
+    See `functional.adaptive_clip_grad`. The report shows the norms of gradients divided by those of
+    weights. Use it for large batches and networks without norms, on all parameters except the last
+    linear layer.
 
     Example:
         >>> AdaptiveClipGrad(0.02)
         AdaptiveClipGrad(clip_factor=0.02, eps=0.001, norm_type=2.0)
 
     Args:
-        clip_factor: largest ratio of the gradient norm of a unit to the norm of its weights, a
-            number > 0 or a schedule.
+        clip_factor: largest ratio of the two norms of a unit, a number > 0 or a schedule.
 
     Equation:
-        ``g' = g * minimum(1, clip_factor * maximum(norm(w), eps) / norm(g))`` for each unit, with
-        its weights w.
+        ``g' = g * minimum(1, clip_factor * maximum(norm(w), eps) / norm(g))``
     """
 
     clip_factor: Positive = 0.01
@@ -310,8 +300,7 @@ class AdaptiveClipGrad(_OfParameters, Regularizer):
 class CentralizeGrad(_OfParameters, Regularizer):
     """Subtracts the mean of each row from gradients of weights; see `functional.centralize_grad`.
 
-    Use it on the weights of convolutions and linear layers. It does not change parameters whose
-    rows have one value: biases, parameters of norms, scales of channels.
+    Use it on the weights of convolutions and linear layers.
 
     Example:
         >>> CentralizeGrad()

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from ..functional.dropout import drop_samples
+from ..functional.dropout import drop_units
 from ..registry import register
 from ..selectors.index import is_share
 from ..selectors.wrappers import bare_type, find_module
@@ -25,9 +25,7 @@ _UNITS = {
     "stochasticdepth": "samples",
     "dropblock": "blocks",
     "patchdropout": "tokens",
-    "dropout1d": "channels",
-    "dropout2d": "channels",
-    "dropout3d": "channels",
+    "dropout[123]d": "channels",
     "dropout": "elements",
 }
 
@@ -38,10 +36,9 @@ class Retune(DropsShare, Regularizer):
 
     The rate is a number in [0, 1] that the layer holds as ``p``, ``drop_prob``, ``prob``,
     ``drop_rate`` or ``drop_p``, or that an ``attr:`` selector names, such as ``nn.LSTM.dropout``.
-    ``nn.Dropout``, ``nn.Dropout1d`` to ``3d`` and drop paths get the rate 0, and a hook of this
-    package drops in their place: their realized rate is measured, and a schedule does not
-    recompile. Other layers drop by themselves. `Attachment.remove` restores every rate. Use it for
-    models that come with dropout.
+    Dropouts of torch and drop paths get the rate 0, and a hook of this package drops in their
+    place: their realized rate is measured, and a schedule does not recompile. Other layers drop by
+    themselves. `Attachment.remove` restores every rate. Use it for models that come with dropout.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5))
@@ -76,10 +73,7 @@ class Retune(DropsShare, Regularizer):
             raise ValueError("Retune sets the rate of a layer: it takes no at, index or layout")
 
     def fitted(self, attribute: str, ours: Regularizer | None = None) -> "Retune":
-        """A copy for a module that holds its rate in this attribute.
-
-        It drops as `ours` does; without `ours`, the module drops by itself.
-        """
+        """A copy for a module with this attribute, which drops as `ours`, or else by itself."""
         changed = copy.copy(self)
         vars(changed).update(attribute=attribute, ours=ours, random=ours is not None)
         return changed
@@ -89,7 +83,7 @@ class Retune(DropsShare, Regularizer):
             return x, None
         spatial = self.ours.spatial
         if spatial in (1, 3) and x.ndim == spatial + 1:  # torch reads it as unbatched: (C, ...)
-            return drop_samples(x, now.p)
+            return drop_units(x, now.p, 1)
         return self.ours.apply(x, now)
 
 
@@ -99,7 +93,7 @@ def unit_of(name: str) -> str | None:
     plain = name.lower().replace("_", "")
     if "gaussian" in plain:
         return None  # noise
-    return next((unit for part, unit in _UNITS.items() if part in plain), None)
+    return next((unit for part, unit in _UNITS.items() if re.search(part, plain)), None)
 
 
 def unit_dropped(regularizer: Regularizer) -> str | None:
@@ -126,10 +120,7 @@ def rate_attribute(module: nn.Module) -> str | None:
 
 
 def in_place_of(module: nn.Module) -> Regularizer | None:
-    """The regularizer of this package that equals the layer; None if the layer is unknown.
-
-    Torch's dropouts are recognized by their ``forward``, drop paths by the name of their class.
-    """
+    """The regularizer of this package that equals the layer; None if the layer is unknown."""
     if "forward" in vars(module):
         return None  # replaced on this one layer
     if unit_of(type(module).__name__) != "samples":
@@ -149,8 +140,7 @@ def reads_own(module: nn.Module, attribute: str) -> bool:
 def is_read(base: nn.Module, names: Iterable[str], attribute: str) -> bool:
     """Whether the source of a module above a layer reads its rate, as fused attention does.
 
-    `names` are all names of the layer, and `attribute` holds its rate. True where the source of the
-    parent is missing.
+    `names` are all names of the layer. True where the source of the parent is missing.
     """
     for name in filter(None, names):
         *above, local = name.split(".")

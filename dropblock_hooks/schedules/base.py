@@ -1,4 +1,4 @@
-"""`Schedule`, and functions of any rate: a number, a schedule or a function of the epoch."""
+"""`Schedule`, and the same for any rate: a number, a schedule or a function of the epoch."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ UNSAID = (
 class Schedule:
     """Base of the schedules: a frozen dataclass that is called with the epoch.
 
-    A schedule of your own has fields, ``__call__``, and ``@register`` above it. With `span`, the
-    bounds of its values can be checked before training.
+    A schedule of your own has fields, ``__call__``, and ``@register`` above it. With `span`, its
+    values are checked before training.
 
     Example:
         >>> from dropblock_hooks import register
@@ -38,7 +38,6 @@ class Schedule:
         return super().__new__(cls)
 
     def __call__(self, t: float) -> float:
-        """The value at time `t`."""
         raise NotImplementedError(f"{type(self).__name__} must define __call__(t)")
 
     def span(self) -> tuple[float, float]:
@@ -82,48 +81,39 @@ def between(start: float, stop: float, share: float) -> float:
 
 
 def length_of(rate: Any) -> float | None:
-    """The `Schedule.length` of any rate."""
     return rate.length if isinstance(rate, Schedule) else 0.0
 
 
 def within(rate: Any, epochs: int) -> Any:
-    """The rate in a training of so many epochs, which a schedule without `epochs` follows."""
     return rate.within(epochs) if isinstance(rate, Schedule) else rate
 
 
 def spread_rate(rate: Any, i: int, n: int) -> Any:
-    """The rate of site `i` of `n`: its own share of a `ByDepth`, the same for all otherwise."""
     return rate.at(i, n) if isinstance(rate, Schedule) else rate
+
+
+def is_moving(rate: Any) -> bool:
+    return not rate.constant if isinstance(rate, Schedule) else callable(rate)
+
+
+def span_of(rate: Any) -> tuple[float, float]:
+    if isinstance(rate, Schedule):
+        return rate.span()
+    return (-math.inf, math.inf) if callable(rate) else (float(rate), float(rate))
 
 
 def value_at(rate: Any, t: float) -> float:
     """The number of a rate at time `t`; an error if it is not finite, or the function fails."""
     if not callable(rate):
         return float(rate)
-    if isinstance(rate, Schedule):
-        return as_number("the schedule's value", rate(t))
     try:
         value = rate(t)
     except Exception as error:
-        text = f"its schedule raised {described(error)}"
-        if isinstance(error, TypeError):
-            text += "; a schedule is called with one number, the epoch"
-        raise same_kind(error, text) from error
+        called = "its schedule, which is called with the epoch, raised"
+        raise same_kind(error, f"{called} {described(error)}") from error
     return as_number("the schedule's value", value)
 
 
 def same_kind(error: Exception, text: str) -> TypeError | ValueError:
     """An error of the kind of another one, with more text: TypeError, else ValueError."""
     return TypeError(text) if isinstance(error, TypeError) else ValueError(text)
-
-
-def span_of(rate: Any) -> tuple[float, float]:
-    """The `Schedule.span` of any rate."""
-    if isinstance(rate, Schedule):
-        return rate.span()
-    return (-math.inf, math.inf) if callable(rate) else (float(rate), float(rate))
-
-
-def is_moving(rate: Any) -> bool:
-    """Whether the rate can change with time."""
-    return not rate.constant if isinstance(rate, Schedule) else callable(rate)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from ..checks import NON_NEGATIVE, PROBABILITY, as_count, as_number
@@ -47,9 +47,17 @@ class ConstantSchedule(Schedule):
         return self.value, self.value
 
 
-@dataclass(frozen=True, repr=False)
-class _Ramp:
-    """Base of LinearSchedule and CosineSchedule.
+@register
+class LinearSchedule(Schedule):
+    """Moves on a line from `start` in the first to `stop` in the last of `epochs` epochs.
+
+    ``start + (stop - start) * clip((t - delay) / (epochs - 1), 0, 1)``; with ``epochs=1`` the value
+    is `stop`. A rate that rises like this is the "scheduled DropBlock" of Ghiasi et al., 2018
+    (https://arxiv.org/abs/1810.12890).
+
+    Example:
+        >>> [LinearSchedule(0.0, 0.2, epochs=5)(t) for t in (0, 2, 4, 9)]
+        [0.0, 0.1, 0.2, 0.2]
 
     Args:
         start: value until `delay`, any finite number.
@@ -79,6 +87,9 @@ class _Ramp:
         share = past / last if last else float(past >= 0)
         return between(self.start, self.stop, self._way(min(max(share, 0.0), 1.0)))
 
+    def _way(self, share: float) -> float:
+        return share
+
     @property
     def length(self) -> float | None:
         return None if self.epochs is None else self.delay + self.epochs
@@ -91,33 +102,12 @@ class _Ramp:
         rest = epochs - math.ceil(self.delay)  # whole numbers: epochs may be very many
         return replace(self, epochs=rest or 1)
 
-    def _way(self, share: float) -> float:
-        """How far the value has come when this share of the time is over."""
-        return share
-
     def span(self) -> tuple[float, float]:
         return min(self.start, self.stop), max(self.start, self.stop)
 
 
 @register
-class LinearSchedule(_Ramp, Schedule):
-    """Moves on a line from `start` in the first to `stop` in the last of `epochs` epochs.
-
-    ``start + (stop - start) * clip((t - delay) / (epochs - 1), 0, 1)``, like ``linspace``;
-    with ``epochs=1`` the value is `stop`. A rate that rises like this is the "scheduled DropBlock"
-    of Ghiasi et al., 2018 (https://arxiv.org/abs/1810.12890).
-
-    Example:
-        >>> [LinearSchedule(0.0, 0.2, epochs=5)(t) for t in (0, 2, 4, 9)]
-        [0.0, 0.1, 0.2, 0.2]
-
-    Raises:
-        ValueError: for ``epochs`` below 1 or a negative `delay`.
-    """
-
-
-@register
-class CosineSchedule(_Ramp, Schedule):
+class CosineSchedule(LinearSchedule):
     """Moves from `start` to `stop` along half a cosine: slow at both ends, fast in the middle.
 
     Example:
@@ -139,8 +129,7 @@ class StepSchedule(Schedule):
         (0.0, 0.1, 0.2)
 
     Args:
-        values: a mapping from times, at least 0, to values, any finite numbers. It must have the
-            value at time 0.
+        values: a mapping from times, at least 0, to values, any finite numbers. Time 0 is needed.
     """
 
     values: Mapping[float, float] | Iterable[tuple[float, float]]
@@ -150,16 +139,12 @@ class StepSchedule(Schedule):
             pairs = self.values.items() if isinstance(self.values, Mapping) else self.values
             steps = sorted((as_number("time", t), as_number("value", v)) for t, v in pairs)
         except (TypeError, ValueError) as error:
-            raise ValueError(
-                "StepSchedule takes a mapping of time to value, such as {0: 0.0, 30: 0.1}, or "
-                f"pairs (also in JSON: [[0, 0.0], [30, 0.1]]), got {quote(self.values)}: {error}"
-            ) from error
+            takes = "StepSchedule takes a mapping of time to value, such as {0: 0.0, 30: 0.1}, or"
+            raise ValueError(f"{takes} pairs, got {quote(self.values)}: {error}") from error
         times = [t for t, _ in steps]
-        if times[:1] != [0]:
-            got = quote(times)
-            raise ValueError(f"StepSchedule must begin with the value at time 0, got times {got}")
-        if len(set(times)) < len(times):
-            raise ValueError(f"StepSchedule has a time twice: {quote(times)}")
+        if times[:1] != [0] or len(set(times)) < len(times):
+            needs = "StepSchedule must begin with the value at time 0, and have no time twice"
+            raise ValueError(f"{needs}, got times {quote(times)}")
         vars(self)["values"] = tuple(steps)  # schedules are hashable
 
     def __call__(self, t: float) -> float:
@@ -222,8 +207,7 @@ class WindowSchedule(Schedule):
 class ByDepth(Schedule):
     """Spreads a rate over the sites of its spec entry, in model order: `start` first, `stop` last.
 
-    The ends may be schedules. ``attach`` gives each site its `share` of the way; a single site gets
-    `stop`. The linear decay rule of stochastic depth (Huang et al., 2016,
+    A single site gets `stop`. The linear decay rule of stochastic depth (Huang et al., 2016,
     https://arxiv.org/abs/1603.09382) is ``StochasticDepth(p=ByDepth(0.0, 0.2))``.
 
     Example:
@@ -250,7 +234,6 @@ class ByDepth(Schedule):
         vars(self)["share"] = as_number("share", self.share, allowed=PROBABILITY)
 
     def at(self, i: int, n: int) -> ByDepth:
-        """The schedule of site `i` of `n`."""
         return replace(self, share=i / (n - 1) if n > 1 else 1.0)
 
     def __call__(self, t: float) -> float:

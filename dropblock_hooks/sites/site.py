@@ -13,6 +13,7 @@ from ..handles import new_handle
 from ..observers.base import Watch
 from ..regularizers.base import Regularizer
 from ..regularizers.dropout import DropsShare
+from ..schedules.base import is_moving
 from ..selectors.index import HELD, Target
 from ..selectors.wrappers import bare_type
 from .counter import Counter, Norms
@@ -92,7 +93,7 @@ class Site:
         self.watch: Watch | None = self.bound if isinstance(self.bound, Watch) else None
         # whether it draws random numbers for activations
         self.draws = regularizer.random and regularizer.acts_on == "activation"
-        self.moves = regularizer.moving
+        self.moves = any(map(is_moving, regularizer.rates.values()))
         self.always = regularizer.active == "always"
         self.move(values)
 

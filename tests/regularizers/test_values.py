@@ -141,10 +141,6 @@ def test_rates(cls):
     assert cls(0.1).rates == {name: 0.1, **others}
     assert cls(schedule).rates == {name: schedule, **others}
     assert [cls(schedule).values(t)[name] for t in (0, 5)] == [0.1, 0.5]
-    assert not cls(0.1).moving
-    assert not cls(ConstantSchedule(0.1)).moving
-    assert cls(schedule).moving
-    assert cls(lambda t: 0.1).moving
     assert one.with_rates(**{name: 0.4}) == cls(0.4, active="always")
     assert one == cls(0.1, active="always")
     with pytest.raises(ValueError, match="has no rate 'q'; its rates: " + name):
