@@ -16,7 +16,7 @@ Calibration: TypeAlias = Literal["exact", "paper"]
 
 
 def clipped_block(size: Sequence[int], block: Sequence[int]) -> tuple[int, ...]:
-    """The block in force on a map of this size: larger than the map is clipped per axis."""
+    """The block in force on a map of this size."""
     return tuple(map(min, size, block))
 
 

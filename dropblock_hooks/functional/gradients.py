@@ -27,7 +27,7 @@ def clamp_counted(grad: Tensor, min: Bound | None, max: Bound | None) -> tuple[T
 
 
 def _fit(bound: Bound | None, dtype: torch.dtype) -> Any:
-    """The bound, or the largest number of the type if the bound is larger."""
+    """The bound, or the largest number of the type."""
     largest = torch.finfo(dtype).max
     if isinstance(bound, Tensor):
         largest = min(largest, torch.finfo(bound.dtype).max)
@@ -36,7 +36,7 @@ def _fit(bound: Bound | None, dtype: torch.dtype) -> Any:
 
 
 def largest_magnitude(grad: Tensor, below: bool, above: bool) -> Tensor:
-    """The largest absolute value; with one bound only, the largest value towards that bound."""
+    """The largest absolute value; with one bound only, that towards the bound."""
     if grad.numel() == 0:
         return grad
     lowest, highest = grad.aminmax()
@@ -53,10 +53,7 @@ def unscaled(norms: Tensor, scale: Bound) -> Tensor:
 
 
 def scale_counted(grad: Tensor, max_norm: Bound, norm: Tensor) -> tuple[Tensor, Tensor]:
-    """`grad` times ``min(max_norm / norm, 1)``, and the number of changed values.
-
-    `norm` is the norm of `grad`, of each of its groups, or of `grad` and others together.
-    """
+    """`grad` times ``min(max_norm / norm, 1)``; the norm of it, of each group, or of a list."""
     finite = norm.isfinite()
     over = (norm > max_norm) & finite
     scale = torch.where(over, max_norm / norm.clamp_min(max_norm), 1.0)
@@ -113,6 +110,7 @@ def check_bounds(min: float | None, max: float | None) -> None:
 
 
 def check_norm(norm_type: float, per: str) -> float:
+    """The order of a norm as a float, inf allowed."""
     if norm_type != math.inf and as_number("norm_type", norm_type) <= 0:
         raise ValueError(f"norm_type must be > 0 or inf, got {norm_type}")
     check_option("per", per, get_args(Per))

@@ -13,7 +13,7 @@ from .masks import check_call, in_format_of
 
 
 def add_noise(x: Tensor, std: float | Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """`x` plus normal noise, drawn in at least float32. A 0-dim tensor `std` is never read."""
+    """`x` plus normal noise. A 0-dim tensor `std` is never read."""
     if not isinstance(std, Tensor) and std == 0.0:
         return x
     return (x + _normal_like(x, std, generator)).to(x.dtype)
@@ -96,8 +96,7 @@ def distort_blocks(
     places, drawn = draw_blocks(x, p, edges, "exact", share_channels, generator)
     spread = x.detach().to(torch.promote_types(x.dtype, torch.float32)).std(correction=0)
     noise = _normal_like(x, alpha * spread, generator)
-    # -0.0 outside the blocks, since adding 0.0 would change -0.0
-    y = (x + noise.masked_fill_(~places.mask(drawn), -0.0)).to(x.dtype)
+    y = (x + noise.masked_fill_(~places.mask(drawn), 0.0)).to(x.dtype)
     return y, places.count(drawn)
 
 

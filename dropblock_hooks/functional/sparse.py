@@ -8,7 +8,7 @@ has an edge for each axis: (1, 1, 7, 7) for DropBlock, (1, C, 7, 7) with shared 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +18,6 @@ from .masks import Mask, bernoulli, scaled
 
 LEAST = {"blocks": 2**17, "units": 2**18}  # elements, from which the sparse form is faster
 _CPU = torch.device("cpu")
-T = TypeVar("T")
 _FREQUENT = 0.4  # from this chance on, one draw for each position is faster than one for each gap
 _LONG = 64  # contiguous elements, from which writing them costs as much as a pass
 _ROWS = 2**16  # that are written at once
@@ -110,7 +109,8 @@ class Blocks:
         """The number of dropped elements. Overlaps count once."""
         if drawn.dtype is torch.uint8:
             return self.numel - int(popcount_(drawn.view(torch.int64).clone()).sum())
-        return once(lambda: self._union(drawn.to(torch.int64)))
+        dropped: int = once(lambda: self._union(drawn.to(torch.int64)))
+        return dropped
 
     def mask(self, drawn: Tensor) -> Tensor:
         """A boolean tensor, True where dropped."""
@@ -151,7 +151,7 @@ class Blocks:
         return kept
 
     def _bytes(self, value: int) -> Tensor:
-        """A byte for each element, and zeros up to the size that can be packed."""
+        """A byte for each element, and zeros up to a size that can be packed."""
         padded = -(-self.numel // 64) * 64
         kept = torch.full((padded,), value, dtype=torch.uint8, device="cpu")
         kept[self.numel :] = 0
@@ -186,7 +186,7 @@ class Blocks:
 
 
 def _strides(sizes: Sequence[int], order: Sequence[int]) -> list[int]:
-    """The strides of a contiguous tensor of these sizes whose axes lie in this order."""
+    """The strides of a contiguous tensor whose axes lie in this order."""
     strides, step = [0] * len(sizes), 1
     for axis in reversed(order):
         strides[axis], step = step, step * sizes[axis]
@@ -238,8 +238,8 @@ def _gathered(rows: Tensor, kept: Tensor, scale: Any) -> Tensor:
     chosen = kept.nonzero().view(-1)
     starts = kept.cumsum(0) - kept.to(torch.int64)
     weights = rows.new_full(chosen.shape, 1.0 if scale is None else scale)
-    bags: Tensor = torch.embedding_bag(rows, chosen, starts, False, 0, False, weights)[0]
-    return bags
+    y: Tensor = torch.embedding_bag(rows, chosen, starts, False, 0, False, weights)[0]
+    return y
 
 
 def _rows(y: Tensor, mask: Tensor) -> Tensor | None:
@@ -265,9 +265,9 @@ def reusing(draws: list[Any]) -> Iterator[None]:
         _reused = None
 
 
-def once(draw: Callable[[], T]) -> T:
+def once(draw: Callable[[], Any]) -> Any:
     draws, again = _reused or ([], False)
-    drawn: T = draws.pop(0) if again and draws else draw()
+    drawn = draws.pop(0) if again and draws else draw()
     if not again:
         draws.append(drawn)
     return drawn
@@ -278,8 +278,7 @@ class _Drop(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, scale: float | None, places: Any, drawn: Tensor) -> Tensor:
         ctx.scale, ctx.places = scale, places
         ctx.save_for_backward(drawn)
-        y: Tensor = places.drop(x, scale, drawn)
-        return y
+        return places.drop(x, scale, drawn)  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -294,7 +293,6 @@ class _Drop(torch.autograd.Function):
 
 def drop_drawn(x: Tensor, scale: float | Tensor | None, places: Any, drawn: Tensor) -> Tensor:
     """``x * scale`` without the drawn elements of `Blocks`, `Units` or a `Mask`."""
-    if type(places) is Mask:
-        return places.drop(x, scale, drawn)
-    y: Tensor = _Drop.apply(x, scale, places, drawn)
+    plain = type(places) is Mask
+    y: Tensor = places.drop(x, scale, drawn) if plain else _Drop.apply(x, scale, places, drawn)
     return y

@@ -6,8 +6,7 @@ dropout     Dropout, Dropout1d, Dropout2d, Dropout3d, DropPath, StochasticDepth,
             GaussianDropout
 dropblock   DropBlock1d, DropBlock2d, DropBlock3d, Disout
 gradients   ClampGrad, ClipGradNorm, ScaleGrad, ZeroGrad, GradNoise, DropGrad2d; and of parameters
-            only: AdaptiveClipGrad, CentralizeGrad. Bounds are multiplied by the loss scale here
+            only: AdaptiveClipGrad, CentralizeGrad
 foreign     Foreign: modules and functions of other libraries
-retune      Retune: another rate for a layer that already drops; where such a layer holds its rate,
-            and which units it drops
+retune      Retune: another rate for a layer that already drops; what such a layer drops
 """

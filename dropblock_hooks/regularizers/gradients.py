@@ -18,19 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from ..checks import POSITIVE, as_number
+from ..functional import gradients
 from ..functional.dropout import drop_units
-from ..functional.gradients import (
-    Per,
-    centralize_grad,
-    check_bounds,
-    check_norm,
-    clamp_counted,
-    clip_adaptive_counted,
-    group_norm,
-    largest_magnitude,
-    scale_counted,
-    unscaled,
-)
 from ..functional.noise import add_noise
 from ..registry import register
 from .base import Applied, Now, Regularizer
@@ -88,14 +77,14 @@ class ClampGrad(OnGradients, Regularizer):
     bounds: ClassVar[Mapping[str, int]] = {"min": -1, "max": 1}
 
     def check(self, values: Mapping[str, float]) -> None:
-        check_bounds(values.get("min"), values.get("max"))
+        gradients.check_bounds(values.get("min"), values.get("max"))
 
     def apply(self, x: Tensor, now: Now) -> Applied:
         bounds = (vars(now).get("min"), vars(now).get("max"))
         low, high = (None if bound is None else bound * now.grad_scale for bound in bounds)
-        largest = largest_magnitude(x, low is not None, high is not None)
-        now.norms = unscaled(largest, now.grad_scale)
-        return clamp_counted(x, low, high)
+        largest = gradients.largest_magnitude(x, low is not None, high is not None)
+        now.norms = gradients.unscaled(largest, now.grad_scale)
+        return gradients.clamp_counted(x, low, high)
 
 
 @register
@@ -121,13 +110,13 @@ class ClipGradNorm(OnGradients, Regularizer):
 
     max_norm: Positive
     norm_type: float = 2.0
-    per: Per = "tensor"
+    per: gradients.Per = "tensor"
     group: bool = False
     reads_grad_scale: ClassVar[bool] = True
     bounds: ClassVar[Mapping[str, int]] = {"max_norm": 1}
 
     def check(self, values: Mapping[str, float]) -> None:
-        norm_type = check_norm(self.norm_type, self.per)
+        norm_type = gradients.check_norm(self.norm_type, self.per)
         channels, samples = self.per == "channel", self.per == "sample"
         vars(self).update(norm_type=norm_type, channelwise=channels, samplewise=samples)
         if self.group and self.per != "tensor":
@@ -141,9 +130,9 @@ class ClipGradNorm(OnGradients, Regularizer):
         if self.group:  # of all gradients of the entry, measured before
             norm = now.common_norm.to(x.device)
         else:
-            norm = group_norm(x, self.norm_type, self.per)
-        now.norms = unscaled(norm, now.grad_scale)
-        return scale_counted(x, now.max_norm * now.grad_scale, norm)
+            norm = gradients.group_norm(x, self.norm_type, self.per)
+        now.norms = gradients.unscaled(norm, now.grad_scale)
+        return gradients.scale_counted(x, now.max_norm * now.grad_scale, norm)
 
 
 @register
@@ -196,9 +185,8 @@ class GradNoise(OnGradients, Regularizer):
     """Adds zero-mean normal noise to the gradient; `std` is in units of the unscaled loss.
 
     Use it on parameters of very deep networks. The paper uses
-    ``std = (eta / (1 + t) ** 0.55) ** 0.5`` at update t. Under DistributedDataParallel the noise of
-    n processes is averaged, to ``std / n ** 0.5`` if their seeds differ; ``when="accumulated"`` is
-    refused there.
+    ``std = (eta / (1 + t) ** 0.55) ** 0.5`` at update t. DistributedDataParallel averages the noise
+    of n processes with different seeds to ``std / n ** 0.5``, and refuses ``when="accumulated"``.
 
     Example:
         >>> GradNoise(0.01)
@@ -287,10 +275,10 @@ class AdaptiveClipGrad(_OfParameters, Regularizer):
 
     def check(self, values: Mapping[str, float]) -> None:
         eps = as_number("eps", self.eps, allowed=POSITIVE)
-        vars(self).update(eps=eps, norm_type=check_norm(self.norm_type, "tensor"))
+        vars(self).update(eps=eps, norm_type=gradients.check_norm(self.norm_type, "tensor"))
 
     def apply(self, x: Tensor, now: Now) -> Applied:
-        y, changed, now.norms = clip_adaptive_counted(
+        y, changed, now.norms = gradients.clip_adaptive_counted(
             x, now.parameter, now.clip_factor, self.eps, self.norm_type, now.grad_scale
         )
         return y, changed
@@ -311,4 +299,4 @@ class CentralizeGrad(_OfParameters, Regularizer):
     """
 
     def apply(self, x: Tensor, now: Now) -> Applied:
-        return centralize_grad(x), None
+        return gradients.centralize_grad(x), None

@@ -23,7 +23,6 @@ Positive: TypeAlias = Annotated[RateLike, POSITIVE]
 
 
 def checked_rate(name: str, rate: Any, allowed: Range) -> Any:
-    """A rate, if it may take this value, or all values of this schedule."""
     if inspect.isclass(rate):
         cls = rate.__name__
         raise TypeError(f"{name} got the class {cls}: write {cls}(...)")
@@ -37,14 +36,12 @@ def checked_rate(name: str, rate: Any, allowed: Range) -> Any:
 
 @functools.cache
 def hints_of(cls: Any) -> Mapping[str, Any]:
-    """The annotations of the fields of a class."""
     hints = get_type_hints(cls, include_extras=True)
     return {f.name: hints[f.name] for f in fields(cls)}
 
 
 @functools.cache
 def ranges_of(cls: Any) -> Mapping[str, Range]:
-    """The rate fields of a class, and the values they may take."""
     found: dict[str, Range] = {}
     for name, hint in hints_of(cls).items():
         for part in (hint, *get_args(hint)):  # of ``Rate | None`` the first

@@ -67,13 +67,6 @@ def test_the_sum_is_rounded_once():
     torch.testing.assert_close(y.float(), x.float() + noise, rtol=2**-8, atol=1e-5)
 
 
-def test_signed_zeros_outside_the_blocks_are_kept():
-    x = torch.randn(4, 3, 8, 8)
-    x[:, :, ::2] = -0.0
-    y = disout(x, 0.3, 3)
-    assert torch.equal(y.signbit()[y == 0], torch.ones_like(y, dtype=torch.bool)[y == 0])
-
-
 # Statistics -------------------------------------------------------------------------------------
 
 

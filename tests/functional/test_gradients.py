@@ -70,22 +70,6 @@ def test_clamp_takes_bounds_that_the_dtype_does_not_reach(dtype, bounds):
     assert torch.equal(clamp_grad(grad, *bounds), grad)
 
 
-@properties
-@given(
-    st.lists(st.floats(width=32), min_size=1, max_size=20),
-    st.floats(-1e3, 1e3, width=32),
-    st.floats(0, 1e3, width=32),
-)
-def test_clamp_anywhere(values, low, width):
-    grad = torch.tensor(values)
-    high = float(np.float32(low + width))
-    clamped = clamp_grad(grad, low, high)
-    finite = grad.isfinite()
-    assert identical(clamped[~finite], grad[~finite])
-    assert torch.equal(clamped[finite], torch.clamp(grad, low, high)[finite])
-    assert identical(clamp_grad(clamped, low, high), clamped)
-
-
 def test_clamp_is_differentiable():
     """1 inside the bounds and for what passes, 0 outside."""
     grad = torch.tensor([-3.0, -0.5, 0.5, 3.0], dtype=torch.float64, requires_grad=True)
@@ -172,13 +156,6 @@ def test_one_group_that_is_not_finite_passes_and_the_others_are_clipped(norm_typ
         assert (norms > 0.09).any()
 
 
-@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
-@each_dtype
-def test_a_tensor_that_is_not_finite_passes(dtype, bad):
-    grad = torch.tensor([1.0, bad, -100.0], dtype=dtype)
-    assert identical(clip_grad_norm(grad, 1.0), grad)
-
-
 @each_norm
 @pytest.mark.parametrize("size", [1e30, 3e38, 1e-30, 1e-40])
 def test_sizes_whose_squares_float32_does_not_hold(size, norm_type):
@@ -186,14 +163,6 @@ def test_sizes_whose_squares_float32_does_not_hold(size, norm_type):
     norm = norm_of(grad, norm_type).item()
     clipped = clip_grad_norm(grad, norm / 4, norm_type)
     torch.testing.assert_close(clipped, grad / 4, rtol=1e-6, atol=1e-44)
-
-
-@each_dtype
-@each_norm
-@pytest.mark.parametrize("per", ["tensor", "sample", "channel"])
-def test_a_zero_gradient_stays_zero(per, norm_type, dtype):
-    grad = torch.zeros(2, 3, 4, dtype=dtype)
-    assert torch.equal(clip_grad_norm(grad, 1.0, norm_type, per), grad)
 
 
 @pytest.mark.parametrize("per", ["tensor", "sample", "channel"])
@@ -250,21 +219,6 @@ def test_clip_anywhere(values, max_norm, norm_type):
         assert identical(clipped, grad)
     expected = (grad.double() * (min(1.0, max_norm / norm) if norm else 1.0)).float()
     torch.testing.assert_close(clipped, expected, rtol=1e-5, atol=1e-44)
-
-
-@properties
-@given(
-    st.lists(st.lists(numbers, min_size=3, max_size=3), min_size=1, max_size=6),
-    st.floats(1e-5, 1e30),
-    st.sampled_from(NORMS),
-)
-def test_each_sample_is_clipped_as_if_alone(rows, max_norm, norm_type):
-    grad = torch.tensor(rows)
-    together = clip_grad_norm(grad, max_norm, norm_type, per="sample")
-    alone = torch.stack([clip_grad_norm(row, max_norm, norm_type) for row in grad])
-    torch.testing.assert_close(together, alone, rtol=1e-6, atol=1e-44)
-    by_channel = clip_grad_norm(grad.T.contiguous(), max_norm, norm_type, per="channel")
-    torch.testing.assert_close(by_channel.T, alone, rtol=1e-6, atol=1e-44)
 
 
 # Errors ---------------------------------------------------------------------------------------

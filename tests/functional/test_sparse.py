@@ -14,7 +14,6 @@ from scipy import stats
 
 from dropblock_hooks.functional import drop_block2d, drop_path, dropout, dropout2d
 from dropblock_hooks.functional import sparse as kernel
-from tests.cases import rest_slow
 
 
 @pytest.fixture(autouse=True)
@@ -80,17 +79,6 @@ def test_gaps_are_geometric(p):
     found = np.histogram(gaps, np.concatenate(([0.5], edges + 0.5, [np.inf])))[0]
     if len(edges) > 1:
         assert stats.chisquare(found, expected * found.sum() / expected.sum()).pvalue > 1e-4
-
-
-@pytest.mark.parametrize(
-    ("total", "p"), rest_slow([(1, 0.3), (5, 0.05), (40, 0.02), (64, 0.2)], plain=3)
-)
-def test_short_rows_have_the_same_chance_everywhere(total, p):
-    """Where the first draw of gaps is often too short, and at both ends."""
-    rounds, generator, ones = 2_000, seeded(5), torch.ones(total)
-    counts = sum(dropout(ones, p, generator=generator) == 0 for _ in range(rounds))
-    z = (counts / rounds - p) / math.sqrt(p * (1 - p) / rounds)
-    assert z.abs().max() <= 4.5
 
 
 @pytest.mark.parametrize(

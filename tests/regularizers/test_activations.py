@@ -15,7 +15,6 @@ from dropblock_hooks import (
     DropPath,
     GaussianDropout,
     GaussianNoise,
-    LinearSchedule,
     Now,
     StochasticDepth,
     functional,
@@ -131,21 +130,3 @@ def test_stochastic_depth_without_an_input_of_the_same_shape_is_refused():
         run(StochasticDepth(0.4), torch.ones(2, 3), None)
     with pytest.raises(ValueError, match=r"input \(2, 4\) and output \(2, 3\).*use DropPath"):
         run(StochasticDepth(0.4), torch.ones(2, 3), torch.ones(2, 4))
-
-
-@each_class
-def test_the_rate_in_force_is_the_one_of_now(cls):
-    """Not the one of the field, which may be a schedule."""
-    x = torch.randn(SHAPES[cls.spatial or 2])
-    shortcut = torch.randn(x.shape)
-    schedule = LinearSchedule(0.0, 0.5, 6)
-    results = []
-    for regularizer in (cls(schedule), cls(0.2)):
-        torch.manual_seed(1)
-        results.append(regularizer.apply(x, now(shortcut, **regularizer.values(2.0)))[0])
-    assert torch.equal(*results)
-    assert not torch.equal(results[0], x)
-    if cls is Disout:
-        moving = Disout(0.2, alpha=LinearSchedule(0.0, 2.0, epochs=3))
-        torch.manual_seed(1)
-        assert torch.equal(moving.apply(x, now(**moving.values(1.0)))[0], results[0])

@@ -1,7 +1,5 @@
 """Peers' layers, modules and functions in the place of a regularizer."""
 
-import copy
-
 import pytest
 import torch
 from torch import nn
@@ -13,7 +11,6 @@ from dropblock_hooks import (
     SiteError,
     SpecError,
     attach,
-    attachments,
 )
 
 X = torch.ones(8, 4, 12, 12)
@@ -62,22 +59,6 @@ def test_a_bare_module_is_copied_and_a_function_taken_as_it_is():
     assert attached.sites[1].rate is None
     assert (model.eval()(X) == 1).all()
     assert seen == [1], "a function is on in training only"
-
-
-def test_an_in_place_module_is_counted():
-    model = nn.Sequential(nn.Identity())
-    attached = attach(model, {"0": Foreign(nn.Dropout, p=1.0, inplace=True)})
-    model(X.clone())
-    assert attached.sites[0].realized_rate == 1.0
-
-
-def test_copies_have_their_own():
-    model = nn.Sequential(nn.Identity())
-    attach(model, {"0": Foreign(nn.Dropout, p=LinearSchedule(0.0, 1.0, epochs=2))})
-    other = copy.deepcopy(model)
-    attachments(other)[0].step(1)
-    assert (other(X) == 0).all()
-    assert (model(X) == 1).all()
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,11 @@
 import copy
 import math
 import pickle
-from dataclasses import FrozenInstanceError, dataclass, fields
-from typing import Literal
+from dataclasses import FrozenInstanceError, fields
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 import dropblock_hooks
 from dropblock_hooks import (
@@ -253,25 +251,6 @@ def test_bounds_that_cross_later_are_refused_then(low, high):
         regularizer.check(regularizer.values(4))
 
 
-@pytest.mark.parametrize("cls", IN_BLOCKS)
-@pytest.mark.parametrize(
-    "block_size",
-    [0, -1, 2.5, 7.0, "7", None, True, math.nan, (), (0, 3), (3, 2.5), (3, "3"), (3,) * 4],
-    ids=str,
-)
-def test_block_size_is_checked(block_size, cls):
-    with pytest.raises(ValueError, match="block_size must be an integer"):
-        cls(0.1, block_size)
-
-
-def test_clipping_per_sample_refuses_parameters():
-    parameter = nn.Parameter(torch.ones(3))
-    refusal = ClipGradNorm(1.0, per="sample").refusal(nn.Linear(2, 3), parameter)
-    assert "a parameter has no samples" in refusal
-    assert ClipGradNorm(1.0, per="sample").refusal(nn.Linear(2, 3), None) is None
-    assert ClipGradNorm(1.0, per="channel").refusal(nn.Linear(2, 3), parameter) is None
-
-
 # Options that all share ---------------------------------------------------------------------------
 
 
@@ -309,20 +288,6 @@ def test_layouts_are_those_of_its_rank(cls, taken, refused, closest):
 
 
 # Classes of one's own -----------------------------------------------------------------------------
-
-
-def test_words_and_numbers_of_a_class_of_ones_own_are_checked():
-    @dataclass(frozen=True, repr=False)
-    class Rounded(GaussianNoise):
-        std: float = 0.1
-        to: Literal["up", "down", None] = None
-        digits: Literal[1, 2] = 1
-
-    assert (Rounded().to, Rounded(0.1, "up", 2).digits) == (None, 2)
-    with pytest.raises(ValueError, match="to must be one of 'up', 'down', None, got 'dwn'.*: down"):
-        Rounded(to="dwn")
-    with pytest.raises(ValueError, match="digits must be one of 1, 2, got 3"):
-        Rounded(digits=3)
 
 
 def test_a_class_must_define_its_methods():
