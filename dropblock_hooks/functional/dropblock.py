@@ -38,7 +38,7 @@ def drop_blocks(
         return x, 0
     places, drawn = draw_blocks(x, p, edges, calibration, share_channels, generator)
     dropped = places.count(drawn)
-    scale: Any = None if normalize is None else keep_scale(p)
+    scale: Any = keep_scale(p) if normalize == "expected" else None
     if normalize == "batch":
         scale = count_ratio(x.numel(), x.numel() - dropped, eps)
     elif normalize == "sample":

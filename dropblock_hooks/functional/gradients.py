@@ -6,7 +6,7 @@ A bound is a number or, multiplied by a loss scale, a 0-dim tensor on the gradie
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
 import torch
@@ -94,7 +94,8 @@ def group_norm(grad: Tensor, norm_type: float, per: Per, channel_axis: int = 1) 
         del axes[group]
     if not axes:
         return grad.abs().to(wide)
-    norm = functools.partial(torch.linalg.vector_norm, dim=axes, keepdim=True, dtype=wide)
+    options = {"dim": axes, "keepdim": True, "dtype": wide}
+    norm: Callable[..., Tensor] = functools.partial(torch.linalg.vector_norm, **options)
     if norm_type <= _SAFE_POWER and grad.dtype is not torch.float64:
         return norm(grad, norm_type)
     peak = norm(grad, math.inf)

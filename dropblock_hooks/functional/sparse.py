@@ -8,7 +8,7 @@ has an edge for each axis: (1, 1, 7, 7) for DropBlock, (1, C, 7, 7) with shared 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from .masks import Mask, bernoulli, scaled
 
 LEAST = {"blocks": 2**17, "units": 2**18}  # elements, from which the sparse form is faster
 _CPU = torch.device("cpu")
+T = TypeVar("T")
 _FREQUENT = 0.4  # from this chance on, one draw for each position is faster than one for each gap
 _LONG = 64  # contiguous elements, from which writing them costs as much as a pass
 _ROWS = 2**16  # that are written at once
@@ -109,8 +110,7 @@ class Blocks:
         """The number of dropped elements. Overlaps count once."""
         if drawn.dtype is torch.uint8:
             return self.numel - int(popcount_(drawn.view(torch.int64).clone()).sum())
-        dropped: int = once(lambda: self._union(drawn.to(torch.int64)))
-        return dropped
+        return once(lambda: self._union(drawn.to(torch.int64)))
 
     def mask(self, drawn: Tensor) -> Tensor:
         """A boolean tensor, True where dropped."""
@@ -265,9 +265,9 @@ def reusing(draws: list[Any]) -> Iterator[None]:
         _reused = None
 
 
-def once(draw: Callable[[], Any]) -> Any:
+def once(draw: Callable[[], T]) -> T:
     draws, again = _reused or ([], False)
-    drawn = draws.pop(0) if again and draws else draw()
+    drawn: T = draws.pop(0) if again and draws else draw()
     if not again:
         draws.append(drawn)
     return drawn

@@ -28,15 +28,12 @@ class _Blocks(DropsShare):
     p: Probability = 0.1
     block_size: int | tuple[int, ...] = 7
     spatial: ClassVar[int]
+    edges: ClassVar[tuple[int, ...]]  # of each object: the edges of its block
 
     def check(self, values: Mapping[str, float]) -> None:
         edges = check_block_size(self.block_size, self.spatial)
-        vars(self).update(block_size=edges if len(set(edges)) > 1 else edges[0])
-
-    @property
-    def edges(self) -> tuple[int, ...]:
-        size = self.block_size
-        return size if isinstance(size, tuple) else (size,) * self.spatial
+        block_size = edges if len(set(edges)) > 1 else edges[0]
+        vars(self).update(block_size=block_size, edges=edges)
 
     def block_in_force(self, map_size: tuple[int, ...]) -> tuple[int, ...]:
         return clipped_block(map_size, self.edges)
