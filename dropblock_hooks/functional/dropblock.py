@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 from ..checks import check_block_size, check_option
 from ..docstrings import described_in
 from .bits import grow
-from .gamma import Calibration, clipped_block, gamma_of
+from .gamma import Calibration, gamma_of
 from .masks import Mask, bernoulli, check_call, count_ratio, keep_scale
 from .sparse import Blocks, drop_drawn, once, takes
 
@@ -60,16 +60,18 @@ def draw_blocks(
 ) -> tuple[Blocks | Mask, Tensor]:
     """Draw the blocks of a tensor (N, C, ...): the object that applies them, and the drawn mask."""
     size = tuple(map(operator.index, x.shape[2:]))  # a compiled program has one map size
-    block = clipped_block(size, edges)
+    block = tuple(map(min, size, edges))
     gamma = gamma_of(p, size, block, calibration)
     if takes(x):
         blocks = Blocks(x, (1, x.shape[1] if share_channels else 1, *block))
         return once(lambda: (blocks, blocks.draw(gamma, generator)))
     # no branch on a value from here on: torch.export traces it for any batch size
-    seeds = [s - b + 1 for s, b in zip(size, block, strict=True)]
-    channels = 1 if share_channels else x.shape[1]
-    mask = bernoulli((x.shape[0], channels, *seeds), gamma, x.device, generator)
-    borders = [border for edge in reversed(block) for border in (edge - 1, edge - 1)]
+    shape = [x.shape[0], 1 if share_channels else x.shape[1]]
+    borders: list[int] = []
+    for s, b in zip(size, block, strict=True):
+        shape.append(s - b + 1)
+        borders[:0] = (b - 1, b - 1)  # `pad` begins with the last axis
+    mask = bernoulli(shape, gamma, x.device, generator)
     return Mask(x.numel()), grow(pad(mask, borders), block, first=2)
 
 
