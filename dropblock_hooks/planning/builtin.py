@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -146,44 +145,28 @@ def _row(base: nn.Module, target: Target, attribute: str) -> BuiltinRow:
 def find_doubled(
     base: nn.Module, placements: Sequence[Placement], keys: Sequence[str]
 ) -> list[Finding]:
-    """Finds values that are dropped twice: by one class twice in a list, or by the model too.
+    """Finds the sites, by their keys, that drop values which the model itself drops too.
 
     Two independent dropouts with the rates a and b together drop a share of 1 - (1 - a)(1 - b).
-    There is one finding for each reason. `keys` has the key of each placement.
     """
-    alike: dict[Any, dict[str, Placement]] = defaultdict(dict)
-    for p, key in zip(placements, keys, strict=True):
-        r = p.regularizer
-        if unit_dropped(r) and highest_rate(r) and not p.target.form:
-            alike[p.position[0], p.target.name, r.kind, r.at, r.index][key] = p
-    droppers = _droppers(base, placements) if alike else {}
-    shares: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
-    for same in alike.values():
-        p, *others = same.values()
-        label = p.regularizer.label
-        kept = math.prod(1 - highest_rate(each.regularizer) for each in same.values())
-        if others and not getattr(p.entry.selector, "compose", False):
-            reason = f"{label} stands {len(same)} times in one list", "Write one of them"
-            shares[reason] |= dict.fromkeys(same, 1 - kept)
-        unit, names = unit_dropped(p.regularizer), (p.target.name, *p.target.aliases)
-        pairs = ((name, other) for name in names for other in droppers)
-        for name, other in pairs:
-            own = droppers[other]
-            if _is_beside(unit, name, unit_of(own.type), other):
-                text = f"{label} drops where the model's own {own.type} drops"
-                reason = text, "Put Retune on that layer instead, or leave one of the two out"
-                shares[reason] |= dict.fromkeys(same, 1 - kept * (1 - own.rate))
-                break
-    return [
-        Finding(
-            Kind.DROPPED_TWICE,
-            Severity.WARNING,
-            tuple(each),
-            f"{why}, {ranged(range_of(each.values()))} in all",
-            cure,
-        )
-        for (why, cure), each in shares.items()
+    dropping = [
+        (p, key)
+        for p, key in zip(placements, keys, strict=True)
+        if unit_dropped(p.regularizer) and highest_rate(p.regularizer) and not p.target.form
     ]
+    droppers = _droppers(base, placements) if dropping else {}
+    shares: dict[str, dict[str, float]] = defaultdict(dict)
+    for p, key in dropping:
+        own = _own_dropper(p, droppers)
+        if own is not None:
+            why = f"{p.regularizer.label} drops where the model's own {own.type} drops"
+            shares[why][key] = 1 - (1 - highest_rate(p.regularizer)) * (1 - own.rate)
+    cure = "Put Retune on that layer instead, or leave one of the two out"
+    found = []
+    for why, each in shares.items():
+        text = f"{why}, {ranged(range_of(each.values()))} in all"
+        found.append(Finding(Kind.DROPPED_TWICE, Severity.WARNING, tuple(each), text, cure))
+    return found
 
 
 def _droppers(base: nn.Module, placements: Sequence[Placement]) -> dict[str, BuiltinRow]:
@@ -203,19 +186,23 @@ def _droppers(base: nn.Module, placements: Sequence[Placement]) -> dict[str, Bui
     return found
 
 
-def _is_beside(unit: str | None, name: str, other_unit: str | None, other: str) -> bool:
-    """Whether a layer of the model drops the same values as a site.
+def _own_dropper(p: Placement, droppers: Mapping[str, BuiltinRow]) -> BuiltinRow | None:
+    """A layer of the model that drops the same values: this layer, or one of a block around it.
 
-    It is the same layer, or one of a block around it: models keep the layers that drop samples or
-    blocks as children of the block. The rate of whole samples and the rate of parts of a sample do
-    not add up.
+    Models keep the layers that drop samples or blocks as children of the block. The rate of whole
+    samples and the rate of parts of a sample do not add up.
     """
-    if name == other:
-        return (unit == "samples") == (other_unit == "samples")
-    block, dot, _ = other.rpartition(".")
-    start = name if unit == "blocks" else f"{name}."  # a block's own output is no branch
-    around = other and start and start.startswith(block + dot)
-    return bool(around) and unit == other_unit and unit in ("samples", "blocks")
+    unit = unit_dropped(p.regularizer)
+    for name in (p.target.name, *p.target.aliases):
+        own = droppers.get(name)
+        if own is not None and (unit == "samples") == (unit_of(own.type) == "samples"):
+            return own
+        start = name if unit == "blocks" else f"{name}."  # a block's own output is no branch
+        for other, row in droppers.items() if unit in ("samples", "blocks") else ():
+            block, dot, _ = other.rpartition(".")
+            if other and start and start.startswith(block + dot) and unit_of(row.type) == unit:
+                return row
+    return None
 
 
 _COLUMNS: Columns[BuiltinRow] = {

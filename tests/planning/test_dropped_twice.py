@@ -1,4 +1,4 @@
-"""Dropped twice: where the model, or the spec itself, drops what a site drops again."""
+"""Dropped twice: where the model drops what a site drops again."""
 
 import warnings
 
@@ -91,7 +91,7 @@ DOUBLED = {
     "a branch": (block, "1.norm", DropPath(0.2), IMAGE, 0.6),
     "inside a branch": (block, "2.conv", DropPath(RAMP), IMAGE, 0.6),
     "around a branch": (block, "1", StochasticDepth(0.2), IMAGE, 0.6),
-    "two on one": (sequence, "2", [Dropout(0.2), Dropout(0.5)], ROW, 0.8),
+    "two on one": (sequence, "2", [Dropout(0.2), Dropout(0.5)], ROW, "0.6 to 0.75"),
     "certain": (lambda: sequence(1), "2", Dropout(0.2), ROW, 1),
 }
 
@@ -121,22 +121,6 @@ def test_it_is_told_with_the_rate_that_results(build, name, regularizer, shape, 
     assert own in told_by_attach(model, spec, example_input=torch.randn(shape))
 
 
-LISTS = {
-    "two": ([Dropout2d(0.1), Dropout2d(0.2)], "0.28"),
-    "scheduled": ([DropBlock2d(RAMP, 3), DropBlock2d(0.5)], "0.6"),
-    "with others between": ([Dropout(0.1), GaussianNoise(0.1), Dropout(0.2)], "0.28"),
-}
-
-
-@pytest.mark.parametrize(("regularizers", "rate"), LISTS.values(), ids=LISTS)
-def test_one_class_twice_in_a_list(regularizers, rate):
-    model, spec = nn.Sequential(nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1)), {"*": regularizers}
-    (told,) = told_by_plan(model, spec, IMAGE)
-    assert told.text.endswith(f"times in one list, {rate} in all")
-    assert len(told.sites) == 2 * sum(type(r) is type(regularizers[0]) for r in regularizers)
-    assert told_by_attach(model, spec) == [told]
-
-
 HEALTHY = {
     "the next layer": (sequence, "1", Dropout(0.2), ROW),
     "a rate of 0": (lambda: sequence(0.0), "2", Dropout(0.2), ROW),
@@ -150,7 +134,7 @@ HEALTHY = {
         IMAGE,
     ),
     "blocks over paths": (block, "*", DropBlock2d(0.2, 3), IMAGE),
-    "different classes in a list": (block, "0", [Dropout(0.1), Dropout2d(0.2)], IMAGE),
+    "two in a list": (block, "0", [Dropout(0.1), Dropout(0.2), Dropout2d(0.2)], IMAGE),
     "input and output": (block, "0", [Dropout(0.1, at="input"), Dropout(0.2)], IMAGE),
 }
 
