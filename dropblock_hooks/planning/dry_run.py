@@ -23,15 +23,11 @@ from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensor, FakeTensorMo
 from torch.utils._pytree import tree_map, tree_map_only
 
 from ..handles import as_written
-from ..quoting import quote
+from ..quoting import described, quote
 
 _T = TypeVar("_T")
 _DEEPEST = 4  # containers between a tensor and the cache that holds it
 _LRU: type = type(functools.lru_cache(lambda: None))
-
-
-class DryRunError(ValueError):
-    """No forward of a copy ran with this input."""
 
 
 @dataclass
@@ -54,33 +50,30 @@ def dry_run(model: nn.Module, example: Any, look: Callable[[DryRun], _T]) -> _T:
     """What `look` returns for a copy on fake tensors or, if that fails, on real ones.
 
     `look` runs the copy once; its result must not hold tensors of the copy. Without an example
-    `own_input` is taken. A model on the meta device holds no numbers, and runs there. If no
-    forward runs, a DryRunError says why.
+    `own_input` is taken. If no forward runs, a ValueError says why.
     """
     example = own_input(model) if example is None else example
     if example is None:
-        raise DryRunError(
+        raise ValueError(
             "no forward of a copy ran: the model does not tell the size of its input: give "
             "example_input="
         )
-    modes: list[FakeTensorMode | None] = [None]
-    if any(p.is_meta for p in model.parameters()):
-        example = tree_map_only(Tensor, lambda x: x.to("meta"), example)
-    else:  # functions of the model may hold tensors as constants
-        modes.insert(0, FakeTensorMode(allow_non_fake_inputs=True))
+    # functions of the model may hold tensors as constants
+    modes: list[FakeTensorMode | None] = [FakeTensorMode(allow_non_fake_inputs=True), None]
+    if any(p.is_meta for p in model.parameters()):  # they hold no numbers, and cost nothing
+        modes, example = [None], tree_map_only(Tensor, lambda x: x.to("meta"), example)
     reason = ""
     for mode in modes:
         try:
             with _undisturbed():
                 return look(_copied(model, example, mode))
         except Exception as error:  # a model may fail in any way
-            first = str(error).strip().partition("\n")[0]
-            reason = f"{type(error).__name__}: {first}"
+            reason = described(error)
         finally:
             if mode is not None:
                 _take_out(mode)
     given = quote(tree_map(shape_of, example))
-    raise DryRunError(f"no forward of a copy ran with example_input of {given}: {reason}")
+    raise ValueError(f"no forward of a copy ran with example_input of {given}: {reason}")
 
 
 @contextmanager

@@ -30,7 +30,7 @@ from ..sites.site import Site, SiteError
 from ..spec.spec import Draft
 from ..tables import Section, Short, Table, counted, named, range_of, ranged
 from .builtin import find_doubled
-from .dry_run import DryRun, DryRunError, dry_run, own_input, with_graph
+from .dry_run import DryRun, dry_run, own_input, with_graph
 from .recording import passes_around, recorded
 
 Size = tuple[int, ...]
@@ -181,7 +181,7 @@ def plan_placements(
     example = own_input(base) if example is None else example
     try:
         rows, findings = dry_run(model, example, partial(_probe, base, placements))
-    except DryRunError as error:
+    except ValueError as error:
         rows = [plan_row(*each) for each in zip(keys, placements, strict=True)]
         findings = [Finding(Kind.NO_PASS, Severity.WARNING, (), f"no shapes, since {error}")]
     problems = [
@@ -268,7 +268,8 @@ def _probe(
         model=Snapshot(trained=1),
         backward=False,
     )
-    rows, findings = [], []
+    rows: list[PlanRow] = []
+    findings: list[Finding] = []
     for probe, p in zip(probes, placements, strict=True):
         findings += probe.findings(copied, window)
         if not all(passes_around(outputs, sources, node) for node in probe.nodes):
