@@ -112,7 +112,7 @@ def capture(
 
 def _scalar(loss: Callable[[Any], Tensor] | None, output: Any) -> Tensor:
     """The number that the backward starts from."""
-    scalar: Any = main_tensor(output, "target", ".sum()").sum() if loss is None else loss(output)
+    scalar: Any = main_tensor(output).sum() if loss is None else loss(output)
     if not isinstance(scalar, Tensor) or scalar.numel() != 1:
         got = f"shape {tuple(scalar.shape)}" if isinstance(scalar, Tensor) else kind_of(scalar)
         raise ValueError(f"target (or loss) must return a tensor with one number, got {got}")

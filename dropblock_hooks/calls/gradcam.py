@@ -18,7 +18,7 @@ from ..sites.site import Site, SiteError
 from ..tables import shown as cell
 from ..warn import warn
 from .gradcam_layer import default_layers
-from .once import Once, call_once, main_tensor, summary, undisturbed
+from .once import Once, call_once, main_tensor, undisturbed
 
 Wanted = int | Sequence[int] | Tensor | Callable[[Any], Tensor] | None
 METHODS = ("gradcam", "gradcam++", "layercam")
@@ -59,11 +59,6 @@ class CAM(_Maps):
 
     layer: str = ""
 
-    def __repr__(self) -> str:
-        target = None if self.target is None else self.target.tolist()
-        maps, raw = tuple(self.maps.shape), summary(self.raw)
-        return f"CAM(layer={self.layer!r}, target={quote(target)}, maps={maps}, raw={raw})"
-
 
 def gradcam(
     model: torch.nn.Module,
@@ -79,13 +74,12 @@ def gradcam(
 ) -> CAM:
     """Compute Grad-CAM: for each image, a map of the positions that a class score depends on.
 
-    The unwrapped model runs in evaluation mode and eagerly, with all attachments paused. Modes,
-    ``.grad``, hooks, counts and torch's random states are restored. Convolutional maps, Swin's
-    (N, H, W, C) and the tokens of ViTs are read as for `DropBlock2d`.
+    The unwrapped model runs in evaluation mode and eagerly, with all attachments paused, and is
+    left as it was. Convolutional maps, Swin's (N, H, W, C) and the tokens of ViTs are read as for
+    `DropBlock2d`.
 
     Example:
-        >>> head = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)
-        >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), *head)
+        >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.LazyLinear(5))
         >>> cam = gradcam(model, torch.rand(2, 3, 16, 16), target=[0, 3])
         >>> cam.maps.shape, cam.raw.shape, cam.target, cam.layer
         (torch.Size([2, 16, 16]), torch.Size([2, 14, 14]), tensor([0, 3]), '1')
@@ -94,10 +88,9 @@ def gradcam(
         model: any model of images. It may be wrapped, as for `attach`.
         x: a batch of images (N, C, H, W), or a tuple of arguments or a mapping of keywords; the
             maps are of the size of the first tensor with 4 axes.
-        layer: a selector of a single layer. None takes the last feature stage that works; where it
-            returns tokens, the first norm of its last block, because a head that reads only the
-            class token gives the other tokens no gradient behind that norm. If the layer is
-            called several times, the last call counts.
+        layer: a selector of a single layer, whose last call counts. None takes the last feature
+            stage that works; where it returns tokens, the first norm of its last block, because a
+            head that reads only the class token gives the other tokens no gradient behind it.
         target: a class, or one for each image; None is the class with the largest output. The
             scores are the output (images, classes), or its ``logits`` or ``out``. A function takes
             the output and returns one score for each image.
@@ -202,7 +195,7 @@ def _scores(output: Any, target: Any, images: int) -> tuple[Tensor, Tensor | Non
                 f"({images},) with a gradient, got {shown(scores)}"
             )
         return scores, None
-    output = main_tensor(output, "target", ".amax(1)")
+    output = main_tensor(output)
     if output.ndim != 2 or len(output) != images:
         pick = "output" if output.ndim < 2 else "output[:, 3].flatten(1).mean(1)"
         raise ValueError(
@@ -211,13 +204,9 @@ def _scores(output: Any, target: Any, images: int) -> tuple[Tensor, Tensor | Non
             f"score for each image, as in target=lambda output: {pick}"
         )
     last = output.shape[1] - 1
-    try:
-        classes = output.argmax(1) if target is None else torch.as_tensor(target)
-        integers = not classes.dtype.is_floating_point and classes.shape in ((), (images,))
-        fits = integers and bool(((classes >= 0) & (classes <= last)).all())
-    except (TypeError, ValueError, RuntimeError):  # no numbers
-        fits = False
-    if not fits:
+    classes = output.argmax(1) if target is None else torch.as_tensor(target)
+    integers = not classes.dtype.is_floating_point and classes.shape in ((), (images,))
+    if not (integers and bool(((classes >= 0) & (classes <= last)).all())):
         raise ValueError(
             f"target must be a class in 0..{last}, one for each of {images} images, or a function "
             f"of the output, got {shown(target)}"
@@ -232,14 +221,12 @@ def features(site: Site, images: int) -> tuple[Tensor, Tensor]:
     A layer that has no map, is not called, or gets no gradient raises a SiteError.
     """
     calls = site.bound.result()
-    if not calls:
-        raise site.error("it is never called in this forward")
-    value, grad = calls[-1].value.detach(), calls[-1].grad
-    if grad is None:
+    if not calls or calls[-1].grad is None:
         raise site.error(
-            "its output does not reach the scores: it is not used, or cut off by detach() or "
-            "no_grad()"
+            "its output does not reach the scores: it is not called, not used, or cut off by "
+            "detach() or no_grad()"
         )
+    value, grad = calls[-1].value.detach(), calls[-1].grad
     try:
         view = site.reader.last or site.reader.view(calls[-1].value)
     except ValueError as error:

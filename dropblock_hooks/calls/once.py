@@ -77,29 +77,18 @@ def call_once(
         edges.clear()  # a cycle of graph, hooks and edges: nothing else frees it
 
 
-def summary(x: Tensor) -> str:
-    """The shape and the range of a tensor, for the repr of a result."""
-    low, high = (f"{edge:.3g}" for edge in x.double().aminmax()) if x.numel() else ("-", "-")
-    return f"{tuple(x.shape)} from {low} to {high}"
-
-
-def main_tensor(output: Any, argument: str, then: str = "") -> Tensor:
-    """The output of a model, or the tensor ``logits`` or ``out`` in it.
-
-    The error for another output shows how `argument` picks a tensor, and `then` an operation on it.
-    """
+def main_tensor(output: Any) -> Tensor:
+    """The output of a model, or the tensor ``logits`` or ``out`` in it."""
     if isinstance(output, Tensor):
         return output
     for name in ("logits", "out"):
         found = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
         if isinstance(found, Tensor):
             return found
-    first, kind = "0", kind_of(output)
-    if isinstance(output, Mapping):
-        first, kind = quote(next(iter(output), 0)), f"{kind} with {quote(list(output))}"
+    keys = f" with {quote(list(output))}" if isinstance(output, Mapping) else ""
     raise TypeError(
-        f"the output is no tensor but {kind}: pick one, as in "
-        f"{argument}=lambda output: output[{first}]{then}"
+        f"the output is no tensor but {kind_of(output)}{keys}: pick one by a function, as in "
+        "target=lambda output: output[0]"
     )
 
 

@@ -12,18 +12,16 @@ from ..planning.dry_run import arguments_of
 from ..quoting import listed
 from ..selectors.wrappers import unwrap
 from ..warn import warn
-from .once import evaluation, main_tensor, same_function, summary
+from .once import evaluation, main_tensor, same_function
 
 
 class Sampled(NamedTuple):
     """The result of `sample`.
 
     Example:
-        >>> model = nn.Linear(2, 3)
-        >>> with attach(model, {".": Dropout(0.5)}) as attached, attached.always():
-        ...     sampled = sample(model, torch.ones(4, 2), n=8)
-        >>> sampled.mean.shape, sampled.samples.shape
-        (torch.Size([4, 3]), torch.Size([8, 4, 3]))
+        >>> attached = attach(model := nn.Linear(2, 3), {".": Dropout(0.5, active="always")})
+        >>> sample(model, torch.ones(4, 2), n=8).samples.shape
+        torch.Size([8, 4, 3])
 
     Attributes:
         mean: the mean of the samples; a floating-point tensor also for integers and booleans.
@@ -34,10 +32,6 @@ class Sampled(NamedTuple):
     mean: Tensor
     std: Tensor
     samples: Tensor
-
-    def __repr__(self) -> str:
-        shape = tuple(self.samples.shape)
-        return f"Sampled(mean={summary(self.mean)}, std={summary(self.std)}, samples={shape})"
 
 
 def sample(
@@ -96,7 +90,7 @@ def sample(
     before = sum(site.calls for site in acting)
     with evaluation(model), torch.no_grad():
         samples = torch.stack(
-            [main_tensor(picked(model(*args, **kwargs)), "target").clone() for _ in range(n)]
+            [main_tensor(picked(model(*args, **kwargs))).clone() for _ in range(n)]
         )
         std, mean = torch.std_mean(samples.to(torch.result_type(samples, 1.0)), 0)
     # compiled code may not count these calls, so equal samples are needed too

@@ -64,7 +64,7 @@ class Capture(Observer):
 
     A copy of each tensor is kept, so later in-place operations do not change it. Every call of the
     layer counts, also if a forward calls it several times, but not the calls that activation
-    checkpointing recomputes. `capture` is for a single forward.
+    checkpointing recomputes. Use it during a training; `capture` is for a single forward.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(inplace=True))

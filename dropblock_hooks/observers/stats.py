@@ -79,9 +79,10 @@ class Measuring(Observer):
 class ActivationStats(Measuring):
     """Mean, deviation, largest magnitude and norm of the output of a layer by epoch; dead channels.
 
-    No call waits for the device. A call with NaN or Inf is counted, but left out of the moments. A
-    channel is dead if it was exactly zero in every call of the epoch. The running statistics of a
-    BatchNorm are compared with each n-th batch (`every`).
+    Use it on activation functions, norms and blocks. No call waits for the device. A call with NaN
+    or Inf is counted, but left out of the moments. A channel is dead if it was exactly zero in
+    every call of the epoch. The running statistics of a BatchNorm are compared with each n-th batch
+    (`every`).
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
@@ -140,9 +141,9 @@ class ActivationStats(Measuring):
 class GradientStats(Measuring):
     """Mean, deviation, largest magnitude and norm of the gradient at a layer's output, by epoch.
 
-    They are gradients of the unscaled loss, after the gradient regularizers of the layer; with
-    ``when="before"``, as they arrived. With a ``param:`` selector, they are the gradients of a
-    parameter in each backward, before they accumulate.
+    Use it to find vanishing and exploding gradients. They are gradients of the unscaled loss, after
+    the gradient regularizers of the layer; with ``when="before"``, as they arrived. With a
+    ``param:`` selector, they are those of a parameter in each backward, before they accumulate.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
@@ -166,9 +167,9 @@ class WeightStats(Observer):
 
     For each parameter also its norm and the relative size of its updates: the norm of its change
     since the epoch began, divided by its norm then. For this, a copy of the parameters is held on
-    their device. Parameters are read at the end of an epoch and for a report, so the layer need not
-    be called. With a ``param:`` selector, only this parameter is read. Parameters that FSDP shards
-    are not read.
+    their device. Use it to find layers that learn too fast, or not at all. Parameters are read at
+    the end of an epoch and for a report, so the layer need not be called. With a ``param:``
+    selector, only this parameter is read. Parameters that FSDP shards are not read.
 
     Example:
         >>> attached = attach(nn.Sequential(nn.Linear(2, 3)), {"0": WeightStats()})

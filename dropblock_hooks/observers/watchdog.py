@@ -114,9 +114,7 @@ class Watchdog(Observer):
             check_option("rules", rule, RULES)
         if self.action not in ("warn", "raise") and not callable(self.action):
             given = quote(self.action)
-            raise ValueError(
-                f"action must be 'warn', 'raise' or a function of a Finding, got {given}"
-            )
+            raise ValueError(f"action must be 'warn', 'raise' or a function, got {given}")
         as_count("every", self.every or 0, 0)
         as_count("min_calls", self.min_calls)
         as_number("max_ratio", self.max_ratio, allowed=Range(1, open_low=True))

@@ -300,7 +300,7 @@ def test_it_copies_and_leaves():
             r"rules must be one of .*got 'nonfinit' \(closest: nonfinite",
         ),
         ({"rules": ()}, "rules must be names of rules"),
-        ({"action": "stop"}, "action must be 'warn', 'raise' or a function of a Finding"),
+        ({"action": "stop"}, "action must be 'warn', 'raise' or a function, got 'stop'"),
         ({"max_dead": 1.5}, r"max_dead must be in \(0, 1\), got 1.5"),
         ({"max_ratio": 0.5}, "max_ratio must be > 1, got 0.5"),
         ({"every": -1}, "every must be an integer >= 0"),
