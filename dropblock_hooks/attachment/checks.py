@@ -18,7 +18,7 @@ from ..checkpointing import NO_TASK, graph_task
 from ..findings import Finding, Kind, Severity, tell
 from ..observers.watchdog import Watchdog
 from ..selectors.wrappers import bare_type, find_module
-from ..sites.hooks import REPLACED, SiteHook
+from ..sites.hooks import SiteHook
 from ..sites.run import Run, Window, windows
 from ..sites.site import Site
 from ..tables import counted
@@ -85,21 +85,18 @@ def find_faults(base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> list[Fi
     It is about the open window, or the one before if the model was not trained since then.
     """
 
-    def error(sites: tuple[str, ...], *fault: Any) -> Finding:
-        kind, text, cure = fault
-        return Finding(kind, Severity.ERROR, sites, text, cure, run.epoch)
+    def error(kind: Kind, text: str, cure: str) -> Finding:
+        return Finding(kind, Severity.ERROR, (), text, cure, run.epoch)
 
     if not run.installed:
-        return [error((), Kind.REMOVED, "the attachment was removed", REPLACED[-1])]
+        return [error(Kind.REMOVED, "the attachment was removed", "Call attach again")]
     found = run.scale.findings(run.epoch)
     window, before = windows(run, hooks)
     if before.has("calls", "active") and not window.has("trained", "active"):
         window = before
     if not window.has("calls", "active") and not _leaves_no_trace(base, hooks):
         text = "no layer was called in this epoch, or since attaching or loading"
-        found.append(error((), Kind.NOT_RUN, text, "Run a training step first"))
-    here = {hook.site.key for hook in hooks}
-    found += [error((key,), *REPLACED) for key in run.keys if key not in here]
+        found.append(error(Kind.NOT_RUN, text, "Run a training step first"))
     found += filter(None, [hook.diagnose(base, window) for hook in hooks])
     return found + not_stepped(hook.site for hook in hooks)
 

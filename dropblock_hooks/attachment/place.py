@@ -1,7 +1,7 @@
 """Places a spec on a model: finds all of its faults, and then installs the hooks, all or none."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -85,12 +85,13 @@ def place(model: nn.Module, draft: Draft, epochs: int | None = None) -> Placed:
     problems += [*_refused(placements), *_conflicts(placements)]
     if problems:
         raise SpecError(problems, draft.source)
-    timed, long, unsaid = _with_rates(placements, epochs)
+    unsaid: list[str] = []
     facts = ModelFacts(index)
-    for i, p in enumerate(timed):
-        if not p.target.form:
-            timed[i] = replace(p, facts=facts.of(p.target, p.regularizer.at))
-    return Placed(timed, [*warnings, *long, *_nested(timed)], unsaid)
+    for i, p in enumerate(_with_rates(placements, epochs, warnings, unsaid)):
+        known = None if p.target.form else facts.of(p.target, p.regularizer.at)
+        placements[i] = replace(p, facts=known)
+    warnings += _nested(placements)
+    return Placed(placements, list(dict.fromkeys(warnings)), list(dict.fromkeys(unsaid)))
 
 
 def _refused(placements: list[Placement]) -> list[str]:
@@ -147,16 +148,15 @@ def _set_one_rate(module: nn.Module, *two: Regularizer) -> bool:
     return any(map(unit_dropped, two)) and retuned == [rate_attribute(module)]
 
 
-def _with_rates(placements: list[Placement], epochs: int | None) -> Placed:
+def _with_rates(
+    placements: list[Placement], epochs: int | None, warnings: list[str], unsaid: list[str]
+) -> Iterator[Placement]:
     """Schedules without epochs follow the training; `ByDepth` is spread over its entry's layers."""
     sizes = Counter(p.position for p in placements)
     before: Counter[tuple[int, int]] = Counter()
-    timed: list[Placement] = []
-    unsaid: list[str] = []
-    long: list[str] = []
     for p in placements:
         own, rates = p.regularizer.rates, {}
-        i, n = before[p.position], sizes[p.position]
+        depth = before[p.position], sizes[p.position]
         before[p.position] += 1
         try:
             for name, rate in own.items():
@@ -165,39 +165,36 @@ def _with_rates(placements: list[Placement], epochs: int | None) -> Placed:
                     unsaid.append(f"{p.where}: {quote(rate)}: {UNSAID}")
                 elif length and epochs is not None and length > epochs:
                     text = f"takes {length:g} epochs, and the training has {epochs}"
-                    long.append(f"{p.where}: {quote(rate)} {text}: it does not reach its end")
-                rates[name] = spread_rate(rate if epochs is None else within(rate, epochs), i, n)
-            if any(rates[name] is not rate for name, rate in own.items()):
-                p = replace(p, regularizer=p.regularizer.with_rates(**rates))
+                    warnings.append(f"{p.where}: {quote(rate)} {text}: it does not reach its end")
+                rates[name] = spread_rate(rate if epochs is None else within(rate, epochs), *depth)
+            changed = any(rates[name] is not rate for name, rate in own.items())
+            regularizer = p.regularizer.with_rates(**rates) if changed else p.regularizer
         except Exception as error:  # a schedule may be anybody's
             text = f"{p.where}: {quote(p.regularizer)} at {label(p.target.name)}: {error}"
             raise SpecError([text]) from error
-        timed.append(p)
-    return Placed(timed, list(dict.fromkeys(long)), list(dict.fromkeys(unsaid)))
+        yield replace(p, regularizer=regularizer)
 
 
-def _nested(placements: list[Placement]) -> list[str]:
+def _nested(placements: list[Placement]) -> Iterator[str]:
     """Warnings of layers inside others with the same class, which applies to them twice."""
     groups: dict[str, dict[str, str]] = defaultdict(dict)  # of each class, the entry by layer
     for p in placements:
         if not p.target.form and not isinstance(p.regularizer, Retune | Observer):
             groups[p.regularizer.label][p.target.name] = p.where
-    warnings = []
     for kind, layers in groups.items():
-        inner = [name for name in layers if any(map(layers.__contains__, _around(name)))]
+        inner = [name for name in layers if name and not layers.keys().isdisjoint(_around(name))]
         if inner:
-            warnings.append(
+            yield (
                 f"{', '.join(dict.fromkeys(layers.values()))}: {kind} is put on {len(layers)} "
                 f"layers, and applies again in each. {len(inner)} of them lie inside others "
                 f"({listed(inner, 3)}). In a selector, ** takes the layers inside too, * only one "
                 "level"
             )
-    return warnings
 
 
 def _around(name: str) -> list[str]:
     """The names of the modules around a layer."""
-    parts = name.split(".") if name else []
+    parts = name.split(".")
     return [".".join(parts[:n]) for n in range(len(parts))]
 
 
@@ -217,8 +214,6 @@ def install(
         site.order, site.position, site.selector = order, p.position, str(p.entry.selector)
         hook = p.hook(site, p.target.local) if make is None else make(site, p)
         installed.append((p.target.module, hook))
-    hooks = [hook for _, hook in installed]
-    run.keys = tuple(hook.site.key for hook in hooks)
     attachment = Attachment(base, run, installed)
     try:
         for module, hook in installed:
@@ -226,7 +221,7 @@ def install(
             hook.look(module)
         if any((p.regularizer.spatial or 0) > 1 for p in placements):  # of maps, or of tokens
             run.grids.watch(base)
-        base.register_forward_hook(ModelHook(run, hooks))
+        base.register_forward_hook(ModelHook(run, [hook for _, hook in installed]))
     except BaseException:
         attachment.remove()
         raise

@@ -82,13 +82,11 @@ def new_alerts(
 
     Without `statistics`, only values that are not finite are judged.
     """
-    sights = _sights(base, hooks)
+    sights, clock = _sights(base, hooks), Clock.of(run.shared)
     if not sights or not run.installed:
         return []
-    clock = Clock.of(run.shared)
-    before = clock.alerts
     statistics = statistics and any(sight.judged for sight in sights)
-    found = _judge(base, run, sights, before, statistics)
+    before, found = clock.alerts, _judge(base, run, sights, statistics)
     if any(s.kept.calls or s.kept.grads or s.kept.bad_calls for s in sights):
         run.told -= before.keys() - found.keys()
         clock.alerts = found
@@ -99,9 +97,9 @@ def new_alerts(
 
 def alerts_now(base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> list[Finding]:
     """The findings of the last look that hold, and those since then. Reports nothing."""
-    sights, before = _sights(base, hooks), Clock.of(run.shared).alerts
-    found = _judge(base, run, sights, before, any(sight.judged for sight in sights))
-    return _first_cause(list((before | found).values()), sights)
+    sights = _sights(base, hooks)
+    found = _judge(base, run, sights, any(sight.judged for sight in sights))
+    return _first_cause(list((Clock.of(run.shared).alerts | found).values()), sights)
 
 
 def tell_alerts(run: Run, hooks: Sequence[SiteHook], findings: Sequence[Finding]) -> None:
@@ -149,24 +147,23 @@ def _first_cause(findings: Sequence[Finding], sights: Sequence[Sight]) -> list[F
     return [replace(first, text=f"{first.text}. Likely effects of it: {told}"), *apart]
 
 
-def _judge(
-    base: nn.Module, run: Run, sights: list[Sight], before: Alerts, statistics: bool
-) -> Alerts:
+def _judge(base: nn.Module, run: Run, sights: list[Sight], statistics: bool) -> Alerts:
     """The findings of all rules. Where statistics are not judged, the findings from them hold.
 
     NaN comes from NaN: while it is there, all that was found before holds, and nothing is judged.
     """
+    before = Clock.of(run.shared).alerts
     by_rule = {kind: [s for s in sights if kind in s.dog.names] for kind in Kind}
     found = [*_nonfinite(run, by_rule[Kind.NONFINITE])]
     if found and any(kind == Kind.NONFINITE for _, kind in before):
         return before
-    if not statistics:
-        found += [each for each in before.values() if each.kind != Kind.NONFINITE]
-    else:
+    if statistics:
         found += _along_depth(Kind.VANISHING, by_rule[Kind.VANISHING])
         found += _along_depth(Kind.EXPLODING, by_rule[Kind.EXPLODING])
         found += [each for sight in sights if sight.judged for each in _of_activation(sight)]
         found += _no_gradient(base, sights, by_rule[Kind.NO_GRADIENT])
+    else:
+        found += [each for each in before.values() if each.kind != Kind.NONFINITE]
     return {(each.sites[0], each.kind): each for each in found}
 
 

@@ -33,7 +33,6 @@ class Run:
     compared: bool = False  # whether the random seeds were compared with the other ranks
     counter: Counter = field(default_factory=Counter)  # of the forwards of the model
     told: set[tuple[str, str]] = field(default_factory=set)  # what was reported: site and kind
-    keys: tuple[str, ...] = ()  # of all sites
     optimizers: list[tuple[weakref.ref[Any], RemovableHandle]] = field(default_factory=list)
     grids: Grids = field(default_factory=Grids)  # the sizes of the maps behind rows of tokens
     shared: dict[str, Any] = field(default_factory=dict)  # the state that observers share
