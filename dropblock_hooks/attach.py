@@ -11,9 +11,8 @@ from .handles import forget_compiled
 from .planning.builtin import find_doubled
 from .planning.plan import plan_placements
 from .selectors.wrappers import find_module, submodule, unwrap
-from .sites.grad_scaler import LossScale, checked_scaler
 from .sites.hooks import SiteHook, hooks_on
-from .sites.run import Run
+from .sites.run import LossScale, Run, checked_scaler
 from .sites.updates import checked_optimizers
 from .spec.spec import Draft, SpecError
 

@@ -13,9 +13,8 @@ from ..checks import as_number
 from ..findings import Finding, tell
 from ..observers.capture import Capture, Record
 from ..selectors.select import Select
-from ..sites.grad_scaler import LossScale, checked_scaler
 from ..sites.hooks import SiteHook, take_off
-from ..sites.run import Run, world_size
+from ..sites.run import LossScale, Run, checked_scaler, world_size
 from ..sites.site import Site
 from ..sites.updates import checked_optimizers, use_optimizers
 from ..tables import Table, counted

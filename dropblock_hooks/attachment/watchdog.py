@@ -14,9 +14,8 @@ from ..findings import Finding, Kind, Severity, tell
 from ..observers.watchdog import Clock, Watchdog, Watched
 from ..quoting import listed
 from ..selectors.wrappers import find_module
-from ..sites.grad_scaler import is_enabled
 from ..sites.hooks import SiteHook
-from ..sites.run import Run
+from ..sites.run import Run, is_enabled
 from ..sites.site import Site
 
 _SMALLEST_SCALE = 1.0  # a GradScaler below it is not recovering from its overflows

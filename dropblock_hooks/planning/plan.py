@@ -264,7 +264,6 @@ def _probe(
         outputs = [x for x in tree_leaves(run.run()) if isinstance(x, Tensor)]
     window = replace(
         windows(shared, [probe.hook for probe in probes])[0],
-        layers={name: layer.calls for name, layer in layers.items()},
         model=Snapshot(trained=1),
         backward=False,
     )

@@ -11,6 +11,5 @@ act               runs a regularizer on one activation or gradient, and counts
 site              `Site`: a regularizer on a layer, and its state
 counter           `Counter`: totals that only grow, and windows of them; histograms of norms
 run               `Run`: the time, the switches and the loss scale of an attachment; its windows
-grad_scaler       the GradScaler that multiplies the loss
 indexing          tensors inside the inputs and outputs of a layer
 """

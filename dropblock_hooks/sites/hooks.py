@@ -180,7 +180,7 @@ class SiteHook:
             why = "the layer is in evaluation mode inside a training model (frozen)"
             cure = "Call train() on the layer, or use active='always'"
         elif missed:
-            why, cure = _why_not_called(model, self.site.owner, window)
+            why, cure = _why_not_called(model, self.site.owner)
         elif not enabled:
             why, cure = "the attachment is paused", "Set attached.enabled = True"
         elif gradient and trained:
@@ -255,7 +255,7 @@ def _gives_back(module: nn.Module, given: Any, output: Tensor) -> bool:
     return output is given or (not is_compiling() and bool(alias(output, given)))
 
 
-def _why_not_called(model: nn.Module, name: str, window: Window) -> tuple[str, str]:
+def _why_not_called(model: nn.Module, name: str) -> tuple[str, str]:
     """The likely cause why a layer was not called, and the cure."""
     if not name:
         return "the model itself was not called, only layers inside it", "Name these layers"
@@ -266,10 +266,8 @@ def _why_not_called(model: nn.Module, name: str, window: Window) -> tuple[str, s
             "Name the attention (index=0 of nn.MultiheadAttention) or the projection behind it, "
             "or set fused_attn = False",
         )
-    inside = [calls for each, calls in window.layers.items() if each.startswith(f"{name}.")]
-    container = isinstance(layer, nn.Sequential | nn.ModuleList | nn.ModuleDict) and len(layer)
-    if any(inside) or (container and not inside):
-        why = "a container that the model loops over, as gradient checkpointing does"
+    if isinstance(layer, nn.Sequential | nn.ModuleList | nn.ModuleDict):
+        why = "a branch not taken, or a container that the model loops over, as checkpointing does"
         return why, "Name the layers inside it"
     return (
         "a branch not taken, or its parent uses the layer without calling it (it reads the weight, "
@@ -296,5 +294,4 @@ def take_off(run: Run, module: nn.Module) -> None:
             if getattr(ours(hook) or hook, "run", None) is run:
                 hooks.pop(key)
                 module._forward_hooks_with_kwargs.pop(key, None)
-                module._forward_hooks_always_called.pop(key, None)
                 module._forward_pre_hooks_with_kwargs.pop(key, None)

@@ -18,9 +18,8 @@ from ..quoting import kind_of, listed
 from ..regularizers.gradients import ClipGradNorm
 from ..selectors.wrappers import shard_refusal
 from .act import NOT_DENSE, regularize_grad
-from .grad_scaler import as_factor
 from .hooks import SiteHook
-from .run import Run, world_size
+from .run import Run, as_factor, world_size
 from .site import Site
 
 _WRAPPED = ("_base_optimizer", "base_optimizer", "_optimizer", "original_optimizer", "optimizer")

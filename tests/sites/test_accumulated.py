@@ -298,11 +298,7 @@ def test_the_mode_at_the_update_decides(mode, active):
 # copies, and what is kept alive ------------------------------------------------------------------
 
 
-def by_pickle(model):
-    return pickle.loads(pickle.dumps(model))
-
-
-@pytest.mark.parametrize("copied", [copy.deepcopy, by_pickle])
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
 def test_a_copy_has_no_optimizer(copied):
     model = net()
     optimizer = SGD(model.parameters(), lr=0.0)
@@ -418,13 +414,6 @@ def fsdp2_is_refused(rank):
     not (distributed.is_available() and distributed.is_gloo_available()),
     reason="this torch has no gloo",
 )
-@pytest.mark.parametrize(
-    "calls",
-    [
-        ["ddp_clips_the_mean", "ddp_refuses_other_noise_in_each_process"],
-        ["fsdp2_is_refused"],
-    ],
-    ids=["ddp", "fsdp2"],
-)
-def test_two_processes(tmp_path, calls):
-    run_pair(tmp_path, "tests.sites.test_accumulated", calls)
+def test_two_processes(tmp_path):
+    calls = "ddp_clips_the_mean", "ddp_refuses_other_noise_in_each_process", "fsdp2_is_refused"
+    run_pair(tmp_path, "tests.sites.test_accumulated", [*calls])

@@ -68,7 +68,6 @@ CASES = {
     "DropGrad2d": DropGrad2d(ramp(0, 0.9)),
 }
 DROPS = [case for case in CASES if isinstance(CASES[case].rates.get("p"), LinearSchedule)]
-BELOW_1 = {"DropBlock2d-paper", "GaussianDropout"}  # drop less, or take no p of 1
 OF_OTHER_LIBRARIES = {"Foreign"}
 OF_LAYERS_THAT_DROP = {"Retune"}  # tests/sites/test_retune.py
 OF_PARAMETERS = {
@@ -156,7 +155,6 @@ def test_one_graph_for_300_rates(case, at):
 @pytest.mark.every(2)
 @pytest.mark.parametrize("case", rest_slow(CASES, ["Dropout2d", "ClampGrad-max"]))
 def test_no_compilation_after_the_first(case):
-    """From a rate of 0, where nothing changes, to the highest, where p = 1 drops all."""
     regularizer = CASES[case]
     spatial = regularizer.spatial or 2
     model = Small(spatial)
@@ -169,10 +167,6 @@ def test_no_compilation_after_the_first(case):
         if epoch == 0 and regularizer.acts_on == "activation":
             assert torch.equal(y, bare(x))
     assert attached.sites[0].active_calls == 4
-    if case in DROPS and case not in BELOW_1:
-        attached.set("*", p=1.0)
-        assert train(call, x).isfinite().all()
-        assert attached.sites[0].realized_rate == 1.0
     assert graphs() == 1
     assert counters["aot_autograd"]["total"] == 1  # not traced anew for a Python scalar
     assert sum(counters["graph_break"].values()) == 0
@@ -333,10 +327,6 @@ def module(net, compiler):
     return compiler(net)
 
 
-def function(net, compiler):
-    return compiler(lambda x: net(x))
-
-
 def in_place(net, compiler):
     net.compile(**compiler.keywords)
     return net
@@ -348,7 +338,7 @@ def regions(net, compiler):
     return net
 
 
-WAYS = [module, function, in_place, regions]
+WAYS = [module, in_place, regions]
 
 
 @pytest.mark.parametrize("backend", rest_slow(["eager", "inductor"]))

