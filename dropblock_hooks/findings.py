@@ -141,11 +141,11 @@ class WatchdogError(RuntimeError):
     """
 
     def __init__(self, findings: Sequence[Finding]) -> None:
-        super().__init__("\n".join(grouped(findings)))
+        super().__init__(tuple(findings))
         self.findings = tuple(findings)
 
-    def __reduce__(self) -> tuple[type, tuple[tuple[Finding, ...]]]:
-        return type(self), (self.findings,)
+    def __str__(self) -> str:
+        return "\n".join(grouped(self.findings))
 
 
 def merged(findings: Iterable[Finding]) -> list[Finding]:

@@ -26,10 +26,7 @@ def keep_in_checkpoints(
     ``file["saver"]["dropblock_hooks"]``.
 
     Example:
-        >>> from dropblock_hooks.integrations.timm import keep_in_checkpoints
-        >>> keep_in_checkpoints(
-        ...     attached, saver, resume=args.resume, loss_scaler=loss_scaler
-        ... )  # doctest: +SKIP
+        >>> keep_in_checkpoints(attached, saver, resume=args.resume)  # doctest: +SKIP
 
     Args:
         attached: the Attachment of the model.

@@ -1,18 +1,12 @@
 """``Regularize``: a callback of the Trainer of Hugging Face's Transformers."""
 
 from typing import Any
-from weakref import WeakKeyDictionary
 
-from torch import nn
 from transformers.trainer_callback import ExportableState, TrainerCallback
 
-from ..attach import attachments
 from ..attachment.attachment import Attachment
 from ..spec.spec import Spec
 from .driver import TrainerDriver
-
-_ATTACHED: WeakKeyDictionary[nn.Module, Attachment] = WeakKeyDictionary()
-"""The Attachments of callbacks, because the Trainer does not report exceptions to them."""
 
 
 class Regularize(TrainerCallback, ExportableState):  # type: ignore[misc]  # of a skipped package
@@ -21,7 +15,7 @@ class Regularize(TrainerCallback, ExportableState):  # type: ignore[misc]  # of 
     The Trainer gives the time, the length of the training and the GradScaler. Scalars go into its
     logs, the state into its checkpoints. After each epoch the callback warns of what
     `Attachment.verify` finds. The end of training removes the hooks. If the training raises, call
-    ``callback.attached.remove()``.
+    ``callback.attached.remove()``. A Trainer takes one such callback.
 
     Example:
         >>> from dropblock_hooks.integrations.transformers import Regularize
@@ -40,19 +34,14 @@ class Regularize(TrainerCallback, ExportableState):  # type: ignore[misc]  # of 
 
     Raises:
         SpecError: for a bad spec; when training begins, for one that does not fit the model.
-        RuntimeError: for a second `Regularize` on a model, or for ``nn.DataParallel``.
+        RuntimeError: when training begins, for ``nn.DataParallel``.
         ValueError: for another unit; when training begins, for a checkpoint of another spec.
     """
 
     def __init__(
         self, spec: Any, unit: str = "epoch", *, root: str = "", strict: bool = True
     ) -> None:
-        checked = Spec(spec)
-        try:
-            plain = checked.to_plain()
-        except ValueError:  # the spec holds code
-            plain = None
-        self._arguments = {"spec": plain, "unit": unit, "root": root, "strict": strict}
+        Spec(spec)  # a bad spec is an error here, not when training begins
         self._driver = TrainerDriver(spec, unit, root=root, strict=strict)
 
     @property
@@ -62,7 +51,7 @@ class Regularize(TrainerCallback, ExportableState):  # type: ignore[misc]  # of 
 
     def state(self) -> dict[str, Any]:
         """The state for a checkpoint of the Trainer."""
-        return {"args": self._arguments, "attributes": {"saved": self._driver.state()}}
+        return {"args": {}, "attributes": {"saved": self._driver.state()}}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Attach, and restore the counts of a checkpoint."""
@@ -71,23 +60,16 @@ class Regularize(TrainerCallback, ExportableState):  # type: ignore[misc]  # of 
                 f"the Trainer uses nn.DataParallel on {args.n_gpu} GPUs, which shares the state of "
                 "hooks between threads: start it with torchrun, or set CUDA_VISIBLE_DEVICES=0"
             )
-        model, optimizer = given["model"], given.get("optimizer")
-        self._driver.end()
-        if _ATTACHED.get(model) in attachments(model):
-            raise RuntimeError(
-                "this model has a Regularize callback already: a Trainer takes one, with all of "
-                "the spec. After a training that raised, call detach_all(model)"
-            )
-        resumed = state.global_step > 0
+        optimizer, resumed = given.get("optimizer"), state.global_step > 0
         if resumed:
             # the Trainer updates existing entries only
-            empty = {**self.state(), "attributes": {}}
+            empty = {"args": {}, "attributes": {}}
             stored = state.stateful_callbacks.setdefault(type(self).__name__, empty)
             self._driver.load(stored["attributes"].get("saved"))
         length = state.max_steps if self._driver.unit == "step" else state.num_train_epochs
         scaler = getattr(optimizer, "scaler", None) or False
-        _ATTACHED[model] = self._driver.begin(
-            model, length, scaler=scaler, optimizers=optimizer, resumed=resumed
+        self._driver.begin(
+            given["model"], length, scaler=scaler, optimizers=optimizer, resumed=resumed
         )
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:

@@ -13,7 +13,6 @@ class Regularize:
     hold the averaged model, which has no hooks, so they load without this package.
 
     Example:
-        >>> from dropblock_hooks.integrations.ultralytics import Regularize
         >>> regularize = Regularize({"model.[678]": DropBlock2d(p=LinearSchedule(0.0, 0.1))})
         >>> yolo = YOLO("yolo11n-cls.yaml")  # doctest: +SKIP
         >>> regularize.add_to(yolo)  # doctest: +SKIP

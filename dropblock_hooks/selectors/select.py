@@ -152,7 +152,7 @@ def _has_forward(module: nn.Module) -> bool:
 
 
 def _hint(form: str, text: str, index: Index) -> str:
-    """What a text that matches nothing was probably meant to be."""
+    """The probable meaning of a text that matches nothing, as the end of a message."""
     word, colon, _ = text.partition(":")
     if colon and word != "re":
         forms = ", ".join(FORMS)
@@ -189,10 +189,7 @@ def _match_select(select: Select, index: Index) -> list[Target]:
 
 def _left_out(text: str, found: list[Target], index: Index) -> set[Target]:
     """The targets that an exclude leaves out: its matches, and everything inside them."""
-    try:
-        roots = _named(text, index, whole=True)
-    except NoMatchError as error:
-        raise NoMatchError(f"exclude={quote(text)} leaves out nothing: {error}") from None
+    roots = _named(text, index, whole=True)
     starts = tuple(f"{root.name}." if root.name else "" for root in roots)
     tables = [index.table(form) for form in {target.form for target in found}]
     inside = {t for table in tables for name, t in table.items() if f"{name}.".startswith(starts)}

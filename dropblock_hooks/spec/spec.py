@@ -42,18 +42,18 @@ class SpecError(ValueError):
 
     def __init__(self, problems: Iterable[str], source: str = "") -> None:
         self.problems = tuple(shorten(problem, 1_000) for problem in problems)
-        self._source = source
-        where = f" in {label(source, 200)}" if source else ""
-        heading = f"{counted(len(self.problems), 'problem')} in the spec{where}:"
-        super().__init__("\n  - ".join([heading, *self.problems]))
+        super().__init__(self.problems, source)
 
     @property
     def findings(self) -> tuple[Finding, ...]:
         """The problems as `Finding` objects."""
         return tuple(Finding(Kind.SPEC, Severity.ERROR, (), each) for each in self.problems)
 
-    def __reduce__(self) -> Any:
-        return SpecError, (self.problems, self._source)
+    def __str__(self) -> str:
+        problems, source = self.args
+        where = f" in {label(source, 200)}" if source else ""
+        heading = f"{counted(len(problems), 'problem')} in the spec{where}:"
+        return "\n  - ".join([heading, *problems])
 
 
 class Entry(NamedTuple):
