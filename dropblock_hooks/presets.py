@@ -55,7 +55,7 @@ def drop_block_resnet(
     """
     bare = unwrap(model)
     known = Index(bare).modules
-    spec = {}
+    spec: dict[str, Regularizer] = {}
     for group, factor in (("layer3", 0.25), ("layer4", 1.0)):
         norms, shortcuts = f"{group}.*.bn[123]", f"{group}.*.downsample"
         if not matching(norms, known):
@@ -90,7 +90,8 @@ def by_stage(
         )
     name, rate = next(iter(regularizer.rates.items()))
     spread = regularizer.with_rates(**{name: ByDepth(scaled(rate, first), rate)})
-    return Spec([(Select(stages=stages), spread)])
+    chosen = stages if isinstance(stages, int) else tuple(stages)
+    return Spec([(Select(stages=chosen), spread)])
 
 
 def stochastic_depth(

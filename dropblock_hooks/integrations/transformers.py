@@ -63,7 +63,7 @@ class Regularize(TrainerCallback, ExportableState):  # type: ignore[misc]  # of 
         optimizer, resumed = given.get("optimizer"), state.global_step > 0
         if resumed:
             # the Trainer updates existing entries only
-            empty = {"args": {}, "attributes": {}}
+            empty: dict[str, Any] = {"args": {}, "attributes": {}}
             stored = state.stateful_callbacks.setdefault(type(self).__name__, empty)
             self._driver.load(stored["attributes"].get("saved"))
         length = state.max_steps if self._driver.unit == "step" else state.num_train_epochs
