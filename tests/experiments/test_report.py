@@ -1,5 +1,6 @@
 """Reports: what they say first, and that all that is committed is what the runs tell."""
 
+import functools
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -20,18 +21,27 @@ RESULTS = sorted(path.parent for path in page.RESULTS.glob("*/runs.csv"))
 by_result = pytest.mark.parametrize("folder", RESULTS, ids=lambda folder: folder.name)
 
 
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """The folder of a report that is written anew, once."""
+
+    @functools.cache
+    def written(folder):
+        made = tmp_path_factory.mktemp(folder.name)
+        write_report(made, *read_report(folder))
+        return made
+
+    return written
+
+
 @by_result
-def test_a_committed_report_is_what_its_runs_tell(folder, tmp_path):
-    study, frame, epochs = read_report(folder)
-    write_report(tmp_path, study, frame, epochs)
-    made, there = (
-        sorted(p.name for p in tmp_path.iterdir()),
-        sorted(p.name for p in folder.iterdir()),
-    )
+def test_a_committed_report_is_what_its_runs_tell(folder, written):
+    new = written(folder)
+    made, there = (sorted(path.name for path in each.iterdir()) for each in (new, folder))
     assert made == there
     for name in set(made) - {"comparisons.csv"} - {each for each in made if each.endswith(".png")}:
-        assert (tmp_path / name).read_bytes() == (folder / name).read_bytes(), name
-    made, there = (pd.read_csv(each / "comparisons.csv") for each in (tmp_path, folder))
+        assert (new / name).read_bytes() == (folder / name).read_bytes(), name
+    made, there = (pd.read_csv(each / "comparisons.csv") for each in (new, folder))
     pd.testing.assert_frame_equal(made, there, rtol=1e-9)  # versions of scipy differ in last digits
 
 
@@ -39,13 +49,11 @@ def test_a_committed_report_is_what_its_runs_tell(folder, tmp_path):
     not matplotlib.__version__.startswith("3.11."), reason="the pictures are of matplotlib 3.11"
 )
 @by_result
-def test_a_committed_picture_is_what_its_runs_tell(folder, tmp_path):
-    study, frame, epochs = read_report(folder)
-    write_report(tmp_path, study, frame, epochs)
+def test_a_committed_picture_is_what_its_runs_tell(folder, written):
     pictures = sorted(folder.glob("*.png"))
     assert pictures
     for path in pictures:
-        made, there = (np.asarray(Image.open(each)) for each in (tmp_path / path.name, path))
+        made, there = (np.asarray(Image.open(each)) for each in (written(folder) / path.name, path))
         assert np.array_equal(made, there), path
 
 

@@ -14,7 +14,7 @@ from PIL import Image
 from torch import nn
 
 from experiments.config import Run
-from experiments.overhead import layers, timing
+from experiments.overhead import layers, peers, timing
 from experiments.overhead.memory import saved_bytes
 from experiments.overhead.peers import PEERS, nominal, realized
 from experiments.report import read_report
@@ -150,7 +150,8 @@ def test_a_difference_and_a_unit_are_compared(monkeypatch):
 
 
 @pytest.mark.parametrize("name", rest_slow(PEERS))
-def test_peers_are_asked_for_what_drops_the_same_share(name):
+def test_peers_are_asked_for_what_drops_the_same_share(name, monkeypatch):
+    monkeypatch.setattr(peers, "ELEMENTS", 400_000)
     p = nominal(name, (14, 14), 5, 0.1)
     assert realized(name, p, (14, 14), 5) == pytest.approx(0.1, abs=0.003)
 

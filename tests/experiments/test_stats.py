@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from experiments.stats import compare, holm, interval, p_value, word
+from tests.cases import rest_slow
 
 
 @dataclass
@@ -126,7 +127,7 @@ def test_missing_runs_are_left_out_of_both():
     assert table.iloc[0]["difference"] == pytest.approx(15)
 
 
-@pytest.mark.parametrize("shift", [0.0, 0.1], ids=["no difference", "a difference"])
+@pytest.mark.parametrize("shift", rest_slow([0.1, 0.0]))
 def test_simultaneous_coverage(shift):
     """All intervals of a study hold the true differences together in 95 % of studies or more."""
     generator = np.random.default_rng(1)

@@ -1,5 +1,7 @@
 """Automatic mixed precision: types, bounds in the unit of the unscaled loss, overflow."""
 
+import functools
+
 import pytest
 import torch
 
@@ -19,11 +21,15 @@ from tests.stacks import (
 LOW = [Stack(precision="bf16"), Stack(precision="fp16")]
 
 
+@functools.cache
+def in_float32(name):
+    return train(regularizers()[name], Stack())
+
+
 @pytest.mark.parametrize("stack", LOW, ids=str)
 @pytest.mark.parametrize("name", regularizers())
 def test_training_in_low_precision_is_that_in_float32(stack, name):
-    low = train(regularizers()[name], stack)
-    full = train(regularizers()[name], Stack())
+    low, full = train(regularizers()[name], stack), in_float32(name)
     assert low.counts[0][:2] == full.counts[0][:2]
     if name in ACTIVATIONS:
         assert low.counts == full.counts, "the same masks"
