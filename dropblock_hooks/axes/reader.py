@@ -58,6 +58,9 @@ class Reader:
         self._samples = (samples or self._channels) and options.auto
         self._of_parameter = facts is None
         self.last = PARAMETER if facts is None else None  # how the last tensor was read
+        self.sure: View | None = None  # how all maps are read, if the layer's own type decides
+        if self.facts.own == FIRST and options.auto and spatial in (2, 3):
+            self.sure = View(CHANNELS_FIRST[spatial])
         self._sides: dict[int, str] = {}  # where the channels are, by the number of axes
         self._views: dict[torch.Size, View] = {}  # the answers; for tokens, of the last forward
         self._asked: Counter[torch.Size] = Counter()
@@ -67,8 +70,6 @@ class Reader:
         if self._of_parameter:
             return PARAMETER
         if is_compiling():  # no side effects, and no hash of a traced size
-            if self.facts.own == FIRST and self.options.auto and x.ndim - 2 == self._spatial != 1:
-                return View(CHANNELS_FIRST[x.ndim - 2])  # the rules take longer to trace
             view = self._by_rules(x.shape, self._sides.get(x.ndim, ""))
             return self._with_grid(x.shape, view) if is_tokens(view.layout, self._spatial) else view
         known = self._views.get(x.shape)

@@ -14,7 +14,7 @@ from torch._C._dynamo.eval_frame import set_eval_frame
 from torch.compiler import is_compiling, is_dynamo_compiling
 
 from ..findings import Finding, Kind, Severity
-from ..handles import check_version, is_exporting
+from ..handles import check_version
 from ..observers.base import Observer
 from ..regularizers.base import Regularizer
 from ..selectors.index import Target
@@ -63,6 +63,8 @@ class SiteHook:
         self.at_input = site.regularizer.at == "input"
         # whether the last argument is the tensor itself
         self.plain = not self.at_input and site.regularizer.index is None
+        # whether nothing else is needed
+        self.direct = self.plain and not site.regularizer.needs_input
         if self.turn == Turn.ACTIVATIONS:
             self.turn = _turn(site.regularizer)
 
@@ -210,6 +212,10 @@ class SiteHook:
     def _act(self, module: nn.Module, *given: Any) -> Any:
         """Run the regularizer; `given` are the arguments of a hook of torch after the module."""
         site, args = self.site, given[0]
+        run = operator.regularize if is_compiling() else act
+        if self.direct and indexing.is_dense(given[-1]):  # shorter, which compiling needs
+            y = run(site, given[-1], args[0] if args else None, module.training)
+            return None if y is given[-1] else y
         value, index, x = self.pick(given)
         layer_input = x if self.at_input else args[0] if args else None
         needs_input = site.regularizer.needs_input and not self.at_input
@@ -219,7 +225,6 @@ class SiteHook:
                 f"{site.regularizer.label} needs the unchanged input: work out of place there "
                 "(x = x + y for x += y)"
             )
-        run = operator.regularize if is_compiling() else act
         y = run(site, x, layer_input, module.training)
         if y is x:
             return None
@@ -233,10 +238,8 @@ class SiteHook:
 
         A site that is off in this mode adds nothing to the graph.
         """
-        site = self.site
         check_version()
-        on = site.acts(module.training) if is_exporting() else site.is_on(module.training)
-        return self._act(module, *given) if on else None
+        return self._act(module, *given) if self.site.is_on(module.training) else None
 
 
 def _turn(regularizer: Regularizer) -> Turn:

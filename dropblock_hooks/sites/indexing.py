@@ -15,6 +15,12 @@ from ..quoting import kind_of
 Index = int | str | None
 
 
+def is_dense(value: Any) -> bool:
+    """Whether it is a dense tensor of floating-point numbers."""
+    dense = isinstance(value, Tensor) and value.layout is torch.strided
+    return dense and value.is_floating_point() and not value.is_nested
+
+
 def get(value: Any, index: Index) -> Tensor:
     """The floating-point tensor itself, or at `index` of a tuple, list or dict.
 

@@ -3,7 +3,7 @@
 torch.compile does not trace into operators. Compiled code holds a handle that names the site, and a
 seed, which is drawn in the graph so that a recomputation draws the same one. When the code runs,
 ``regularize`` finds the site, seeds the random number generator, and runs the same regularizer as
-in eager mode, with the rates of now. So one graph serves all rates. ``regularize_backward`` does
+in eager mode, with the rates of now. So one graph serves all rates. ``regularize_gradients`` does
 the same with the gradient, with the rates of the forward. ``note`` counts a call in which nothing
 is done. ``observe`` and ``observe_gradient`` hand tensors to an observer.
 
@@ -58,24 +58,24 @@ def regularize(site: Site, x: Tensor, given: Any, training: bool) -> Tensor:
     A linear regularizer, or one of gradients, is its own backward. Others need the activation and
     `given` again.
     """
-    refuse_tracing(site, training)
-    if is_exporting():  # the program keeps the present rates as constants
+    exporting = is_exporting()
+    if exporting and not site.acts(training):
+        return x
+    if exporting or torch._C._are_functorch_transforms_active():
+        refuse_tracing(site, training)
+    if exporting:  # the program keeps the present rates as constants
         return perform(site, x, None, site.values, given)
-    regularizer, gradient = site.regularizer, site.regularizer.acts_on == "gradient"
+    gradient, linear, draws, n_rates, sure = site.traits
     if gradient and not may_get_gradient(x):
         note(site.handle, training)  # the first pass of a reentrant checkpoint, say
         return x
-    form, linear = site.form_of(x), regularizer.linear or gradient
-    needed = isinstance(given, Tensor) and not linear and given is not x
-    y: Tensor
-    y, _ = regularize_op(
-        x,
-        given if needed else None,
-        site.handle,
-        torch.randint(-_SEEDS, _SEEDS, (), device="cpu") if site.draws else None,
-        *(form.layout, list(form.grid or ()), form.prefix),
-        *(training, linear, len(site.values)),
-    )
+    layout, grid, prefix = sure if sure and len(sure[0]) == x.ndim else site.form_of(x)
+    layer_input = None if linear or given is x or not isinstance(given, Tensor) else given
+    seed = torch.randint(-_SEEDS, _SEEDS, (), device="cpu") if draws else None
+    y: Tensor = regularize_op(
+        *(x, layer_input, site.handle, seed, layout, grid or (), prefix),
+        *(training, linear, n_rates),
+    )[0]
     return y
 
 
@@ -151,23 +151,21 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 def _backward(ctx: Any, grad: Tensor | None, _: None) -> tuple[Any, ...]:
     if grad is None:
         return (None,) * 10
-    grads = regularize_backward_op(grad, *ctx.saved_tensors, *ctx.read)
-    return grads[0], None if ctx.saved_tensors[1] is None else grads[1], *[None] * 8
+    grads = regularize_gradients_op(grad, *ctx.saved_tensors, *ctx.read)
+    return grads[0], grads[1] if len(grads) > 1 else None, *[None] * 8
 
 
 differentiate("regularize", _backward, _save)
 
 
 @define_operator(
-    "regularize_backward",
-    "(Tensor grad, Tensor? x, Tensor? layer_input, Tensor? seed, Tensor row, "
-    f"{_VIEW}) -> (Tensor, Tensor)",
-    fake=lambda grad, x, layer_input, *given: (
-        torch.empty_like(grad),
-        grad.new_empty(0) if layer_input is None else torch.empty_like(layer_input),
-    ),
+    "regularize_gradients",
+    f"(Tensor grad, Tensor? x, Tensor? layer_input, Tensor? seed, Tensor row, {_VIEW}) -> Tensor[]",
+    fake=lambda grad, x, layer_input, *given: [
+        torch.empty_like(each) for each in (grad, layer_input) if each is not None
+    ],
 )
-def regularize_backward_op(
+def regularize_gradients_op(
     grad: Tensor,
     x: Tensor | None,
     layer_input: Tensor | None,
@@ -176,16 +174,16 @@ def regularize_backward_op(
     layout: str,
     grid: Sequence[int],
     prefix: int,
-) -> tuple[Tensor, Tensor]:
-    """The gradients of the activation and of the layer's input, with the mask of the forward.
+) -> list[Tensor]:
+    """The gradients of the activation and of `layer_input`, if given, with the mask of the forward.
 
     A regularizer of gradients, or one that multiplies by a diagonal matrix (``linear``), is applied
     to the gradient. Others are run a second time, with gradients; `x` is given for these only.
     """
-    nothing = grad.new_empty(0) if layer_input is None else torch.zeros_like(layer_input)
+    nothing = [] if layer_input is None else [torch.zeros_like(layer_input)]
     number, *values = row.tolist()
     if number == _OFF:
-        return _new(grad, grad), nothing
+        return [_new(grad, grad), *nothing]
     site: Site | None = find(number)
     if site is None:
         raise RuntimeError(
@@ -195,11 +193,11 @@ def regularize_backward_op(
     form = View(layout, tuple(grid) or None, prefix)
     rates = dict(zip(site.values, values, strict=False))
     if site.regularizer.acts_on == "gradient":
-        return _new(regularize_grad(site, form, rates, grad), grad), nothing
+        return [_new(regularize_grad(site, form, rates, grad), grad), *nothing]
     draws = site.kept_draws.pop(int(seed or 0), None) or []
     with _seeded(seed, grad.device), reusing(draws):
         if x is None:
-            return _new(perform(site, grad, form, rates), grad), nothing
+            return [_new(perform(site, grad, form, rates), grad), *nothing]
         with _autograd():
             inputs = [t.detach().requires_grad_() for t in (x, layer_input) if t is not None]
             y = perform(site, inputs[0], form, rates, inputs[-1])
@@ -208,7 +206,7 @@ def regularize_backward_op(
     for to, each in zip(grads, found, strict=True):
         if each is not None:
             to.copy_(each)
-    return grads[0], (nothing if layer_input is None else grads[1])
+    return grads
 
 
 def _new(y: Tensor, x: Tensor) -> Tensor:

@@ -91,8 +91,11 @@ class Site:
         if hasattr(before, "state_dict") and hasattr(self.bound, "load_state_dict"):
             self.bound.load_state_dict(before.state_dict())
         self.watch: Watch | None = self.bound if isinstance(self.bound, Watch) else None
-        # whether it draws random numbers for activations
-        self.draws = regularizer.random and regularizer.acts_on == "activation"
+        gradient = regularizer.acts_on == "gradient"
+        self.draws = regularizer.random and not gradient  # random numbers for activations
+        sure = None if self.reader.sure is None else tuple(self.reader.sure)
+        # one tuple for compiled code, because it compiles faster than five attributes
+        self.traits = gradient, regularizer.linear or gradient, self.draws, len(values), sure
         self.moves = any(map(is_moving, regularizer.rates.values()))
         self.always = regularizer.active == "always"
         self.move(values)

@@ -66,7 +66,7 @@ def test_the_operators_of_activations_pass_torchs_check(name, layout, dtype):
     assert row.tolist() == [site.handle, site.rate]
     saved = (None, None) if linear else (x, layer_input)
     torch.library.opcheck(
-        ops.regularize_backward.default,
+        ops.regularize_gradients.default,
         (torch.ones_like(y), *saved, seed, row, *read(layout)),
     )
 
@@ -84,7 +84,7 @@ def test_the_operators_of_gradients_pass_torchs_check(layout, dtype):
     assert torch.equal(y, x)
     assert row[1:].tolist() == [-0.1, 0.1]
     torch.library.opcheck(
-        ops.regularize_backward.default, (x, None, None, None, row, *read(layout))
+        ops.regularize_gradients.default, (x, None, None, None, row, *read(layout))
     )
 
 
