@@ -60,13 +60,6 @@ class WholeSums(Sums):
 
 
 @register
-class WholeValueSums(WholeSums):
-    """The same of values alone."""
-
-    sees_gradients: ClassVar[bool] = False
-
-
-@register
 class GradientSums(Sums):
     """The same of gradients alone."""
 
@@ -142,31 +135,6 @@ def test_a_checkpoint_that_runs_again_is_not_seen_twice(reentrant):
     made, calls, _, gradients = sums(attached)
     assert (calls, gradients) == (1, 1)
     assert made == pytest.approx(seen[0], abs=1e-5)
-
-
-@pytest.mark.parametrize("at", ["input", "output"])
-def test_all_tensors_of_a_nested_value(at):
-    class Nested(nn.Module):
-        def forward(self, a, extra):
-            return {"a": a * 2, "more": [extra["b"] * 3, extra["b"].long(), "text"]}
-
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner = Nested()
-
-        def forward(self, x):
-            out = self.inner(x * 1, {"b": x * 1})
-            assert out["more"][2] == "text"
-            return out["a"].sum() + out["more"][0].sum()
-
-    model = Model()
-    kind = WholeValueSums if at == "input" else WholeSums
-    attached = attach(model, {"inner": kind(at=at)})
-    x = torch.ones(2, 3, requires_grad=True)
-    model(x).backward()
-    assert sums(attached)[:3] == ([12.0, 1.0, 0.0] if at == "input" else [30.0, 1.0, 12.0])
-    assert x.grad.eq(5).all()
 
 
 @pytest.mark.parametrize("observer", [Sums, GradientStats, partial(Capture, gradients=True)])

@@ -15,7 +15,6 @@ from dropblock_hooks import (
     Record,
     ScaleGrad,
     SiteError,
-    Spec,
     SpecError,
     attach,
     attachments,
@@ -273,15 +272,6 @@ def test_compiled_code_refuses_to_hold_the_graph():
     attach(model, {"0": Capture(detach=False)})
     with pytest.raises(Exception, match="0/Capture.*can't keep the autograd graph.*detach=True"):
         torch.compile(model, backend="aot_eager", fullgraph=True)(torch.ones(1, 2))
-
-
-def test_in_a_file():
-    kept = Capture(gradients=True, keep=None, device=torch.device("cpu"), dtype=torch.float16)
-    spec = Spec({"**": kept})
-    assert Spec.from_yaml(spec.to_yaml()) == spec
-    assert "float16" in spec.to_yaml()
-    with pytest.raises(ValueError, match="is a function, which can.t be written"):
-        Spec({"**": Capture(reduce=torch.amax)}).to_yaml()
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,12 @@
 """Healthy training: ``watch`` at its defaults is silent."""
 
 import copy
-import warnings
 
 import pytest
 import torch
 from torch import nn
 
-from dropblock_hooks import DropBlock2d, Dropout, HookWarning, LinearSchedule, attach, watch
+from dropblock_hooks import watch
 from tests.cases import rest_slow
 from tests.observers.faulty import (
     Code,
@@ -139,48 +138,3 @@ def test_forty_steps_give_no_alert(which):
                 loss(model(change[0](x) if change else x), target).backward()
                 optimizer.step()
     assert not found, "\n".join(map(str, found))
-
-
-FAMILIES = [
-    ("test_byobnet", 64), ("test_convnext", 64), ("test_efficientnet", 64), ("test_mambaout", 64),
-    ("test_nfnet", 64), ("test_resnet", 64), ("test_vit", 160), ("mobilenetv3_small_050", 64),
-    ("ghostnet_050", 64), ("regnetx_002", 64), ("resnetv2_18", 64), ("fasternet_t0", 64),
-    ("poolformerv2_s12", 64), ("repvit_m1", 64), ("mobilevit_xxs", 64), ("edgenext_xx_small", 64),
-    ("pvt_v2_b0", 64), ("lcnet_050", 64), ("hgnetv2_b0", 64), ("resnest14d", 64),
-]  # fmt: skip
-
-
-@pytest.mark.every(7)
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "use", ["step(epoch), evaluated", "step(epoch)", "step(), evaluated", "step()"]
-)
-@pytest.mark.parametrize(("name", "size"), FAMILIES)
-def test_three_epochs_of_a_family_give_no_finding(name, size, use):
-    timm = pytest.importorskip("timm", reason="the models are timm's")
-    model = timm.create_model(name, num_classes=4)
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
-    last = [n for n, m in model.named_modules() if isinstance(m, nn.Conv2d)][-1]
-    spec = {"stage:-2": DropBlock2d(LinearSchedule(0.05, 0.1), 1), last: Dropout(0.1)}
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", HookWarning)
-        with attach(model, spec, epochs=3) as attached, watch(model, action="raise") as watched:
-            for epoch in range(3):
-                if use.startswith("step(epoch)"):
-                    attached.step(epoch)
-                    watched.step(epoch)
-                for _ in range(11):
-                    optimizer.zero_grad()
-                    y = model.train()(torch.randn(4, 3, size, size))
-                    cross_entropy(y, torch.randint(4, (4,))).backward()
-                    optimizer.step()
-                if "evaluated" in use:
-                    with torch.no_grad():
-                        model.eval()(torch.randn(4, 3, size, size))
-                kinds = [each.kind for each in attached.verify()]
-                first = epoch == 0 and use.startswith("step()")  # it is to be called at the end
-                assert kinds == (["not_stepped"] if first else [])
-                assert watched.verify() == []
-                if use.startswith("step()"):
-                    attached.step()
-                    watched.step()
