@@ -190,7 +190,8 @@ def _sections(
     def share(row: SiteRow) -> Varying:
         return Varying(row.realized_rate if row.site in open_ or not open_ else None)
 
-    note, columns = "", {}
+    note = ""
+    columns: Columns[SiteRow] = {}
     calls: Columns[SiteRow] = {"calls\ntotal": _calls, "active\ntotal": attrgetter("active_calls")}
     if isinstance(first, Observer):
         del calls["active\ntotal"]

@@ -64,8 +64,9 @@ def load(
         epoch = as_number("epoch", state["epoch"])
         for key, each in state["sites"].items():
             there[key] = str(each["regularizer"])
-            calls = {"trained": int(each["calls"]), "active": int(each["active_calls"])}
-            found[key] = _snapshot(each)._replace(**calls), _snapshot(each["window"])
+            calls, active = int(each["calls"]), int(each["active_calls"])
+            life = _snapshot(each)._replace(trained=calls, active=active)
+            found[key] = life, _snapshot(each["window"])
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"the state of the Attachment is damaged: {error!r}") from error
     different = [
@@ -95,8 +96,8 @@ def _timeless(regularizer: str | None, epochs: int | None) -> str | None:
 
 
 def _snapshot(saved: Mapping[str, Any]) -> Snapshot:
-    counts = {name: int(saved[name]) for name in ("affected", "total")}
-    return Snapshot(**counts, expected=float(saved["expected"]))
+    affected, total = int(saved["affected"]), int(saved["total"])
+    return Snapshot(affected=affected, total=total, expected=float(saved["expected"]))
 
 
 def restore(state: Mapping[str, Any], taken: Taken, run: Run) -> None:

@@ -12,7 +12,6 @@ from torch import nn
 
 from dropblock_hooks import (
     ActivationStats,
-    ByDepth,
     Capture,
     ClampGrad,
     ClipGradNorm,
@@ -74,13 +73,6 @@ def test_a_schedule_that_leaves_its_range_moves_nothing(net):
         attached.step(3)
     assert attached.epoch == 2
     assert attached.sites[0].rate == 0.2
-
-
-def test_bounds_that_cross_move_nothing(net):
-    attached = attach(net, {"layer1.0": ClampGrad(LinearSchedule(-1, 1, epochs=3), 0.5)})
-    with pytest.raises(ValueError, match="layer1.0/ClampGrad: min .* at t=2"):
-        attached.step(2)
-    assert attached.epoch == 0
 
 
 def test_set(net):
@@ -339,17 +331,6 @@ def test_a_schedule_that_nobody_steps_is_told_once(net, schedule):
     assert "never called" not in attached.report().title
 
 
-@pytest.mark.parametrize("rate", [0.1, LinearSchedule(0.1, 0.1, epochs=5), ByDepth(0.1, 0.2)])
-def test_what_does_not_move_needs_no_step(net, rate):
-    attach(net, {"layer1.*": Dropout2d(rate)})
-    net.eval()(torch.ones(1, 3, 16, 16))
-    net.train()
-    run(net)
-    net.eval()(torch.ones(1, 3, 16, 16))
-    net.train()
-    run(net)
-
-
 WHOLE = {
     "regularizer": "Dropout(p=0.1)",
     "calls": 1,
@@ -401,10 +382,8 @@ def test_a_lookup_of_nothing_says_why(net, which, part):
 def test_set_after_remove_is_refused(net):
     attached = attach(net, {"layer1.*": Dropout2d(0.1)})
     attached.remove()
-    for which in ("layer1.0/Dropout2d", Dropout2d, "nothing"):
-        with pytest.raises(RuntimeError, match="was removed.*attach again"):
-            attached.set(which, p=0.2)
-    attached.remove()
+    with pytest.raises(RuntimeError, match="was removed.*attach again"):
+        attached.set("nothing", p=0.2)
 
 
 def _later(value):
