@@ -22,7 +22,7 @@ from ..regularizers.retune import (
     unit_dropped,
     unit_of,
 )
-from ..selectors.index import Index, Target
+from ..selectors.index import HELD, Index, Target
 from ..selectors.select import Select, Selector, match
 from ..selectors.wrappers import bare_type, submodule, unwrap
 from ..sites.hooks import hooks_on
@@ -108,19 +108,18 @@ def builtin(model: nn.Module, *, root: str = "") -> Builtin:
 
 def rates_of(index: Index) -> Iterator[BuiltinRow]:
     """The rates of the dropout layers and modules of a model, in the order of its modules."""
-    held = defaultdict(list)
-    for name, target in index.table("attr").items():
-        local = target.local
-        is_rate = "drop" in local and local != "layerdrop"  # which skips layers
-        if name == target.name and is_rate and isinstance(vars(target.module)[local], float):
-            held[target.owner].append(target)
     for name, target in index.modules.items():
         if name == target.name:
             # other layers than dropouts may mean something else by `p`
             drops = unit_of(bare_type(target.module).__name__) and not target.module._modules
             own = rate_attribute(target.module) if drops else None
-            for each in (target,) if own else held[name]:
-                yield _row(index.model, each, own or each.local)
+            if own:
+                yield _row(index.model, target, own)
+                continue
+            for local, rate in HELD["attr"].values(target.module).items():
+                if "drop" in local and local != "layerdrop" and isinstance(rate, float):
+                    full = f"{name}.{local}" if name else local
+                    yield _row(index.model, Target(full, target.module, "attr", local), local)
 
 
 def _row(base: nn.Module, target: Target, attribute: str) -> BuiltinRow:

@@ -107,8 +107,8 @@ def _copied(model: nn.Module, example: Any, mode: FakeTensorMode | None) -> DryR
     with FakeCopyMode(mode) if mode else nullcontext():
         copied, inputs = copy.deepcopy(model, copies), copy.deepcopy(example, copies)
     for m in copied.modules():  # a user's hook may change objects outside of the copy
-        all_hooks: Any = m._forward_hooks, m._forward_pre_hooks, m._backward_hooks
-        for hooks in (*all_hooks, m._backward_pre_hooks):
+        forward_hooks: Any = m._forward_hooks, m._forward_pre_hooks
+        for hooks in (*forward_hooks, m._backward_hooks, m._backward_pre_hooks):
             hooks.clear()
     return DryRun(copied, *arguments_of(inputs), copies, mode)
 

@@ -94,23 +94,18 @@ def passes_around(outputs: Iterable[Tensor], sources: set[Node], node: Node) -> 
 
 def carries_stream(output: Node | None, source: Node | None) -> bool:
     """Whether a layer is a residual block: it adds something to its input and returns the sum."""
-    if source is None:
-        return False
-    for node in _made_from(output, {source}, _CARRIES):
-        terms = [term for term, _ in node.next_functions if term]
-        # both terms depend on the input: a bias or a position embedding is no branch
-        is_sum = node is not source and _SUM.match(node.name()) and len(terms) > 1
-        if (
-            is_sum
-            and source in _made_from(node, {source}, _CARRIES)
-            and all(source in _made_from(term, {source}) for term in terms)
-        ):
-            return True
+    stream = _made_from(output, {source}, _CARRIES)
+    for node in stream - {source} if source in stream else ():
+        if _SUM.match(node.name()):
+            terms = [term for term, _ in node.next_functions if term]
+            # both terms depend on the input: a bias or a position embedding is no branch
+            if len(terms) > 1 and all(source in _made_from(term, {source}) for term in terms):
+                return True
     return False
 
 
 def _made_from(
-    start: Node | None, ends: Container[Node] = (), through: re.Pattern[str] = _ANY
+    start: Node | None, ends: Container[Node | None] = (), through: re.Pattern[str] = _ANY
 ) -> set[Node]:
     """The node and all nodes behind it: not those behind `ends`, or behind other operations."""
     seen: set[Node] = set()
