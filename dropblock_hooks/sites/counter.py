@@ -44,9 +44,10 @@ class Norms:
     """
 
     def __init__(self, cells: Tensor | None) -> None:
-        total, *self._bins = [0.0] if cells is None else cells.tolist()
+        values: list[float] = [0.0] if cells is None else cells.tolist()
+        self._bins = values[1:]
         self.count = round(sum(self._bins))
-        self.mean = total / self.count if self.count else None
+        self.mean = values[0] / self.count if self.count else None
         self.largest = None if self.mean is None else max(self.quantile(1.0) or 0.0, self.mean)
 
     def quantile(self, q: float) -> float | None:
@@ -100,7 +101,7 @@ class Snapshot(NamedTuple):
         cells = other.cells if self.cells is None else self.cells
         if self.cells is not None and other.cells is not None:
             cells = self.cells + sign * other.cells.to(self.cells.device)
-        return Snapshot(*sums, cells)
+        return Snapshot._make([*sums, cells])
 
     def share(self) -> float | None:
         """The share of affected elements; None where no element was counted."""

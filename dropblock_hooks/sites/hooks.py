@@ -243,11 +243,12 @@ class SiteHook:
 
 
 def _turn(regularizer: Regularizer) -> Turn:
-    if isinstance(regularizer, Observer):
-        if regularizer.when == "after":
-            return Turn.AFTER
-        return Turn.BEFORE if regularizer.sees_values else Turn.LAST  # which a gradient meets first
-    return Turn.GRADIENTS if regularizer.acts_on == "gradient" else Turn.ACTIVATIONS
+    gradient = regularizer.acts_on == "gradient"
+    if not isinstance(regularizer, Observer):
+        return Turn.GRADIENTS if gradient else Turn.ACTIVATIONS
+    if regularizer.when == "after":
+        return Turn.AFTER
+    return Turn.BEFORE if regularizer.sees_values and not gradient else Turn.LAST
 
 
 def _gives_back(module: nn.Module, given: Any, output: Tensor) -> bool:
