@@ -145,23 +145,6 @@ def test_a_resumed_training_is_the_uninterrupted_one(tmp_path, unit, at):
     assert attachments(made.model) == []
 
 
-def test_a_model_that_is_made_in_train(tmp_path):
-    made = []
-
-    def init():
-        made.append(bert())
-        return made[-1]
-
-    callback = Regularize(SPEC)
-    args = trainer(tmp_path).args
-    run = Trainer(model_init=init, args=args, train_dataset=texts(), callbacks=[callback])
-    for _ in range(2):
-        run.train()
-        assert run.model is made[-1]
-        assert callback.attached.sites[0].calls == EPOCHS * STEPS
-    assert all(attachments(model) == [] for model in made)
-
-
 def test_the_length_of_training(tmp_path):
     for unit, options, last in (
         ("epoch", {"num_train_epochs": 1.5}, 1.25),
