@@ -4,15 +4,10 @@ Public are the names in ``dropblock_hooks.__all__``, and what the modules in `PU
 """
 
 import ast
-import functools
 import importlib
-import re
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-
-import dropblock_hooks
 
 ROOT = Path(__file__).parents[1]
 PUBLIC = {
@@ -56,17 +51,13 @@ FILES = [
 
 
 def internals(text):
-    """What a text imports of the package, or names in a string, that is not public."""
+    """What a text imports of the package that is not public."""
     found = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.ImportFrom) and not node.level:
             found.update(imported(node.module, [alias.name for alias in node.names]))
         elif isinstance(node, ast.Import):
             found.update(each.name for each in node.names if each.name not in PUBLIC)
-        elif isinstance(node, ast.Attribute):
-            found.update(named(ast.unparse(node)))
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            found.update(named(node.value))
     return sorted(name for name in found if name.startswith("dropblock_hooks."))
 
 
@@ -80,18 +71,6 @@ def imported(module, names):
         shown = names
     whole = {f"{module}.{name}" for name in names if name not in shown}
     return {name for name in whole if name not in PUBLIC}
-
-
-def named(text):
-    """The modules in a string, or at the start of a chain of attributes, that are not public."""
-    modules = re.findall(r"\bdropblock_hooks\.(\w+)", text)
-    return {f"dropblock_hooks.{name}" for name in modules if is_internal(name)}
-
-
-@functools.cache
-def is_internal(name):
-    known = name in dropblock_hooks.__all__ or f"dropblock_hooks.{name}" in PUBLIC
-    return not known and find_spec(f"dropblock_hooks.{name}") is not None
 
 
 @pytest.mark.parametrize("file", sorted({*FILES} - {*INTERNAL, "tests/test_imports.py"}))

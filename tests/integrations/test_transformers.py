@@ -179,13 +179,6 @@ def test_gradients_of_a_scaled_loss(tmp_path):
     assert 0 < moved <= STEPS * 1e-3
 
 
-def test_bad_arguments():
-    with pytest.raises(ValueError, match="unit must be one of 'epoch', 'step', got 'epochs'"):
-        Regularize(SPEC, "epochs")
-    with pytest.raises(SpecError, match="Drpout"):
-        Regularize({"bert": {"Drpout": {"p": 0.1}}})
-
-
 def test_what_a_broken_training_leaves_is_told(tmp_path):
     made = trainer(tmp_path, Regularize(SPEC), Rates(raise_at=1))
     with pytest.raises(KeyboardInterrupt):

@@ -43,11 +43,8 @@ class Holder(nn.Module):
 
 MATCHES = {
     "attr:drop_rate": ["drop_rate"],
-    "attr:lstm.dropout": ["lstm.dropout"],
-    "attr:layers.*.dropout": ["layers.0.dropout", "layers.1.dropout"],
     "attr:layers.1.*dropout": ["layers.1.dropout", "layers.1.attention_dropout"],
     "attr:*": ["drop_rate", "prob_mask", "p"],
-    "attr:*.dropout": ["lstm.dropout"],
     "attr:layers.*.drop.p": ["layers.0.drop.p", "layers.1.drop.p"],
     "attr:**.p": ["p", "layers.0.drop.p", "layers.1.drop.p"],
     r"attr:re:layers\.[01]\.dropout": ["layers.0.dropout", "layers.1.dropout"],
@@ -55,11 +52,6 @@ MATCHES = {
 }
 SELECTS = {
     Select(names="attr:layers.*.dropout", expect=2): ["layers.0.dropout", "layers.1.dropout"],
-    Select(names=("attr:drop_rate", "attr:lstm.dropout")): ["drop_rate", "lstm.dropout"],
-    Select(names="attr:layers.*.*dropout", exclude="attr:*.*.attention*"): [
-        "layers.0.dropout",
-        "layers.1.dropout",
-    ],
     Select(names="attr:layers.*.dropout", where=lambda name, module: module.dropout == 1): [
         "layers.1.dropout"
     ],
