@@ -1,5 +1,7 @@
 """The equations of the regularizers as pure functions of tensors. Their rates are floats.
 
+A value outside the range that a docstring states is a ValueError, and another type a TypeError.
+
 dropout     dropout of elements, channels, samples and residual branches
 dropblock   dropout of blocks
 gamma       the seed rate at which blocks drop a given share

@@ -131,12 +131,8 @@ def drop_block2d(
         share_channels: True draws one set of blocks for all channels of a sample.
         generator: source of random numbers; torch's global one by default.
 
-    Raises:
-        ValueError: for p outside [0, 1], a block below 1, or a tensor of another rank.
-
     Reference:
-        Ghiasi, Lin and Le, 2018, "DropBlock: A regularization method for convolutional networks"
-        (https://arxiv.org/abs/1810.12890).
+        Ghiasi, Lin and Le, 2018 (https://arxiv.org/abs/1810.12890).
     """
     options = (calibration, normalize, share_channels, inplace, eps, generator)
     return _public(2, input, p, block_size, training, options)

@@ -42,9 +42,6 @@ def dropout(
         inplace: write the result into `input`.
         generator: source of random numbers; torch's global one by default.
 
-    Raises:
-        ValueError: for p outside [0, 1].
-
     Reference:
         Srivastava et al., 2014, "Dropout" (https://jmlr.org/papers/v15/srivastava14a.html).
     """
@@ -88,8 +85,7 @@ def dropout2d(
         True
 
     Reference:
-        Tompson et al., 2015, "Efficient Object Localization Using Convolutional Networks"
-        (https://arxiv.org/abs/1411.4280).
+        Tompson et al., 2015 (https://arxiv.org/abs/1411.4280).
     """
     p = check_call(input, p, training, 2)
     return drop_units(input, p, 2, inplace=inplace, generator=generator)[0]
@@ -165,12 +161,8 @@ def stochastic_depth(
         shortcut: the input of the block, of the same shape. The result is
             ``shortcut + drop(input - shortcut)``: a dropped sample passes the block unchanged.
 
-    Raises:
-        ValueError: for a shortcut of another shape.
-
     Reference:
-        Huang et al., 2016, "Deep Networks with Stochastic Depth"
-        (https://arxiv.org/abs/1603.09382).
+        Huang et al., 2016 (https://arxiv.org/abs/1603.09382).
     """
     p = check_call(input, p, training)
     check_option("mode", mode, get_args(Mode))

@@ -44,9 +44,6 @@ def block_gamma(
         size: edges of the map, in elements; an int is a map with a single axis.
         block_size: edge of the block, in elements, or one per axis; clipped to the map.
         calibration: ``"exact"`` or ``"paper"``.
-
-    Raises:
-        ValueError: for p outside [0, 1], a block below 1, or an unknown calibration.
     """
     edges = size if isinstance(size, Sequence) else (size,)
     sizes = tuple(as_count("size", edge) for edge in edges)

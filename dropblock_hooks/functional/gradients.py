@@ -163,12 +163,8 @@ def clip_grad_norm(
             ``"channel"`` (over samples and space).
         channel_axis: the axis of the channels.
 
-    Raises:
-        ValueError: for max_norm or norm_type not above 0, or an unknown `per`.
-
     Reference:
-        Pascanu et al., 2013, "On the difficulty of training recurrent neural networks"
-        (https://arxiv.org/abs/1211.5063).
+        Pascanu et al., 2013 (https://arxiv.org/abs/1211.5063).
     """
     limit = as_number("max_norm", max_norm, allowed=POSITIVE)
     norm = group_norm(grad, check_norm(norm_type, per), per, channel_axis)
@@ -198,12 +194,8 @@ def adaptive_clip_grad(
         eps: least norm of weights, above 0, so that zero weights can learn.
         norm_type: order of the norm, above 0; inf allowed.
 
-    Raises:
-        ValueError: for clip_factor, eps or norm_type not above 0, or another shape.
-
     Reference:
-        Brock et al., 2021, "High-Performance Large-Scale Image Recognition Without Normalization"
-        (https://arxiv.org/abs/2102.06171), section 4.
+        Brock et al., 2021 (https://arxiv.org/abs/2102.06171), section 4.
     """
     factor = as_number("clip_factor", clip_factor, allowed=POSITIVE)
     eps = as_number("eps", eps, allowed=POSITIVE)
@@ -228,8 +220,7 @@ def centralize_grad(grad: Tensor) -> Tensor:
         grad: a gradient of any shape.
 
     Reference:
-        Yong et al., 2020, "Gradient Centralization: A New Optimization Technique for Deep Neural
-        Networks" (https://arxiv.org/abs/2004.01461).
+        Yong et al., 2020 (https://arxiv.org/abs/2004.01461).
     """
     if grad.ndim < 2 or grad.numel() <= grad.shape[0]:
         return grad

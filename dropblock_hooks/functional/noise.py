@@ -50,8 +50,7 @@ def gaussian_noise(
         std: standard deviation in the units of `input`, at least 0.
 
     Reference:
-        Bishop, 1995, "Training with Noise is Equivalent to Tikhonov Regularization", Neural
-        Computation 7(1).
+        Bishop, 1995, "Training with Noise is Equivalent to Tikhonov Regularization".
     """
     std = as_number("std", std, allowed=NON_NEGATIVE)
     if not training:
@@ -131,8 +130,7 @@ def disout(
         alpha: strength of the noise in standard deviations of `input`, at least 0.
 
     Reference:
-        Tang et al., 2020, "Beyond dropout: Feature map distortion to regularize deep neural
-        networks" (https://arxiv.org/abs/2002.11022); https://github.com/huawei-noah/Disout.
+        Tang et al., 2020 (https://arxiv.org/abs/2002.11022); https://github.com/huawei-noah/Disout.
     """
     p = check_call(input, p, training, 2)
     alpha = as_number("alpha", alpha, allowed=NON_NEGATIVE)

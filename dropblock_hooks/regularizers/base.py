@@ -14,7 +14,7 @@ from ..axes.view import AxisOptions
 from ..checks import Range, check_option
 from ..quoting import label, quote, shown
 from ..registry import brief, check_fields, name_of
-from ..schedules.base import Schedule, same_kind, span_of, value_at
+from ..schedules.base import Schedule, between, same_kind, span_of, value_at
 from ..schedules.curves import ByDepth
 from .rates import RateLike, checked_rate, hints_of, ranges_of
 
@@ -243,7 +243,10 @@ def rate_range(regularizer: Regularizer) -> tuple[float, float] | None:
     rate = next(iter(regularizer.rates.values()), None)
     if rate is None:
         return None
-    low, high = _range(rate)
+    low, high = span_of(rate)
+    if isinstance(rate, ByDepth):  # which knows its place in the model by now
+        ends = zip(span_of(rate.start), span_of(rate.stop), strict=True)
+        low, high = sorted(between(start, stop, rate.share) for start, stop in ends)
     if math.isfinite(high - low):
         return low, high
     first = next(iter(regularizer.values(0.0).values()))
@@ -252,11 +255,3 @@ def rate_range(regularizer: Regularizer) -> tuple[float, float] | None:
 
 def highest_rate(regularizer: Regularizer) -> float:
     return (rate_range(regularizer) or (0.0, 0.0))[1]
-
-
-def _range(rate: Any) -> tuple[float, float]:
-    if not isinstance(rate, ByDepth):
-        return span_of(rate)
-    (low, high), (low_end, high_end) = _range(rate.start), _range(rate.stop)
-    ends = low + (low_end - low) * rate.share, high + (high_end - high) * rate.share
-    return min(ends), max(ends)

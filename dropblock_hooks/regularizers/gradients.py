@@ -152,8 +152,7 @@ class ScaleGrad(OnGradients, Regularizer):
         ``g' = scale * g``
 
     Reference:
-        Ganin et al., 2016, "Domain-Adversarial Training of Neural Networks"
-        (https://arxiv.org/abs/1505.07818).
+        Ganin et al., 2016 (https://arxiv.org/abs/1505.07818).
     """
 
     scale: Rate
@@ -199,8 +198,7 @@ class GradNoise(OnGradients, Regularizer):
         ``g' = g + std * z``, where z is standard normal noise.
 
     Reference:
-        Neelakantan et al., 2015, "Adding Gradient Noise Improves Learning for Very Deep Networks"
-        (https://arxiv.org/abs/1511.06807).
+        Neelakantan et al., 2015 (https://arxiv.org/abs/1511.06807).
     """
 
     std: NonNegative
@@ -227,8 +225,7 @@ class DropGrad2d(DropsShare, OnGradients, Regularizer):
         with chance p, else 1.
 
     Reference:
-        Tseng et al., 2020, "Regularizing Meta-Learning via Gradient Dropout"
-        (https://arxiv.org/abs/2004.05859).
+        Tseng et al., 2020 (https://arxiv.org/abs/2004.05859).
     """
 
     p: Probability = 0.5
