@@ -28,7 +28,6 @@ from torch import Tensor
 
 from ..axes.view import View
 from ..checkpointing import NO_TASK, graph_task
-from ..functional.sparse import reusing
 from ..handles import define_operator, differentiate, find, is_exporting
 from .act import (
     act_on_activation,
@@ -42,7 +41,6 @@ from .act import (
 from .site import Site
 
 _SEEDS = 2**63 - 1
-_MOST_DRAWS = 16  # that a site keeps; without them, a backward draws from the seed again
 _VIEW = "str layout, SymInt[] grid, SymInt prefix"
 _OFF = -1.0
 _KEY = torch._C.DispatchKey
@@ -130,14 +128,9 @@ def regularize_op(
     row = torch.tensor([number, *rates], dtype=torch.float64, device="cpu")
     if site is None or not active or site.regularizer.acts_on == "gradient":
         return _new(x, x), row
-    draws: list[Any] = []
-    with _seeded(seed, x.device), reusing(draws):
+    with _seeded(seed, x.device):
         given = x if layer_input is None else layer_input
         y = act_on_activation(site, x, View(layout, tuple(grid) or None, prefix), given, training)
-    if linear and draws:
-        site.kept_draws[int(seed or 0)] = draws
-        if len(site.kept_draws) > _MOST_DRAWS:  # of forwards without a backward
-            site.kept_draws.pop(next(iter(site.kept_draws)))
     return _new(y, x), row
 
 
@@ -194,8 +187,7 @@ def regularize_gradients_op(
     rates = dict(zip(site.values, values, strict=False))
     if site.regularizer.acts_on == "gradient":
         return [_new(regularize_grad(site, form, rates, grad), grad), *nothing]
-    draws = site.kept_draws.pop(int(seed or 0), None) or []
-    with _seeded(seed, grad.device), reusing(draws):
+    with _seeded(seed, grad.device):
         if x is None:
             return [_new(perform(site, grad, form, rates), grad), *nothing]
         with _autograd():
