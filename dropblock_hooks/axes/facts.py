@@ -15,7 +15,6 @@ from .view import FIRST, LAST, MIXED
 
 _MAPS = re.compile(r"(?:Conv|Norm|Pool)\w*([123])d")
 _NORM_LAST = re.compile(r"(Layer|RMS|Rms)Norm")
-_REORDER = re.compile(r"Permute|Transpose|Rearrange")
 _ATTENTION = re.compile(r"Att(entio)?n")
 _SEQUENCES = re.compile(r"RNN|LSTM|GRU|MultiheadAttention|Transformer\w*")
 _PREFIX = re.compile(r"(cls|class|dist|distillation|reg|register)_token")
@@ -81,8 +80,6 @@ class ModelFacts:
         if module not in self._inner:
             told = {each: side for each in module.modules() if (side := kind_of(each))}
             sides = set(told.values())
-            if any(_REORDER.search(type(each).__name__) for each in module.modules()):
-                sides.add(MIXED)
             widths = {width for each in told for width in _widths(each)}
             self._inner[module] = "".join(sides) if len(sides) < 2 else MIXED, tuple(widths)
         return self._inner[module]
@@ -136,9 +133,6 @@ def _batched(module: nn.Module) -> int:
 
 def _prefix(module: nn.Module) -> int:
     """How many class and register tokens a module has; there may be one for each branch."""
-    stated = getattr(module, "num_prefix_tokens", None)
-    if isinstance(stated, int):
-        return stated
     tokens: Counter[str] = Counter()
     for name, parameter in module._parameters.items():
         match = _PREFIX.match(name)

@@ -20,14 +20,14 @@ UNTOLD = "untold"
 _PACKAGE = __name__.partition(".")[0] + "."
 _MOST = 600  # nodes; the residual stream of a deep model is long
 _FIRST = re.compile(r"Convolution|Conv\w*[123]d|BatchNorm|GroupNorm|PixelShuffle|PixelUnshuffle")
-_MAPS = re.compile(r"(?:Pool|Upsample\w*?|Re\w+ionPad|GridSampler)([123])D")
 _VIEW = re.compile(r"(Unsafe)?View|Reshape|Squeeze|Unsqueeze")
 _SAME = re.compile(
     "Add|Sub|Rsub|Mul|Div|Pow|Neg|Abs|Exp|Log|Sqrt|Rsqrt|Square|Reciprocal|Relu|LeakyRelu|Prelu|"
     "Gelu|Silu|Mish|Elu|Selu|Celu|Sigmoid|LogSigmoid|Tanh|Softplus|Hardswish|Hardsigmoid|Hardtanh|"
     "Threshold|Clamp|ClampMin|ClampMax|Minimum|Maximum|Where|MaskedFill|Lerp|Addcmul|NativeDropout|"
     "Erf|Sin|Cos|Slice|Split|SplitWithSizes|UnsafeSplit|Narrow|Cat|Roll|Flip|ConstantPadNd|Expand|"
-    "Clone|Copy|ToCopy|NativeLayerNorm|Contiguous|Alias|Softmax|ChannelShuffle"
+    "Clone|Copy|ToCopy|NativeLayerNorm|Contiguous|Alias|Softmax|ChannelShuffle|"
+    r"\w*Pool\dD\w*|Upsample\w+|\w+Pad\dD|GridSampler\dD"
 )
 _Axes = tuple[int | None, ...]
 _Shape = tuple[int, ...]
@@ -69,8 +69,7 @@ def _shape(node: Any, number: int) -> _Shape:
 def _source(node: Any, shape: _Shape) -> str:
     """The names of the axes where an operation gives them: C, S for space, ? for others."""
     name, spatial = node.name().removesuffix("Backward0"), len(shape) - 2
-    maps = _MAPS.search(name)
-    if int(maps.group(1)) == spatial if maps else _FIRST.search(name) and spatial >= 0:
+    if _FIRST.search(name) and spatial >= 0:
         return "?C" + "S" * spatial
     normalized = getattr(node, "_saved_normalized_shape", ())
     norm = "LayerNorm" in name or "RmsNorm" in name

@@ -7,6 +7,7 @@ the tensor seems to hold something else than maps, it is refused.
 The rules compare integers only, so that torch.compile can trace them.
 """
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -20,19 +21,7 @@ from ..tables import shown
 from .facts import Facts
 from .graph import UNTOLD, channels_of
 from .grids import Grid, Grids
-from .view import (
-    CHANNELS_FIRST,
-    FIRST,
-    LAST,
-    LAYOUTS,
-    NAMELESS,
-    PARAMETER,
-    AxisOptions,
-    View,
-    is_tokens,
-    layout_with,
-    side_of,
-)
+from .view import CHANNELS_FIRST, FIRST, LAST, AxisOptions, View, is_tokens, layout_with, side_of
 
 Shape = Sequence[int]
 
@@ -57,7 +46,8 @@ class Reader:
         self._channels = channels or spatial is not None
         self._samples = (samples or self._channels) and options.auto
         self._of_parameter = facts is None
-        self.last = PARAMETER if facts is None else None  # how the last tensor was read
+        # how the last tensor was read
+        self.last = View("parameter") if self._of_parameter else None
         self.sure: View | None = None  # how all maps are read, if the layer's own type decides
         if self.facts.own == FIRST and options.auto and spatial in (2, 3):
             self.sure = View(CHANNELS_FIRST[spatial])
@@ -68,7 +58,7 @@ class Reader:
     def view(self, x: Tensor) -> View:
         """How the axes of a tensor are read; a ValueError if that can't be known."""
         if self._of_parameter:
-            return PARAMETER
+            return View("parameter")
         if is_compiling():  # no side effects, and no hash of a traced size
             view = self._by_rules(x.shape, self._sides.get(x.ndim, ""))
             return self._with_grid(x.shape, view) if is_tokens(view.layout, self._spatial) else view
@@ -91,7 +81,7 @@ class Reader:
 
     def remember(self, layout: str) -> None:
         """Take over a layout that a dry run found, for compiled code."""
-        if self.options.auto and layout in LAYOUTS:
+        if self.options.auto and len(layout) > 2:
             self._sides.setdefault(len(layout), side_of(layout))
 
     def _read(self, x: Tensor) -> View:
@@ -121,12 +111,12 @@ class Reader:
         if self._samples:
             self._check_samples(shape)
         if not self._channels:
-            return NAMELESS if options.auto else View(options.layout)
+            return View("" if options.auto else options.layout)
         rank = len(options.layout) - 2
         if options.auto:
             rank = len(shape) - 2 if spatial is None or len(shape) == 3 else spatial
         if rank == 0:
-            return NAMELESS  # samples and channels
+            return View("")  # samples and channels
         if rank not in CHANNELS_FIRST:
             raise ValueError(f"needs an axis of channels in 2 to 5, got shape {tuple(shape)}")
         if len(shape) != rank + 2:
@@ -163,10 +153,8 @@ class Reader:
         elif len(shape) == 3 and facts.samples_second and facts.own != FIRST:
             why = f"the model has a {facts.samples_second} with batch_first=False"
         if why:
-            raise ValueError(
-                f"axis 0 of shape {tuple(shape)} may not be the batch axis: {why}; say layout= "
-                "if it is"
-            )
+            where = f"axis 0 of shape {tuple(shape)} may not be the batch axis"
+            raise ValueError(f"{where}: {why}; say layout= if it is")
 
     def _side(self, shape: Shape, seen: str) -> str:
         """Where the channels are, by the first of the four rules that answers."""
@@ -249,15 +237,12 @@ def _length(shape: Shape, layout: str) -> int:
     return shape[1 if side_of(layout) == LAST else 2]
 
 
-def _fitting(
-    grids: Iterable[Grid], length: int, prefixes: tuple[int, ...]
-) -> list[tuple[Grid, int]]:
+def _fitting(grids: Iterable[Grid], length: int, prefixes: Iterable[int]) -> list[tuple[Grid, int]]:
     """The different grids, and prefixes, that make this number of tokens."""
     found: list[tuple[Grid, int]] = []
-    for grid in grids:
-        for prefix in prefixes:
-            if math.prod(grid) + prefix == length and (grid, prefix) not in found:
-                found.append((grid, prefix))
+    for pair in itertools.product(grids, prefixes):
+        if math.prod(pair[0]) + pair[1] == length and pair not in found:
+            found.append(pair)
     return found
 
 

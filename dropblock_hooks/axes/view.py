@@ -14,14 +14,13 @@ CHANNELS_LAST = {1: "NLC", 2: "NHWC", 3: "NDHWC"}
 LAYOUTS = (*CHANNELS_FIRST.values(), *CHANNELS_LAST.values())
 FIRST, LAST, MIXED = "first", "last", "mixed"
 
-_PARAMETER = "parameter"
 _TOKENS = CHANNELS_LAST[1], CHANNELS_FIRST[1]
 
 
 class View(NamedTuple):
     """How the axes of a tensor are read."""
 
-    layout: str  # "NCHW", "NLC", ...; "" where no axis has a name
+    layout: str  # "NCHW", "NLC", ..., or "parameter"; "" where no axis has a name
     grid: tuple[int, ...] | None = None  # the size of the map that tokens form
     prefix: int = 0  # the number of tokens before the map
 
@@ -30,7 +29,7 @@ class View(NamedTuple):
 
         A parameter is one sample, (1, C, ...): its first axis has the channels.
         """
-        if self.layout == _PARAMETER:
+        if self.layout == "parameter":
             return x.reshape(1, *(x.shape or (1,)))
         x = x.movedim(-1, 1) if self.layout.endswith("C") else x
         if self.prefix:
@@ -39,7 +38,7 @@ class View(NamedTuple):
 
     def put(self, y: Tensor, x: Tensor) -> Tensor:
         """`x` with the maps `y` in the place that `take` took them from; the prefix is kept."""
-        if self.layout == _PARAMETER:
+        if self.layout == "parameter":
             return y.reshape(x.shape)
         y = y if self.grid is None else y.flatten(2)
         last = self.layout.endswith("C")
@@ -49,10 +48,6 @@ class View(NamedTuple):
             return torch.cat((x.narrow(axis, 0, self.prefix), y), axis)
         # not every operation keeps the order in memory, on which the layers behind may rely
         return y.contiguous() if last and x.is_contiguous() else y
-
-
-NAMELESS = View("")
-PARAMETER = View(_PARAMETER)
 
 
 def layout_with(side: str, rank: int) -> str:

@@ -99,10 +99,8 @@ def _copied(model: nn.Module, example: Any, mode: FakeTensorMode | None) -> DryR
     for name, module in model.named_modules():
         forward = vars(module).get("forward")
         if isinstance(forward, types.FunctionType) and forward.__closure__:
-            raise ValueError(  # the copy would run the model's own modules
-                f"the forward of '{name or '.'}' was replaced by the function "
-                f"{forward.__qualname__!r}, which cannot be copied"
-            )
+            # the copy would run the model's own modules
+            raise ValueError(f"the forward of '{name or '.'}' was replaced by a function")
     copies: dict[int, Any] = {}
     with FakeCopyMode(mode) if mode else nullcontext():
         copied, inputs = copy.deepcopy(model, copies), copy.deepcopy(example, copies)
