@@ -25,8 +25,6 @@ from ..tables import counted
 from .distributed import tell_equal_seeds
 from .watchdog import look_at_forward, new_alerts, tell_alerts
 
-_EVALUATIONS = 2  # after which a training that nobody steps is reported
-
 
 class ModelHook:
     """Forward hook of the model: counts forwards, and checks the sites at the first of a window.
@@ -49,7 +47,6 @@ class ModelHook:
         self.parameters = [hook for hook in hooks if not hook.by_call]
         dogs = [each for hook in hooks if isinstance(each := hook.site.regularizer, Watchdog)]
         self.every = min((dog.every for dog in dogs if dog.every), default=0)
-        self._training, self._turns = False, 0  # the mode of the last forward; turns to training
 
     def __call__(self, model: nn.Module, *args: Any) -> None:
         run = self.run
@@ -61,10 +58,6 @@ class ModelHook:
             run.counter.trained += 1
         else:
             run.counter.evaluated += 1
-        if model.training is not self._training and not run.stepped:
-            self._training, self._turns = model.training, self._turns + model.training
-            if model.training and self._turns > _EVALUATIONS:  # training goes on after two
-                tell(not_stepped(hook.site for hook in self.hooks), run.told)
         for hook in self.parameters:
             owner = None if hook.site.calls else find_module(model, hook.site.owner)
             if owner is not None:

@@ -146,9 +146,8 @@ def suggestions(sites: Sequence[Site], share: float) -> Table[Suggestion]:
 
 
 def _suggested(site: Site, share: float) -> Iterator[Suggestion]:
-    shown, life = site.counter.read().shown(), site.counter.life()
-    over = "window" if shown.norms.count else "life"
-    norms = shown.norms if shown.norms.count else life.norms
+    window, life = site.counter.read().shown(), site.counter.life()
+    norms, over = (window.norms, "window") if window.norms.count else (life.norms, "life")
     bound, reason = norms.quantile(1 - share), ""
     if bound is None:
         reason = "no gradient was seen yet: train a step first"
@@ -160,14 +159,5 @@ def _suggested(site: Site, share: float) -> Iterator[Suggestion]:
     given = ", ".join(f"{name}={value!r}" for name, value in wanted.items())
     call = "" if reason else f"attached.set({site.key!r}, {given})"
     for name, value in wanted.items():
-        yield Suggestion(
-            site=site.key,
-            field=name,
-            bound=site.values[name],
-            changed=shown.share(),
-            proposed=None if reason else value,
-            seen=norms.count,
-            over=over,
-            call=call,
-            reason=reason,
-        )
+        now, changed, proposed = site.values[name], window.share(), None if reason else value
+        yield Suggestion(site.key, name, now, changed, proposed, norms.count, over, call, reason)

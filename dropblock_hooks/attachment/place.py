@@ -1,7 +1,7 @@
 """Places a spec on a model: finds all of its faults, and then installs the hooks, all or none."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -175,27 +175,27 @@ def _with_rates(
         yield replace(p, regularizer=regularizer)
 
 
-def _nested(placements: list[Placement]) -> Iterator[str]:
-    """Warnings of layers inside others with the same class, which applies to them twice."""
-    groups: dict[str, dict[str, str]] = defaultdict(dict)  # of each class, the entry by layer
-    for p in placements:
-        if not p.target.form and not isinstance(p.regularizer, Retune | Observer):
-            groups[p.regularizer.label][p.target.name] = p.where
-    for kind, layers in groups.items():
-        inner = [name for name in layers if name and not layers.keys().isdisjoint(_around(name))]
-        if inner:
-            yield (
-                f"{', '.join(dict.fromkeys(layers.values()))}: {kind} is put on {len(layers)} "
-                f"layers, and applies again in each. {len(inner)} of them lie inside others "
-                f"({listed(inner, 3)}). In a selector, ** takes the layers inside too, * only one "
-                "level"
-            )
+def _nested(placements: list[Placement]) -> list[str]:
+    """A warning of layers inside others with the same class, which applies to them twice."""
+    layers = {
+        (p.regularizer.label, p.target.name): p.where
+        for p in placements
+        if not p.target.form and not isinstance(p.regularizer, Retune | Observer)
+    }
+    inner = [(kind, name) for kind, name in layers if _lies_inside(kind, name, layers)]
+    if not inner:
+        return []
+    entries = ", ".join(dict.fromkeys(layers[each] for each in inner))
+    return [
+        f"{entries}: {len(inner)} layers lie inside others that have the same class "
+        f"({listed([name for _, name in inner], 3)}), which applies again in each. In a selector, "
+        "** takes the layers inside too, * only one level"
+    ]
 
 
-def _around(name: str) -> list[str]:
-    """The names of the modules around a layer."""
-    parts = name.split(".")
-    return [".".join(parts[:n]) for n in range(len(parts))]
+def _lies_inside(kind: str, name: str, layers: Container[tuple[str, str]]) -> bool:
+    parts = name.split(".") if name else []
+    return any((kind, ".".join(parts[:n])) in layers for n in range(len(parts)))
 
 
 def install(

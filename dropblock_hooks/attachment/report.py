@@ -81,13 +81,10 @@ def readings(sites: Sequence[Site], run: Run) -> Readings:
 def scalars(sites: Sequence[Site], have: Readings, prefix: str) -> dict[str, float]:
     """Rates, realized rates of active sites and results of observers, by tag."""
     found: dict[str, float] = {}
-    windows = {key: counter.window() for key, counter in have.sites.items()}
-    trained = any(window.trained or window.active for window in windows.values())
     for site in sites:
-        window = windows[site.key] if trained else have.sites[site.key].shown()
         seen = have.result(site) or {}
-        numbers: dict[str, Any] = {**site.values, "realized_rate": window.share()}
-        numbers |= seen if isinstance(seen, Mapping) else seen.scalars()
+        rates = {**site.values, "realized_rate": have.sites[site.key].shown().share()}
+        numbers: dict[str, Any] = rates | (seen if isinstance(seen, Mapping) else seen.scalars())
         found |= {f"{prefix}{site.key}/{n}": x for n, x in numbers.items() if x is not None}
     return found
 
@@ -192,20 +189,22 @@ def _sections(
 
     note = ""
     columns: Columns[SiteRow] = {}
-    calls: Columns[SiteRow] = {"calls\ntotal": _calls, "active\ntotal": attrgetter("active_calls")}
+    calls: Columns[SiteRow] = {"calls\ntotal": attrgetter("calls")}
     if isinstance(first, Observer):
-        del calls["active\ntotal"]
         note, found = first.headings()
         note = note.replace(first.label, f"{first.label}, {window}", 1)
         seen: Any = next((row.observed for row in rows if row.observed is not None), {})
         found = found or {head: itemgetter(head) for head in seen}
         calls |= {head: partial(_observed, find) for head, find in found.items()}
-    elif first.acts_on == "gradient":
-        note = "gradients (changed: share of their values)"
-        columns = {"bounds\nnow": _bounds_cell, f"changed\n{window}": share}
     else:
-        columns = {"rate\nnow": attrgetter("rate"), f"realized\n{window}": share}
-        calls |= {"map\nlast": _map_cell, "block\nlast": partial(block_cell, only_limited=True)}
+        calls["active\ntotal"] = attrgetter("active_calls")
+        if first.acts_on == "gradient":
+            note = "gradients (changed: share of their values)"
+            columns = {"bounds\nnow": _bounds_cell, f"changed\n{window}": share}
+        else:
+            columns = {"rate\nnow": attrgetter("rate"), f"realized\n{window}": share}
+            calls["map\nlast"] = _map_cell
+            calls["block\nlast"] = partial(block_cell, only_limited=True)
     name: Columns[SiteRow] = {"site": lambda row: named(row.site, row.aliases)}
     options: Columns[SiteRow] = {"options": lambda row: _options(known[row.site].regularizer)}
     yield Section(rows, {**name, **options, **columns, **calls}, note, entry)
@@ -224,12 +223,6 @@ def _is_open(site: Site, counted: Counter) -> bool:
     if watch is not None:
         return watch.closed is None or not watch.observer.is_empty(watch.open)
     return bool(counted.window().total) or not counted.closed().total
-
-
-def _calls(row: SiteRow) -> str:
-    """The number of calls; also the number in a forward of the model, unless that is 1."""
-    each = row.calls_per_forward
-    return cell(row.calls) + (f" ({each:.4g} per forward)" if each not in (None, 0, 1) else "")
 
 
 def _observed(find: Callable[[Any], Any], row: SiteRow) -> Any:

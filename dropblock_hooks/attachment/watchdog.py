@@ -51,11 +51,11 @@ class Sight(NamedTuple):
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
         """The parameters of the layer itself."""
-        return {name: p for name, p in self.module._parameters.items() if p is not None}
+        return dict(self.module.named_parameters(recurse=False))
 
     @property
     def trained(self) -> list[nn.Parameter]:
-        """The parameters of the layer itself that get a gradient."""
+        """Those that get a gradient."""
         return [p for p in self.parameters.values() if p.requires_grad]
 
     def finding(self, kind: Kind, text: str, cure: str = "") -> Finding:
@@ -103,12 +103,10 @@ def alerts_now(base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> list[Fin
 
 def tell_alerts(run: Run, hooks: Sequence[SiteHook], findings: Sequence[Finding]) -> None:
     """Report findings by the `action` of the `Watchdog` of their site, a WatchdogError last."""
-    sites: dict[str, Any] = {hook.site.key: hook.site.regularizer for hook in hooks}
-    groups: dict[Any, list[Finding]] = defaultdict(list)
-    for each in findings:
-        groups[sites[each.sites[0]].action].append(each)
-    for action in sorted(groups, key=lambda action: action == "raise"):
-        tell(groups[action], run.told, action)
+    dogs: dict[str, Any] = {hook.site.key: hook.site.regularizer for hook in hooks}
+    actions = [(dogs[each.sites[0]].action, each) for each in findings]
+    for action, each in sorted(actions, key=lambda pair: pair[0] == "raise"):
+        tell([each], run.told, action)
 
 
 def _sights(base: nn.Module, hooks: Sequence[SiteHook]) -> list[Sight]:

@@ -420,7 +420,8 @@ def test_a_forgotten_step_is_told_at_the_end(net, leaves, mode):
     assert ids(attached.verify()) == [(".", "not_run")]
     train(call, steps=1)
     assert ids(attached.verify()) == [(".", "not_stepped")]
-    with pytest.warns(HookWarning) as caught:
+    assert "step() was never called" in attached.report().title
+    with pytest.warns(HookWarning, match=r"still 0.0 in call 1 .*attached.step\(epoch\)") as caught:
         leaves(attached)
     assert told(caught) == [(".", "not_stepped")]
     attached.remove()  # once
