@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from ..planning.dry_run import arguments_of
 from ..quoting import kind_of, listed, shown
@@ -36,8 +35,8 @@ def capture(
 ) -> Any:
     """Call a model once, and return the activations of layers; nothing stays on the model.
 
-    The model runs eagerly and in its current mode: in training mode, BatchNorm updates its running
-    statistics. The ``.grad`` of parameters does not change, and parameters may be frozen.
+    The unwrapped model runs eagerly and in its current mode: in training mode, BatchNorm updates
+    its running statistics. The ``.grad`` of parameters does not change.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(inplace=True), nn.Flatten())
@@ -83,12 +82,10 @@ def capture(
         raise TypeError(f"layers must be a selector or a list of names, got {shown(layers)}")
     options: dict[str, Any] = {"when": when, "at": at, "index": index, "reduce": reduce}
     once = Once(gradients, keep=None, device=device, dtype=dtype, **options)
-    base = unwrap(model)
-    while isinstance(model, DistributedDataParallel):
-        model = model.module  # it would wait for its own backward
+    base = unwrap(model)  # DistributedDataParallel would wait for its own backward
     args, kwargs = arguments_of(x)
     scalar = partial(_scalar, loss) if gradients else None
-    sites = call_once(base, layers, once, lambda: model(*args, **kwargs), scalar)
+    sites = call_once(base, layers, once, lambda: base(*args, **kwargs), scalar)
     records = {site.name or ".": site.bound.result() for site in sites}
     never = [name for name, calls in records.items() if not calls]
     if never:

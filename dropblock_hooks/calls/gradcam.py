@@ -28,7 +28,7 @@ _TRIES = 12  # layers that are tried if none is named
 class LastMap(Once):
     """Keeps the outputs of a layer with their graph, from which the channels are read."""
 
-    label = "gradcam"  # type: ignore[assignment]  # the function that errors name
+    label = "gradcam"  # the function that errors name
     whole: ClassVar[bool] = False
     channelwise: ClassVar[bool] = True
     spatial: ClassVar[int | None] = 2
@@ -45,9 +45,8 @@ class CAM(_Maps):
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.LazyLinear(10))
-        >>> cam = gradcam(model, torch.rand(2, 3, 8, 8), layer="0")
-        >>> cam.maps.shape, cam.raw.shape
-        (torch.Size([2, 8, 8]), torch.Size([2, 6, 6]))
+        >>> gradcam(model, torch.rand(2, 3, 8, 8)).maps.shape
+        torch.Size([2, 8, 8])
 
     Attributes:
         maps: (N, H, W) in [0, 1], of the size of the images: `raw` from its smallest value in an
@@ -92,19 +91,18 @@ def gradcam(
             stage that works; where it returns tokens, the first norm of its last block, because a
             head that reads only the class token gives the other tokens no gradient behind it.
         target: a class, or one for each image; None is the class with the largest output. The
-            scores are the output (images, classes), or its ``logits`` or ``out``. A function takes
-            the output and returns one score for each image.
+            output, or its ``logits`` or ``out``, is (images, classes). A function takes the output
+            and returns one score for each image.
         method: ``"gradcam"`` weighs a channel by the mean of its gradient, ``"gradcam++"`` by
             positions with a positive gradient, ``"layercam"`` weighs each position by itself.
         index: which element, if the layer returns several tensors.
         layout: the order of the axes, if it cannot be read: ``"NCHW"``, ``"NHWC"``, ``"NLC"``.
         grid: the map (height, width) that tokens form, if it cannot be read.
-        prefix_tokens: how many tokens come before the map.
+        prefix_tokens: the number of tokens before the map.
 
     Raises:
-        ValueError: if the layer has no map, is not called or gets no gradient; if the target or
-            the method does not exist.
-        TypeError: if the input, the output or the target has the wrong type.
+        ValueError: if the layer has no map or gets no gradient; if the target does not exist.
+        TypeError: if the output or the target has the wrong type.
 
     References:
         Selvaraju et al., 2017, "Grad-CAM" (https://arxiv.org/abs/1610.02391); Chattopadhyay et al.,
@@ -197,11 +195,10 @@ def _scores(output: Any, target: Any, images: int) -> tuple[Tensor, Tensor | Non
         return scores, None
     output = main_tensor(output)
     if output.ndim != 2 or len(output) != images:
-        pick = "output" if output.ndim < 2 else "output[:, 3].flatten(1).mean(1)"
         raise ValueError(
-            "the output must be (images, classes) for a target of classes, got shape "
-            f"{tuple(output.shape)} for {images} images: give a function as target that makes one "
-            f"score for each image, as in target=lambda output: {pick}"
+            f"the output must be (images, classes), got shape {tuple(output.shape)} for {images} "
+            "images: give a function as target that makes one score for each image, such as "
+            "target=lambda output: output[:, 3].flatten(1).mean(1)"
         )
     last = output.shape[1] - 1
     classes = output.argmax(1) if target is None else torch.as_tensor(target)

@@ -24,7 +24,7 @@ from ..spec.spec import Draft
 class Once(Capture):
     """A `Capture` for one call, which may stand beside another one."""
 
-    label = "capture"  # type: ignore[assignment]  # the function that errors name
+    label = "capture"  # the function that errors name
 
     def __repr__(self) -> str:
         return self.label
@@ -118,12 +118,9 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
 
     The random states of torch are restored. `Attachment.verify` and ``step`` report nothing of it.
     """
-    tensors = (*model.parameters(), *model.buffers())
-    kind = next((t.device.type for t in tensors if t.device.type in ("cuda", "xpu")), "cuda")
-    used = {t.device for t in tensors if t.device.type == kind}
     with ExitStack() as stack:
         stack.enter_context(evaluation(model))
-        stack.enter_context(torch.random.fork_rng(list(used), device_type=kind))
+        stack.enter_context(torch.random.fork_rng(range(torch.cuda.device_count())))
         stack.enter_context(as_written())
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())

@@ -52,11 +52,9 @@ def sample(
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
         >>> attached = attach(model, {"1": Dropout(0.2)})
         >>> with attached.always():
-        ...     mean, std, samples = sample(
-        ...         model, torch.ones(5, 4), n=20, target=lambda y: y.softmax(-1)
-        ...     )
+        ...     mean, std, samples = sample(model, torch.ones(5, 4), target=lambda y: y.softmax(-1))
         >>> mean.shape, std.shape, samples.shape
-        (torch.Size([5, 3]), torch.Size([5, 3]), torch.Size([20, 5, 3]))
+        (torch.Size([5, 3]), torch.Size([5, 3]), torch.Size([30, 5, 3]))
 
     Args:
         model: a model with an attachment, wrapped or not.
@@ -72,8 +70,8 @@ def sample(
         ValueError: if n is below 2.
 
     Reference:
-        Gal and Ghahramani, 2016, "Dropout as a Bayesian Approximation: Representing Model
-        Uncertainty in Deep Learning" (https://arxiv.org/abs/1506.02142).
+        Gal and Ghahramani, 2016, "Dropout as a Bayesian Approximation"
+        (https://arxiv.org/abs/1506.02142).
     """
     bare, n = unwrap(model), as_count("n", n, 2)
     sites = [site for attached in attachments(bare) for site in attached if site.draws]

@@ -37,8 +37,7 @@ def watch(
         action: ``"warn"``, ``"raise"``, or a function of a `Finding`.
         every: as for `Watchdog`: look at each n-th training forward; 0 or None: only when an epoch
             or the ``with`` block ends.
-        options: other fields of `Watchdog`, such as ``max_dead=0.5``, and the arguments
-            ``grad_scaler`` and ``root`` of `attach`.
+        options: other fields of `Watchdog`, and ``grad_scaler`` and ``root`` of `attach`.
 
     Raises:
         TypeError, ValueError: if a rule, an action or an option does not exist.

@@ -97,12 +97,12 @@ class ActivationStats(Measuring):
     reads_given: ClassVar[bool] = True
 
     def look(self, state: State, module: nn.Module, parameter: str | None) -> None:
-        mean, variance = (getattr(module, f"running_{name}", None) for name in ("mean", "var"))
-        plain = type(mean) is type(variance) is Tensor and not mean.is_meta
-        if plain and isinstance(module, nn.modules.batchnorm._BatchNorm):
-            one = torch.ones_like(mean)  # ranks are added up, and divided by their number
-            running = torch.stack((mean, variance, module.eps * one, one))
-            state["running"] = running.to(state["sums"])
+        layer: Any = module
+        is_norm = isinstance(module, nn.modules.batchnorm._BatchNorm)
+        if is_norm and type(layer.running_mean) is Tensor and not layer.running_mean.is_meta:
+            one = torch.ones_like(layer.running_mean)  # ranks are added up, and then divided by it
+            running = layer.running_mean, layer.running_var, layer.eps * one, one
+            state["running"] = torch.stack(running).to(state["sums"])
 
     def update(self, state: State, seen: Seen) -> None:
         super().update(state, seen)
@@ -224,7 +224,8 @@ def _parameters(module: nn.Module, name: str | None) -> dict[str, Tensor]:
     """The layer's own parameters, or the one of this name, as far as they hold numbers."""
     if shard_refusal(module) is not None:
         return {}
-    own = module._parameters if name is None else {name: module._parameters[name]}
+    names = module._parameters if name is None else [name]
+    own = {name: getattr(module, name) for name in names}
     # other classes may hold parts, or wait for other processes
     plain = {name: p.detach() for name, p in own.items() if type(p) in (Tensor, nn.Parameter)}
     return {name: x for name, x in plain.items() if x.is_floating_point() and not x.is_meta}

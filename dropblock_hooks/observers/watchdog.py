@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.linalg import vector_norm
 
 from ..checks import Range, as_count, as_number, check_option
 from ..functional.masks import wide_dtype
@@ -44,25 +45,22 @@ class Watchdog(Observer):
     it does not wait for a device. Of several faults in one look it names the first as the cause,
     and lists the others as likely effects. The rules:
 
-    - ``nonfinite``: NaN or Inf. In the forward, it names the layer that computed it. In the
-      backward, it names the first layer that such a gradient reaches. With a GradScaler that the
-      attachment knows, gradients count only once its scale has fallen below 1.
+    - ``nonfinite``: NaN or Inf: the layer that computed it or, in the backward, the first layer
+      that such a gradient reaches. With a GradScaler that the attachment knows, gradients count
+      only once its scale has fallen below 1.
     - ``vanishing``, ``exploding``: gradients in the first quarter of the layers are smaller, or
       larger, by `max_ratio` than in the last quarter, and not zero.
     - ``dead``: channels of a ReLU, or a similar activation, were zero in all calls.
-    - ``saturated``: values of a sigmoid, a tanh or their hard versions are within 1 % of their
-      bounds.
+    - ``saturated``: values of a sigmoid, a tanh or the like are within 1 % of their bounds.
     - ``no_gradient``: a layer with trained parameters gets no gradient, or only zeros, while other
       layers get gradients.
 
     Example:
-        >>> model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
-        >>> found = []
+        >>> model, found = nn.Sequential(nn.Linear(4, 4), nn.Sigmoid(), nn.Linear(4, 2)), []
         >>> attached = attach(model, {"**": Watchdog("nonfinite", action=found.append)})
-        >>> nn.init.constant_(model[0].weight, float("nan"))[0, 0]
-        tensor(nan, grad_fn=<SelectBackward0>)
-        >>> model(torch.ones(1, 4)).sum().backward()
-        >>> attached.step()
+        >>> model[0].bias.data.fill_(torch.nan)
+        tensor([nan, nan, nan, nan])
+        >>> y = model(torch.ones(1, 4))
         >>> found[0].layer
         '0'
 
@@ -241,8 +239,8 @@ def _largest_norm(tensors: Sequence[Tensor]) -> Tensor | None:
 def _norm(x: Tensor) -> Tensor:
     """Return the norm; it is finite if all values are, whose squares may not fit into float32."""
     x = x.float() if x.element_size() == 1 else x
-    if x.device.type == "cpu" and x.dtype is not torch.float64:
-        norm: Tensor = torch.linalg.vector_norm(x, dtype=torch.float32)  # several times as fast
-        if norm < _INF:
-            return norm
-    return torch.linalg.vector_norm(x, dtype=wide_dtype(x.device))
+    fast = x.device.type == "cpu" and x.dtype is not torch.float64
+    norm: Tensor = vector_norm(x, dtype=torch.float32 if fast else wide_dtype(x.device))
+    if fast and not norm < _INF:
+        norm = vector_norm(x, dtype=torch.float64)
+    return norm

@@ -68,8 +68,7 @@ def plot_activations(attached: Attachment, ax: Any = None) -> Any:
     """Draw the magnitudes of the activations: one histogram for each site of `ActivationStats`.
 
     Dark means that many values have this magnitude. The line is the root mean square. The name
-    shows the share of zeros. A cross marks a layer with NaN or Inf. The layers are in the order of
-    the model.
+    shows the share of zeros. A cross marks a layer with NaN or Inf.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))

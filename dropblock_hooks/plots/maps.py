@@ -77,9 +77,8 @@ def overlay(cam_map: Any, image: Any, ax: Any = None, *, title: str = "Grad-CAM"
     """Draw a map over its image, with a color bar.
 
     Example:
-        >>> figure = overlay(torch.rand(7, 7), torch.rand(3, 28, 28))
-        >>> [ax.get_title() or ax.get_ylabel() for ax in figure.axes]
-        ['Grad-CAM', 'value of the map']
+        >>> overlay(torch.rand(7, 7), torch.rand(3, 28, 28)).axes[0].get_title()
+        'Grad-CAM'
 
     Args:
         cam_map: (h, w), the map of an image, such as ``cam.maps[0]`` of `gradcam`. It is resized

@@ -97,13 +97,14 @@ def _masks(
 ) -> list[tuple[Site, Tensor]]:
     """What each layer keeps of the first sample, (C, h, w), in a forward of a copy."""
     copied = copy.deepcopy(unwrap(model))
-    probed, found = [], []
+    probed: list[str] = []
+    found: list[tuple[Site, Tensor]] = []
 
     def probe(site: Site, module: nn.Module, given: Any, output: Any) -> None:
         index = site.regularizer.index
-        value = output if site.at == "output" else given
-        index = index if site.at == "output" else index or 0
-        maps = site.reader.map_of(indexing.get(value, index))
+        at_output = site.at == "output"
+        x = indexing.get(output, index) if at_output else indexing.get(given, index or 0)
+        maps = site.reader.map_of(x)
         if maps is None or any(site is each for each, _ in found):
             return
         ones = torch.ones_like(maps)
