@@ -95,7 +95,6 @@ def perform(
 
 
 def may_get_gradient(x: Tensor) -> bool:
-    """Whether autograd may compute a gradient for this tensor."""
     # inside torch.func.grad the tensor does not tell: an outer transform may want its gradient
     asked = x.requires_grad or (not is_compiling() and is_transformed(x))
     return asked and torch.is_grad_enabled()
@@ -192,6 +191,6 @@ def refuse_tracing(site: Site, training: bool) -> None:
         raise site.error(
             "active regularizers can't be used in torch.jit.trace, torch.func.vmap, "
             "torch.func.jvp or a compiled torch.func transform, and regularizers of gradients "
-            "can't be used in torch.export: call model.eval() before, without active='always' and "
-            "always(), or use `with attached.paused():`"
+            "can't be used in torch.export: call model.eval() before, or use "
+            "`with attached.paused():`"
         )

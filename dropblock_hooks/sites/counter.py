@@ -87,12 +87,10 @@ class Snapshot(NamedTuple):
 
     @property
     def calls(self) -> int:
-        """Forward calls of the layer."""
         return self.evaluated + self.trained
 
     @property
     def norms(self) -> Norms:
-        """The norms before a bound."""
         return Norms(self.cells)
 
     def plus(self, other: Snapshot, sign: int = 1) -> Snapshot:
@@ -104,7 +102,6 @@ class Snapshot(NamedTuple):
         return Snapshot._make([*sums, cells])
 
     def share(self) -> float | None:
-        """The share of affected elements; None where no element was counted."""
         return self.affected / self.total if self.total else None
 
 
@@ -175,7 +172,6 @@ class Counter:
         return self.life().plus(self._begun, -1)
 
     def closed(self) -> Snapshot:
-        """The growth in the window before; empty in the first window."""
         return self._begun.plus(self._before, -1)
 
     def shown(self) -> Snapshot:
@@ -184,7 +180,6 @@ class Counter:
         return window if window.total else self.closed()
 
     def close_window(self) -> None:
-        """Begin a new window; the present one becomes the closed one."""
         self._before, self._begun = self._begun, self.life()
 
     def forget_elements(self) -> None:
@@ -200,7 +195,6 @@ class Counter:
         vars(self).update(life._asdict())
 
     def plus(self, other: Counter) -> Counter:
-        """The counts of two ranks together."""
         both = Counter()
         both.restore(self.life().plus(other.life()), Snapshot())
         both._begun, both._before = self._begun.plus(other._begun), self._before.plus(other._before)

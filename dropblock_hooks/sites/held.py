@@ -259,7 +259,6 @@ class GradHook:
 
 
 def grad_hook(parameter: Tensor | None) -> GradHook | None:
-    """Our hook on a parameter, if there is one."""
     hooks: dict[int, Any] = getattr(parameter, "_backward_hooks", None) or {}
     for hook in hooks.values():  # at every forward, so no generator
         if isinstance(hook, GradHook) and parameter is not None:

@@ -70,7 +70,6 @@ class SiteHook:
 
     @classmethod
     def fitted(cls, target: Target, regularizer: Regularizer, model: nn.Module) -> Regularizer:
-        """Return the regularizer, or a copy that is adapted to this target."""
         return regularizer
 
     @classmethod
@@ -122,7 +121,6 @@ class SiteHook:
             hooks[key] = hooks.pop(key)
 
     def restore(self, module: nn.Module) -> None:
-        """Take the hooks of its attachment off the module, and put its values back."""
         take_off(self.run, module)
 
     def find(self, model: nn.Module) -> nn.Module | None:
@@ -139,7 +137,6 @@ class SiteHook:
         """Put the present rate into the module, or hook its parameter again."""
 
     def leaves_no_trace(self, model: nn.Module) -> bool:
-        """Whether it may act without a call of its layer, because other code reads the rate."""
         return False
 
     def look(self, module: nn.Module) -> None:
@@ -161,11 +158,9 @@ class SiteHook:
         return Finding(kind, Severity.ERROR, (self.site.key,), text, cure, self.run.epoch)
 
     def broken(self, owner: nn.Module) -> Fault | None:
-        """Return why it gets no calls, or no gradients; None if it is in place."""
         return REPLACED if self.lost(owner) else None
 
     def idle(self, model: nn.Module, owner: nn.Module, window: Window) -> Fault | None:
-        """Return why its layer was not called, or the site not active; None if it need not be."""
         counts, gradient = window.sites[self.site.key], self.site.regularizer.acts_on == "gradient"
         trained = window.has("trained", "active")
         enabled = self.run.enabled and not window.has("off")
@@ -260,7 +255,6 @@ def _gives_back(module: nn.Module, given: Any, output: Tensor) -> bool:
 
 
 def _why_not_called(model: nn.Module, name: str) -> tuple[str, str]:
-    """The likely cause why a layer was not called, and the cure."""
     if not name:
         return "the model itself was not called, only layers inside it", "Name these layers"
     layer, parent = find_module(model, name), find_module(model, name.rpartition(".")[0])
@@ -287,7 +281,6 @@ def ours(hook: Any) -> SiteHook | None:
 
 
 def hooks_on(module: nn.Module) -> list[SiteHook]:
-    """Our hooks on this very module, each once."""
     registered = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
     return [hook for hook in dict.fromkeys(map(ours, registered)) if hook is not None]
 

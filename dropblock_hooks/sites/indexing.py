@@ -3,7 +3,7 @@
 import copy
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -15,8 +15,7 @@ from ..quoting import kind_of
 Index = int | str | None
 
 
-def is_dense(value: Any) -> bool:
-    """Whether it is a dense tensor of floating-point numbers."""
+def is_dense(value: Any) -> TypeGuard[Tensor]:
     dense = isinstance(value, Tensor) and value.layout is torch.strided
     return dense and value.is_floating_point() and not value.is_nested
 
@@ -28,18 +27,18 @@ def get(value: Any, index: Index) -> Tensor:
     """
     if index is not None and index not in (_indices(value) or ()):
         raise ValueError(f"is {_shown(value)}: it has no element {index!r}")
-    found = value if index is None else value[index]
-    if not isinstance(found, Tensor) or not found.is_floating_point():
-        if index is None and _indices(value) is not None:
-            raise ValueError(f"is {_shown(value)}: say which element with index=")
-        raise ValueError(f"must be a floating-point tensor, got {_shown(found)}")
-    if found.is_nested or found.layout is not torch.strided:
+    found: Any = value if index is None else value[index]
+    if is_dense(found):
+        return found
+    if isinstance(found, Tensor) and found.is_floating_point():
         raise ValueError(
             f"must be a dense tensor, got {'a nested' if found.is_nested else 'a sparse'} tensor: "
             "call to_padded_tensor() or to_dense() before this layer, and build "
             "nn.TransformerEncoder with enable_nested_tensor=False"
         )
-    return found
+    if index is None and _indices(value) is not None:
+        raise ValueError(f"is {_shown(value)}: say which element with index=")
+    raise ValueError(f"must be a floating-point tensor, got {_shown(found)}")
 
 
 def put(value: Any, index: Index, new: Tensor) -> Any:

@@ -37,15 +37,12 @@ def checked_scaler(given: Any) -> Any:
             return next((each for each in scalers if each is not None), None)
         level = [getattr(x, name) for x in level for name in _WRAPPED if hasattr(x, name)]
     raise TypeError(
-        f"grad_scaler must have get_scale(), got {type(given).__name__}: give the "
-        "torch.amp.GradScaler itself, or an object that holds it as .scaler or ._scaler; or "
-        "False, if the loss is not scaled"
+        f"grad_scaler must have get_scale(), got {type(given).__name__}: give the GradScaler "
+        "itself, or an object that holds it as .scaler; or False, if the loss is not scaled"
     )
 
 
 class LossScale:
-    """The GradScaler of an attachment."""
-
     def __init__(self, scaler: Any = None) -> None:
         self.scaler = scaler  # False where the loss is not scaled, None where nobody has said
         self.unknown: bool | None = None  # whether one is in use that nobody gave, once sought
@@ -77,7 +74,6 @@ class LossScale:
         return self.unknown
 
     def findings(self, epoch: float) -> list[Finding]:
-        """The finding that a GradScaler is in use that nobody gave, or nothing."""
         if self.scaler is not None or not self.unknown:
             return []
         text = (
@@ -92,7 +88,6 @@ class LossScale:
 
 
 def is_enabled(scaler: Any) -> bool:
-    """Whether a GradScaler is switched on."""
     return bool(getattr(scaler, "is_enabled", lambda: True)())
 
 
@@ -150,15 +145,12 @@ class Run:
 
 
 def world_size() -> int:
-    """The number of processes; 0 without a process group."""
     has_group = distributed.is_available() and distributed.is_initialized()
     return distributed.get_world_size() if has_group else 0
 
 
 @dataclass(frozen=True)
 class Window:
-    """The calls in a window."""
-
     sites: Mapping[str, Snapshot]  # the counts of each site, by its key
     model: Snapshot  # the forwards of the model; none if it was compiled
     backward: bool = True  # False before a backward, when no gradient can be missing yet
@@ -170,7 +162,6 @@ class Window:
 
 
 def windows(run: Run, hooks: Iterable[Any]) -> tuple[Window, Window]:
-    """The open window of the sites of these hooks, and the one before."""
     sites = [hook.site for hook in hooks]
 
     def window(which: Callable[[Counter], Snapshot]) -> Window:

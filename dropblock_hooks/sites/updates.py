@@ -25,10 +25,6 @@ from .site import Site
 _WRAPPED = ("_base_optimizer", "base_optimizer", "_optimizer", "original_optimizer", "optimizer")
 """Where timm's Lookahead, SAM, Lightning and Fabric, Opacus, accelerate keep their optimizer."""
 _Hooks: TypeAlias = "list[tuple[weakref.ref[nn.Module], SiteHook]]"
-_APART = (
-    "each process would draw other numbers after the mean, and the processes' parameters would "
-    "part: use when='backward'"
-)
 
 
 def checked_optimizers(given: Any) -> list[Optimizer]:
@@ -112,7 +108,7 @@ def _regularize(hooks: _Hooks, optimizer: Any) -> None:
             if own.grad.layout is not torch.strided:
                 refusal = NOT_DENSE
             elif site.regularizer.random and world_size() > 1:
-                refusal = _APART
+                refusal = "each process would draw other numbers: use when='backward'"
             if refusal is not None:
                 raise site.error(refusal)
             entries[site.position].append((site, own, own.grad))

@@ -390,7 +390,7 @@ def ddp_refuses_other_noise_in_each_process(rank):
     optimizer = SGD(wrapped.parameters(), lr=0.1)
     attach(wrapped, {"param:0.weight": GradNoise(0.1, **ONCE)}, optimizer=optimizer)
     loss_of(wrapped, rank).backward()
-    with pytest.raises(SiteError, match=r"0.weight/GradNoise.*part: use when='backward'"):
+    with pytest.raises(SiteError, match=r"0.weight/GradNoise.*other numbers: use when='backward'"):
         optimizer.step()
 
 
