@@ -48,7 +48,7 @@ def read(layout):
 
 
 @pytest.mark.pairwise
-@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("dtype", rest_slow(TYPES), ids=str)
 @pytest.mark.parametrize(("name", "layout"), rest_slow(ALL, SOME))
 def test_the_operators_of_activations_pass_torchs_check(name, layout, dtype):
     regularizer = REGULARIZERS[name]
