@@ -8,8 +8,7 @@ gamma       the seed rate at which blocks drop a given share
 noise       Gaussian noise, also in blocks (Disout)
 gradients   bounds of gradients by value and by norm, adaptive clipping, centralization
 masks       random masks, and their application to a tensor
-sparse      large tensors on the CPU: blocks, whole channels and whole samples
-bits        masks with a bit for each element
+sparse      large tensors on the CPU: blocks, whole channels and samples; masks of bits
 """
 
 from .dropblock import drop_block1d, drop_block2d, drop_block3d

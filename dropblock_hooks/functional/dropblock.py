@@ -14,10 +14,9 @@ from torch.nn.functional import pad
 
 from ..checks import check_block_size, check_option
 from ..docstrings import described_in
-from .bits import grow
 from .gamma import Calibration, gamma_of
 from .masks import Mask, bernoulli, check_call, count_ratio, keep_scale
-from .sparse import Blocks, drop_drawn, takes
+from .sparse import Blocks, drop_drawn, grow, takes
 
 Normalize: TypeAlias = Literal["batch", "sample", "expected", None]
 
@@ -106,8 +105,8 @@ def drop_block2d(
     """DropBlock on feature maps (N, C, H, W): zeroes blocks, and scales the rest.
 
     A replacement for ``torchvision.ops.drop_block2d``. The expected dropped share is p on every map
-    and block size. Blocks larger than the map are clipped. Inf and NaN under a block disappear.
-    With p = 0 or in evaluation, `input` itself is returned and no random number is drawn.
+    and block size. Inf and NaN under a block disappear. With p = 0 or in evaluation, `input` itself
+    is returned and no random number is drawn.
 
     Example:
         >>> x = torch.ones(8, 16, 14, 14)
@@ -119,7 +118,8 @@ def drop_block2d(
         input: floating-point tensor, of the shape that the function is for. Its memory format is
             kept.
         p: share of the elements to drop or distort, in [0, 1].
-        block_size: edge of the block in elements, at least 1, or one for each spatial axis.
+        block_size: edge of the block in elements, at least 1, or one edge for each spatial axis. A
+            block larger than the map is clipped.
         inplace: write the result into `input`.
         eps: smallest number of kept elements that the count ratio divides by.
         training: False returns `input`.

@@ -127,11 +127,11 @@ def clamp_grad(grad: Tensor, min: float | None = None, max: float | None = None)
 
     Args:
         grad: a gradient of any shape.
-        min: lower bound; None for no bound.
-        max: upper bound; None for no bound.
+        min: lower bound, any number; None for no bound.
+        max: upper bound, any number >= `min`; None for no bound.
 
     Raises:
-        ValueError: without a bound, or for min above max.
+        ValueError: without a bound.
     """
     low = None if min is None else as_number("min", min)
     high = None if max is None else as_number("max", max)
@@ -157,7 +157,7 @@ def clip_grad_norm(
 
     Args:
         grad: a gradient, (N, C, ...) for samples and channels.
-        max_norm: largest norm, in the unit of `grad`, above 0.
+        max_norm: largest norm, in the unit of the gradient, a number > 0.
         norm_type: order of the norm, above 0; inf allowed.
         per: one norm for the whole ``"tensor"``, for each ``"sample"`` (axis 0) or for each
             ``"channel"`` (over samples and space).
@@ -190,7 +190,7 @@ def adaptive_clip_grad(
     Args:
         grad: the gradient of a parameter.
         parameter: the parameter, of the same shape.
-        clip_factor: largest ratio of the norms, above 0.
+        clip_factor: largest ratio of the norms, a number > 0.
         eps: least norm of weights, above 0, so that zero weights can learn.
         norm_type: order of the norm, above 0; inf allowed.
 

@@ -47,7 +47,7 @@ def gaussian_noise(
         tensor(True)
 
     Args:
-        std: standard deviation in the units of `input`, at least 0.
+        std: standard deviation in the units of the tensor, a number >= 0.
 
     Reference:
         Bishop, 1995, "Training with Noise is Equivalent to Tikhonov Regularization".
@@ -70,7 +70,7 @@ def gaussian_dropout(
         tensor(True)
 
     Args:
-        p: sets the variance of the noise to p / (1 - p), in [0, 1).
+        p: sets the variance of the noise to p / (1 - p), a number in [0, 1).
 
     Reference:
         Srivastava et al., 2014, section 10 (https://jmlr.org/papers/v15/srivastava14a.html).
@@ -127,7 +127,7 @@ def disout(
         tensor(True)
 
     Args:
-        alpha: strength of the noise in standard deviations of `input`, at least 0.
+        alpha: strength of the noise in standard deviations of the tensor, a number >= 0.
 
     Reference:
         Tang et al., 2020 (https://arxiv.org/abs/2002.11022); https://github.com/huawei-noah/Disout.

@@ -18,13 +18,6 @@ from .rates import NonNegative, Probability
 
 @dataclass(frozen=True, repr=False)
 class _Blocks(DropsShare):
-    """Base of DropBlock and Disout: their rate and the size of their blocks.
-
-    Args:
-        block_size: edge of the block in elements, at least 1, or one edge for each spatial axis. A
-            block larger than the map is clipped, and the report says so.
-    """
-
     p: Probability = 0.1
     block_size: int | tuple[int, ...] = 7
     spatial: ClassVar[int]
@@ -115,10 +108,6 @@ class Disout(_Blocks, Regularizer):
     Example:
         >>> Disout(p=0.2, block_size=5, alpha=0.5)
         Disout(p=0.2, block_size=5, alpha=0.5)
-
-    Args:
-        alpha: strength of the noise in standard deviations of the layer's tensor, a number >= 0 or
-            a schedule.
 
     Equation:
         ``y = x + m * alpha * std(x) * z`` with standard normal z; m is 1 in blocks, else 0.

@@ -166,9 +166,6 @@ class GaussianNoise(Regularizer):
         >>> GaussianNoise(std=0.1, at="input")
         GaussianNoise(std=0.1, at='input')
 
-    Args:
-        std: standard deviation in the units of the tensor, a number >= 0 or a schedule.
-
     Equation:
         ``y = x + std * z``, where z is standard normal noise.
     """
@@ -189,9 +186,6 @@ class GaussianDropout(Regularizer):
     Example:
         >>> GaussianDropout(p=0.2)
         GaussianDropout(p=0.2)
-
-    Args:
-        p: sets the variance of the noise to p / (1 - p), a number in [0, 1) or a schedule.
 
     Equation:
         ``y = x * (1 + sqrt(p / (1 - p)) * z)``, where z is standard normal noise.

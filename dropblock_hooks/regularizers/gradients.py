@@ -63,10 +63,6 @@ class ClampGrad(OnGradients, Regularizer):
         >>> ClampGrad(-1.0, 1.0)
         ClampGrad(min=-1.0, max=1.0)
 
-    Args:
-        min: lower bound, any number or a schedule; None for no bound.
-        max: upper bound, any number >= `min` or a schedule; None for no bound.
-
     Equation:
         ``g' = minimum(maximum(g, min), max)``; Inf and NaN pass.
     """
@@ -98,7 +94,6 @@ class ClipGradNorm(OnGradients, Regularizer):
         ClipGradNorm(max_norm=1.0, norm_type=2.0, per='sample')
 
     Args:
-        max_norm: largest norm, a number > 0 or a schedule.
         per: one norm for the whole ``"tensor"``, for each ``"sample"`` or for each ``"channel"``
             (of a parameter: its axis 0).
         group: True takes one norm over all parameters of the entry, like
@@ -256,9 +251,6 @@ class AdaptiveClipGrad(_OfParameters, Regularizer):
     Example:
         >>> AdaptiveClipGrad(0.02)
         AdaptiveClipGrad(clip_factor=0.02, eps=0.001, norm_type=2.0)
-
-    Args:
-        clip_factor: largest ratio of the two norms of a unit, a number > 0 or a schedule.
 
     Equation:
         ``g' = g * minimum(1, clip_factor * maximum(norm(w), eps) / norm(g))``
