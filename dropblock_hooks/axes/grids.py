@@ -25,7 +25,7 @@ class Grids:
     """The sizes of maps in a forward of a model; all sites of an attachment share it."""
 
     def __init__(self) -> None:
-        self.watches = False  # whether `watch` was called
+        self.watches = False  # whether there are hooks
         self._inside = False  # whether a forward of the whole model is under way
         # of each map: the number of samples, the size, and whether it is of a patch embedding
         self._met: tuple[tuple[int, Grid, bool], ...] = ()
@@ -48,21 +48,21 @@ class Grids:
 
     def watch(self, model: nn.Module) -> None:
         """Put hooks on the layers of a model that show the sizes of its maps, if there are some."""
-        self.watches = True
         modules = list(model.modules())
         if any(type(module).__name__ == "Unroll" for module in modules):
             return  # it moves the tokens of Hiera out of the order of rows: they form no map
         cut = {m for m in modules if m is not model and hasattr(m, "patch_size")}
         inner = {m for m in cut if cut.isdisjoint(set(m.modules()) - {m})}
         embedding = {leaf for module in inner for leaf in module.modules()}
-        for module in modules:
-            is_map = not module._modules and _MAP.search(type(module).__name__)
-            if module in inner or (is_map and module in embedding):
-                module.register_forward_hook(self._embed)
-            elif is_map and _is_strided(module):
-                module.register_forward_hook(self._shrink)
-        model.register_forward_pre_hook(self._forget)
-        model.register_forward_hook(self._forget, always_call=True)
+        maps = {m for m in modules if not m._modules and _MAP.search(type(m).__name__)}
+        embeds = inner | (maps & embedding)
+        shrinks = {m for m in maps - embeds if _is_strided(m)}
+        for module in embeds | shrinks:
+            module.register_forward_hook(self._embed if module in embeds else self._shrink)
+        if embeds or shrinks:
+            self.watches = True
+            model.register_forward_pre_hook(self._forget)
+            model.register_forward_hook(self._forget, always_call=True)
 
     def unwatch(self, model: nn.Module) -> None:
         """Take these hooks off."""
