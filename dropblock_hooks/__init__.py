@@ -20,20 +20,7 @@ The map:
 `Regularizer`, `register`   one class, one file: a regularizer of your own
 ==========================  ========================================================================
 
-The ``__init__`` of each folder has a map of its modules. The modules beside the folders are:
-
-attach         `attach`, `attachments` and `detach_all`
-presets        specs for placements from papers
-cli            the command ``dropblock-hooks``
-findings       `Finding` and its kinds; when a warning is repeated
-tables         printed tables: columns, widths, equal rows on one line
-registry       the names of classes in spec files; one-line reprs
-docstrings     arguments are described once, also for subclasses
-checks         checks of arguments, and the closest of known words
-quoting        values as messages show them
-warn           warnings at the line of the user
-checkpointing  whether a forward is a recomputation of activation checkpointing
-handles        the definition of operators, and the handles by which they find their site
+The ``__init__`` of each folder has a map of its modules, and CONTRIBUTING.md the map of all.
 """
 
 from . import functional, plots, presets

@@ -12,6 +12,7 @@ import os
 import pkgutil
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from textwrap import fill
 from typing import Any, NamedTuple
 
@@ -98,7 +99,7 @@ def _check(options: argparse.Namespace) -> Result:
 def _regularizers(options: argparse.Namespace) -> Result:
     """List the regularizers, observers and schedules that a spec can name.
 
-    With a name, print its signature and docstring. --import adds the classes of your module.
+    With a name, print its signature and docstring.
     """
     known: dict[str, Any] = registered(object)
     name = options.kind
@@ -124,10 +125,8 @@ def _kind(cls: Any) -> str:
 
 
 def _model(name: str) -> nn.Module:
-    """Build the model with this name."""
-    place, _, what = name.rpartition(":")
-    in_library = place in ("", "timm", "torchvision")
-    make = _library_model(what, place) if in_library else _imported(name)
+    """Build the model of timm with this name, or call the user's ``package.module:factory``."""
+    make = _imported(name) if ":" in name else _timm_model(name)
     try:
         with torch.device("meta"):
             model = make()
@@ -138,28 +137,22 @@ def _model(name: str) -> nn.Module:
     return model
 
 
-def _library_model(name: str, library: str) -> Callable[[], Any]:
-    """A model of timm or torchvision; without a library, of the first that knows the name."""
+def _timm_model(name: str) -> Callable[[], Any]:
     try:
         import timm
-        from torchvision import models
     except ImportError as error:
         raise CommandError("models come from timm: pip install 'dropblock-hooks[timm]'") from error
-    if library != "torchvision" and timm.is_model(name):
-        return lambda: timm.create_model(name)
-    if library != "timm" and name in models.list_models():
-        takes = inspect.signature(models.get_model_builder(name)).parameters
-        weights = {key: None for key in ("weights", "weights_backbone") if key in takes}
-        return lambda: models.get_model(name, **weights)
-    hint = closest(name, [*timm.list_models(), *models.list_models()])
-    raise CommandError(f"unknown model {quote(name)}{hint}; yours is package.module:factory")
+    if not timm.is_model(name):
+        hint = closest(name, timm.list_models())
+        raise CommandError(f"unknown model {quote(name)}{hint}; yours is package.module:factory")
+    return partial(timm.create_model, name)
 
 
 def _imported(name: str) -> Any:
-    """Import a module of the user or one of its members, also from the current folder."""
+    """Import a member of a module, also from the current folder."""
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
-    return _called(lambda: pkgutil.resolve_name(name), f"importing {name}")
+    return _called(partial(pkgutil.resolve_name, name), f"importing {name}")
 
 
 def _called(function: Callable[[], Any], doing: str) -> Any:
@@ -188,8 +181,8 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], Result], tuple[str, ...
 ARGUMENTS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "model": (
         "MODEL",
-        "resnet50, timm:resnet50, torchvision:resnet50, or package.module:factory, your function "
-        "or class, which is called without arguments",
+        "a name of timm (resnet50), or package.module:factory, a function or class that is "
+        "called without arguments (torchvision.models:resnet50)",
         {},
     ),
     "--input-size": ("N", "shape of a sample; put it last: 3 224 224", {"nargs": "+", "type": int}),
@@ -203,13 +196,9 @@ ARGUMENTS: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
-    options = _parser().parse_args(
-        arguments, argparse.Namespace(modules=[], json=False, wide=False)
-    )
+    options = _parser().parse_args(arguments, argparse.Namespace(json=False, wide=False))
     try:
         with contextlib.redirect_stdout(sys.stderr):  # stdout holds only the result
-            for name in options.modules:
-                _imported(name)
             result: Result = options.run(options)
     except SpecError as error:
         result = Result("", {"problems": error.problems}, str(error))
@@ -231,13 +220,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     shared = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
-    shared.add_argument(
-        "--import",
-        dest="modules",
-        action="append",
-        metavar="MODULE",
-        help="first import a module of yours that registers regularizers; repeatable",
-    )
     shared.add_argument("--json", action="store_true", help="print JSON")
     shared.add_argument("--wide", action="store_true", help="shorten nothing")
     parser = argparse.ArgumentParser(

@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 
-from ..attachment.attachment import Attachment
 from ..checks import as_count
 from ..warn import warn
 from .driver import TrainerDriver
@@ -16,7 +15,7 @@ except ImportError:  # under the older name
     from pytorch_lightning import Callback
 
 
-class Regularize(Callback):  # type: ignore[misc]  # of a skipped package
+class Regularize(Callback, TrainerDriver):  # type: ignore[misc]  # of a skipped package
     """A callback that puts regularizers on a LightningModule during ``trainer.fit``.
 
     The trainer gives the length of the training, the time, the GradScaler and the optimizers. After
@@ -62,28 +61,23 @@ class Regularize(Callback):  # type: ignore[misc]  # of a skipped package
     ) -> None:
         if log_every_n_steps is not None:
             as_count("log_every_n_steps", log_every_n_steps)
-        self._driver = TrainerDriver(spec, unit, root=root, strict=strict)
+        TrainerDriver.__init__(self, spec, unit, root=root, strict=strict)
         self.log_every_n_steps = log_every_n_steps
         self.epochs = None if epochs is None else as_count("epochs", epochs)
         self.fractions, self.rng_state = fractions, rng_state
         self._within_epoch = False
-        self._loaded: Mapping[str, Any] = {}
+        self._checkpoint: Mapping[str, Any] = {}
         self._keeps_random = False
-
-    @property
-    def attached(self) -> Attachment | None:
-        """The `Attachment`, also after fit; None before training begins."""
-        return self._driver.attached
 
     @property
     def state_key(self) -> str:
         """The name of the state in a checkpoint. Each of several callbacks needs its own."""
-        key: str = self._generate_state_key(unit=self._driver.unit, root=self._driver.root)
+        key: str = self._generate_state_key(unit=self.unit, root=self.root)
         return key
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Forget the state that an earlier run loaded, and warn of a search without callbacks."""
-        self._loaded, self._max_epochs = {}, trainer.max_epochs  # which others may change later
+        self._checkpoint, self._max_epochs = {}, trainer.max_epochs  # which others may change later
         kinds = {kind.__name__ for each in trainer.callbacks for kind in type(each).__mro__}
         for finder in kinds & {"LearningRateFinder", "BatchSizeFinder"}:
             warn(
@@ -101,10 +95,10 @@ class Regularize(Callback):  # type: ignore[misc]  # of a skipped package
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         if scaler is None and pl_module.automatic_optimization:
             scaler = False  # a module that optimizes by itself may have one of its own
-        by_epoch = self._driver.unit == "epoch"
+        by_epoch = self.unit == "epoch"
         length = self._max_epochs if by_epoch else trainer.estimated_stepping_batches
-        self._driver.load(self._loaded.get("attached"))
-        self._driver.begin(
+        self.load(self._checkpoint.get("attached"))
+        self.begin(
             pl_module,
             self.epochs or length,
             scaler=scaler,
@@ -112,7 +106,7 @@ class Regularize(Callback):  # type: ignore[misc]  # of a skipped package
             # LearningRateFinder restores a checkpoint of step 0
             resumed=trainer.ckpt_path is not None and trainer.global_step > 0,
         )
-        if self._loaded.get("within_epoch"):
+        if self._checkpoint.get("within_epoch"):
             self._restore_random()  # the loader has drawn its order once more
 
     def on_train_batch_start(
@@ -124,7 +118,7 @@ class Regularize(Callback):  # type: ignore[misc]  # of a skipped package
         self._within_epoch = True
         batches = trainer.num_training_batches if self.fractions else None
         epoch, step = trainer.current_epoch, trainer.global_step
-        self._driver.tick(epoch, step, batch=batch_idx, batches=batches)
+        self.tick(epoch, step, batch=batch_idx, batches=batches)
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
@@ -132,22 +126,22 @@ class Regularize(Callback):  # type: ignore[misc]  # of a skipped package
         """Log, every `log_every_n_steps` steps."""
         every = self.log_every_n_steps
         if every is not None and trainer.global_step % every == 0:
-            self._log(trainer, pl_module, self._driver.scalars(), on_step=True)
+            self._log(trainer, pl_module, self.scalars(), on_step=True)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Log, and warn of new findings."""
         self._within_epoch = False
-        self._log(trainer, pl_module, self._driver.end_epoch(), on_step=False)
+        self._log(trainer, pl_module, self.end_epoch(), on_step=False)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: Any) -> None:
         """Remove the hooks."""
-        self._driver.end()
+        self.end()
 
     on_exception = teardown
 
     def state_dict(self) -> dict[str, Any]:
         """The state for Lightning's checkpoint. Lightning saves the state of the first rank."""
-        attached = self._driver.state()
+        attached = self.state()
         if attached is None:
             return {}
         state: dict[str, Any] = {"attached": attached, "within_epoch": self._within_epoch}
@@ -159,7 +153,7 @@ class Regularize(Callback):  # type: ignore[misc]  # of a skipped package
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Keep the state of a checkpoint until training begins."""
-        self._loaded = state_dict
+        self._checkpoint = state_dict
 
     def _log(self, trainer: Any, module: Any, scalars: dict[str, float], on_step: bool) -> None:
         if scalars and not trainer.barebones:  # barebones can't log
@@ -169,7 +163,7 @@ class Regularize(Callback):  # type: ignore[misc]  # of a skipped package
 
     def _restore_random(self) -> None:
         """Restore torch's random state from the checkpoint of a single process."""
-        random = self._loaded.get("random")
+        random = self._checkpoint.get("random")
         if self._keeps_random and random is not None:
             torch.set_rng_state(random["cpu"])
             if random["cuda"] is not None and torch.cuda.is_available():

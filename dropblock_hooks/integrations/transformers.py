@@ -4,12 +4,11 @@ from typing import Any
 
 from transformers.trainer_callback import ExportableState, TrainerCallback
 
-from ..attachment.attachment import Attachment
 from ..spec.spec import Spec
 from .driver import TrainerDriver
 
 
-class Regularize(TrainerCallback, ExportableState):  # type: ignore[misc]  # of a skipped package
+class Regularize(TrainerCallback, ExportableState, TrainerDriver):  # type: ignore[misc]  # of a skipped package
     """A callback that puts regularizers on the model of a Trainer, for its training.
 
     The Trainer gives the time, the length of the training and the GradScaler. Scalars go into its
@@ -42,16 +41,11 @@ class Regularize(TrainerCallback, ExportableState):  # type: ignore[misc]  # of 
         self, spec: Any, unit: str = "epoch", *, root: str = "", strict: bool = True
     ) -> None:
         Spec(spec)  # a bad spec is an error here, not when training begins
-        self._driver = TrainerDriver(spec, unit, root=root, strict=strict)
-
-    @property
-    def attached(self) -> Attachment | None:
-        """The `Attachment`, also after the training; None before it begins."""
-        return self._driver.attached
+        TrainerDriver.__init__(self, spec, unit, root=root, strict=strict)
 
     def state(self) -> dict[str, Any]:
         """The state for a checkpoint of the Trainer."""
-        return {"args": {}, "attributes": {"saved": self._driver.state()}}
+        return {"args": {}, "attributes": {"saved": TrainerDriver.state(self)}}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Attach, and restore the counts of a checkpoint."""
@@ -65,28 +59,26 @@ class Regularize(TrainerCallback, ExportableState):  # type: ignore[misc]  # of 
             # the Trainer updates existing entries only
             empty: dict[str, Any] = {"args": {}, "attributes": {}}
             stored = state.stateful_callbacks.setdefault(type(self).__name__, empty)
-            self._driver.load(stored["attributes"].get("saved"))
-        length = state.max_steps if self._driver.unit == "step" else state.num_train_epochs
+            self.load(stored["attributes"].get("saved"))
+        length = state.max_steps if self.unit == "step" else state.num_train_epochs
         scaler = getattr(optimizer, "scaler", None) or False
-        self._driver.begin(
-            given["model"], length, scaler=scaler, optimizers=optimizer, resumed=resumed
-        )
+        self.begin(given["model"], length, scaler=scaler, optimizers=optimizer, resumed=resumed)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Move the schedules."""
-        self._driver.tick(state.epoch, state.global_step)
+        self.tick(state.epoch, state.global_step)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Warn of new findings."""
-        self._driver.end_epoch()
+        self.end_epoch()
 
     def on_log(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Log the scalars together with the loss."""
         if "loss" in given["logs"]:
-            scalars = self._driver.scalars()
+            scalars = self.scalars()
             given["logs"].update(scalars)
             state.log_history[-1].update(scalars)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Remove the hooks; the counts can still be read."""
-        self._driver.end()
+        self.end()

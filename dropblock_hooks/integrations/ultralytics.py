@@ -2,11 +2,10 @@
 
 from typing import Any
 
-from ..attachment.attachment import Attachment
 from .driver import TrainerDriver
 
 
-class Regularize:
+class Regularize(TrainerDriver):
     """Callbacks that put regularizers on the model that ``YOLO.train`` builds and trains.
 
     Hooks on ``YOLO(...).model`` are lost, because the trainer builds another model. Checkpoints
@@ -31,12 +30,7 @@ class Regularize:
     """
 
     def __init__(self, spec: Any, *, root: str = "") -> None:
-        self._driver = TrainerDriver(spec, root=root)
-
-    @property
-    def attached(self) -> Attachment | None:
-        """The `Attachment`, also after the training; None before it begins."""
-        return self._driver.attached
+        super().__init__(spec, root=root)
 
     def add_to(self, yolo: Any) -> None:
         """Add the callbacks to a ``YOLO`` model, or to a trainer of Ultralytics."""
@@ -48,19 +42,17 @@ class Regularize:
     def _begin(self, trainer: Any) -> None:
         """Attach to the model of the trainer, whose averaged copy exists by now."""
         length = None if trainer.args.time else trainer.epochs  # `time` limits it by hours
-        self._driver.begin(
-            trainer.model, length, scaler=trainer.scaler, optimizers=trainer.optimizer
-        )
+        self.begin(trainer.model, length, scaler=trainer.scaler, optimizers=trainer.optimizer)
 
     def _tick(self, trainer: Any) -> None:
-        self._driver.tick(trainer.epoch, batches=len(trainer.train_loader))
+        self.tick(trainer.epoch, batches=len(trainer.train_loader))
 
     def _end_epoch(self, trainer: Any) -> None:
         """Warn of new findings, and log the rates with the learning rates."""
-        self._driver.end_epoch()
+        self.end_epoch()
         rates = {} if self.attached is None else self.attached.rates
         for key, values in rates.items():  # results.csv needs equal columns
             trainer.lr.update({f"reg/{key}/{name}": value for name, value in values.items()})
 
     def _end(self, trainer: Any) -> None:
-        self._driver.end()
+        self.end()

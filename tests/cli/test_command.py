@@ -50,13 +50,12 @@ def test_layers(capsys):
     code, out, _ = run(capsys, "layers", "resnet18", "layer4.*", "--input-size", "3", "64", "64")
     assert [line.split()[0] for line in out.splitlines()[2:]] == ["layer4.0", "layer4.1"]
     assert "1x512x2x2" in out
-    code, out, _ = run(capsys, "layers", "shufflenet_v2_x0_5", "param:fc.*")  # torchvision's
+    code, out, _ = run(capsys, "layers", "torchvision.models:resnet18", "param:fc.*")
     assert (code, out.splitlines()[2].split()[:3]) == (0, ["fc", "Linear", "1x1000"])
 
 
 FAILS = {
     "layers resnet81": "unknown model 'resnet81' (closest: ",
-    "layers torchvision:convnext_pico": "unknown model",  # which only timm has
     "layers resnet18 layr4": "layer4",
     "layers resnet18 param:fc.wieght": "fc.weight",
     "layers resnet18 --input-size 5 9 9": "no forward of a copy ran with",

@@ -60,19 +60,11 @@ def _command(tmp_path, capsys, monkeypatch, own_registry):
     sys.modules.pop("mymodule", None)
 
 
-@pytest.mark.parametrize("line", ["--import mymodule {} --json", "{} --json --import=mymodule"])
-def test_a_regularizer_and_a_model_of_a_module_are_planned_from_yaml(command, line):
-    code, out, err = command(line.format("plan mymodule:Net spec.yaml --input-size 4"))
+def test_a_regularizer_and_a_model_of_a_module_are_planned_from_yaml(command):
+    code, out, err = command("--json plan mymodule:Net spec.yaml --input-size 4")
     assert code == 0, err
     assert [site["rate"] for site in json.loads(out)["sites"]] == [0.2, 0.1]
     assert "what a module prints is no result" in err
-
-
-def test_without_the_import_it_is_unknown(command):
-    code, out, err = command("check spec.yaml")
-    assert (code, out) == (1, "")
-    assert "unknown regularizer 'Attenuate'" in err
-    assert command("check spec.yaml --import mymodule")[0] == 0
 
 
 @pytest.mark.parametrize("factory", ["Net", "reads_numbers", "Models.half"])
@@ -80,9 +72,3 @@ def test_factories(command, factory):
     code, out, err = command(f"layers mymodule:{factory} --json --input-size 4")
     assert code == 0, err
     assert json.loads(out)[0]["shape"] == [1, 2]
-
-
-def test_its_signature_and_docstring_are_printed(command):
-    _, out, _ = command("regularizers Attenuate --import mymodule")
-    assert out.startswith("Attenuate(p=0.1, *, at='output', ")
-    assert "\n    p: share that is taken away.\n" in out

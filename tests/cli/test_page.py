@@ -62,5 +62,5 @@ def test_each_command_has_an_example(capsys):
     listed = capsys.readouterr().out.partition("COMMAND\n")[2]
     commands = set(re.findall(r"^    (\w+)", listed, re.MULTILINE))
     assert {"layers", "plan", "check", "regularizers"} <= commands
-    shown = [line.replace("--import mymodule ", "").split()[1] for line, _, _ in examples()]
+    shown = [line.split()[1] for line, _, _ in examples()]
     assert commands == set(shown)
