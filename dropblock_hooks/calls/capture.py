@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal
 
-import torch
 from torch import Tensor, nn
 
 from ..planning.dry_run import arguments_of
@@ -68,11 +67,6 @@ def capture(
         RuntimeError: if a layer was not called, or no gradient came.
         TypeError, ValueError: if `layers` is no selector, or `target` returns no scalar.
     """
-    if gradients and not torch.is_grad_enabled():
-        raise RuntimeError(
-            "gradients=True needs gradients: call capture outside of torch.no_grad() and "
-            "torch.inference_mode()"
-        )
     loss = same_function(target, "loss", loss)
     if loss is not None and not gradients:
         raise ValueError(f"target (or loss) needs gradients=True, got {shown(gradients)}")
@@ -97,7 +91,7 @@ def capture(
     if gradients and all(call.grad is None for calls in records.values() for call in calls):
         raise RuntimeError(
             f"no gradient came to {listed(records, 5)}: does the loss depend on them? Gradients "
-            "stop at torch.no_grad() and detach() in the model, and at checkpoints with "
+            "stop at torch.no_grad(), torch.inference_mode() and detach(), and at checkpoints with "
             "use_reentrant=True"
         )
     values, grads = (

@@ -1,7 +1,6 @@
 """Activations and gradients layer by layer, as observers have measured them."""
 
 import math
-import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -13,7 +12,6 @@ from ..sites.site import Site
 from .figure import figure_of
 
 _Rows = list[tuple[Site, SiteRow]]
-_LONGEST = 30  # characters of a name below an axis
 
 
 def plot_gradient_flow(attached: Attachment, ax: Any = None) -> Any:
@@ -42,7 +40,7 @@ def plot_gradient_flow(attached: Attachment, ax: Any = None) -> Any:
     clips = [(s, row) for s, row in rows if "max_norm" in s.values and row.mean_norm is not None]
     seen = _seen(rows, GradientStats, needed=not clips)
     names = list(dict.fromkeys(s.name for s, row in rows if (s, row) in seen or (s, row) in clips))
-    figure, ax = _axes(ax, _shortened(names), "gradients", attached)
+    figure, ax = _axes(ax, [name or "." for name in names], "gradients", attached)
     found = [(names.index(site.name), row.observed) for site, row in seen]
     if found:
         xs = [x for x, _ in found]
@@ -91,8 +89,7 @@ def plot_activations(attached: Attachment, ax: Any = None) -> Any:
         raise ValueError("the sites count into different bins: give all the same low and high")
     edges = kinds.pop()
     observed = [row.observed for _, row in seen]
-    names = _shortened([site.name for site, _ in seen])
-    labels = [f"{name}  {o.zeros or 0:.0%}" for name, o in zip(names, observed, strict=True)]
+    labels = [f"{site.name or '.'}  {row.observed.zeros or 0:.0%}" for site, row in seen]
     figure, ax = _axes(ax, labels, "activations (below: share of zeros)", attached)
     columns = [[n / (sum(o.histogram) or 1) for n in o.histogram[1:-1]] for o in observed]
     shares = list(map(list, zip(*columns, strict=True)))
@@ -131,17 +128,10 @@ def _seen(rows: _Rows, kind: type, needed: bool = True) -> _Rows:
     return seen
 
 
-def _shortened(names: Sequence[str]) -> list[str]:
-    """The names; if one is long, without the components that all begin with."""
-    cut = os.path.commonprefix(list(names)).rfind(".") + 1  # noqa: RUF071
-    if len(names) == 1 or max(map(len, names)) <= _LONGEST:
-        cut = 0
-    return [f"…{name[cut:]}" if cut else name or "." for name in names]
-
-
 def _axes(ax: Any, labels: Sequence[str], title: str, attached: Attachment) -> tuple[Any, Any]:
     """The Figure and axes with a place for each label, on a log scale."""
-    figure, ax = figure_of(ax, figsize=(min(max(5.0, 1.8 + 0.28 * len(labels)), 14.0), 3.8))
+    width, height = 1.8 + 0.28 * len(labels), 3.2 + 0.06 * max(map(len, labels))
+    figure, ax = figure_of(ax, figsize=(min(max(5.0, width), 14.0), height))
     ax.set_xticks(range(len(labels)), labels, rotation=90, fontsize=7)
     ax.set_xlim(-0.6, len(labels) - 0.4)
     ax.set_yscale("log", nonpositive="clip")

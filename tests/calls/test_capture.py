@@ -159,7 +159,7 @@ def test_the_loss_of_the_output(net, x):
 
 
 def test_no_gradient_tells_why(net, x):
-    with torch.no_grad(), pytest.raises(RuntimeError, match="outside of torch.no_grad"):
+    with torch.no_grad(), pytest.raises(RuntimeError, match="no gradient came .*torch.no_grad"):
         capture(net, x, "conv", gradients=True)
     with torch.inference_mode(), pytest.raises(RuntimeError, match="torch.inference_mode"):
         capture(net, x, "conv", gradients=True)
