@@ -92,7 +92,7 @@ class Site:
         self.watch: Watch | None = self.bound if isinstance(self.bound, Watch) else None
         gradient = regularizer.acts_on == "gradient"
         self.draws = regularizer.random and not gradient  # random numbers for activations
-        sure = None if self.reader.sure is None else tuple(self.reader.sure)
+        sure: Any = self.reader.sure and tuple(self.reader.sure)
         # one tuple for compiled code, because it compiles faster than five attributes
         self.traits = gradient, regularizer.linear or gradient, self.draws, len(values), sure
         self.moves = any(map(is_moving, regularizer.rates.values()))
