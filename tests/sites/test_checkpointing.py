@@ -1,6 +1,5 @@
 """Activation checkpointing: the same masks, gradients and counts as without it."""
 
-import inspect
 from functools import partial
 
 import pytest
@@ -36,14 +35,11 @@ def save_convolutions(ctx, op, *args, **kwargs):
 KINDS = {
     "reentrant": {"use_reentrant": True},
     "not reentrant": {"use_reentrant": False},
-    "to the end": {"use_reentrant": False, "early_stop": False},
     "selective": {
         "use_reentrant": False,
         "context_fn": partial(create_selective_checkpoint_contexts, save_convolutions),
     },
 }
-if "early_stop" not in inspect.signature(checkpoint).parameters:  # before torch 2.9
-    del KINDS["to the end"]
 CHECKPOINTED = Stack(memory="checkpointing")
 CASES = [(name, kind) for name in regularizers() for kind in KINDS]
 PLAIN = [

@@ -62,7 +62,6 @@ def test_the_mode_of_the_layer_counts(layer_training, active):
         (lambda x: {"out": x}, None, "dict with the keys 'out'.*index="),
         (lambda x: (x, x), 2, "no element 2"),
         (lambda x: x, "aux", "no element 'aux'"),
-        (lambda x: (x, None), 1, "NoneType"),
         (lambda x: x.long(), None, "int64 tensor of shape"),
     ],
 )

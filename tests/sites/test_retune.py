@@ -85,7 +85,6 @@ KINDS = {
     "Dropout-inplace": Kind(functools.partial(nn.Dropout, inplace=True), (40, 50), 2),
     "Dropout1d-unbatched": Kind(nn.Dropout1d, (900, 3), 1),
     "Dropout2d": Kind(nn.Dropout2d, (30, 40, 2, 3), 2),
-    "Dropout3d": Kind(nn.Dropout3d, (30, 40, 2, 1, 3), 2),
     "AlphaDropout": Kind(nn.AlphaDropout, (40, 50), ours=False),
     "Transformers": Kind(DropPaths, (900, 3, 2), 1, held="drop_prob"),
     "Tripled": Kind(Tripled, (40, 50), 2, ours=False, scale=lambda p: 3 / (1 - p) if p < 1 else 0),
