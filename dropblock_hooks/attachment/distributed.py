@@ -1,8 +1,9 @@
 """Several processes: sums of the counts over the ranks, and differences between ranks."""
 
-import functools
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import reduce
+from itertools import chain
 from typing import Any
 
 import torch
@@ -29,18 +30,18 @@ def _gathered(mine: Any) -> list[Any]:
 
 def summed(mine: Readings, sites: Sequence[Site]) -> Readings:
     """The sums of the counts of all ranks; RuntimeError on each rank if their sites differ."""
-    ranks, forwards, observed = zip(*_gathered(mine), strict=True)
-    if any(list(sites) != list(ranks[0]) for sites in ranks):
+    counters, forwards, observed = zip(*_gathered(mine), strict=True)
+    if any(list(each) != list(counters[0]) for each in counters):
         raise RuntimeError(
             "the ranks have different sites, which cannot be added up: "
             "verify(distributed=True) says where they differ"
         )
-    total = {key: functools.reduce(Counter.plus, (r[key] for r in ranks)) for key in mine.sites}
+    total = {key: reduce(Counter.plus, (each[key] for each in counters)) for key in mine.sites}
     seen = {}
     for site in sites:
-        states = [rank[site.key] for rank in observed if site.key in rank]
+        states = [each[site.key] for each in observed if site.key in each]
         if site.watch is not None and states:
-            seen[site.key] = functools.reduce(site.watch.observer.merge, states)
+            seen[site.key] = reduce(site.watch.observer.merge, states)
     return Readings(total, None if None in forwards else sum(forwards), seen)
 
 
@@ -48,20 +49,19 @@ def compare(run: Run, sites: Sequence[Site], local: Sequence[Finding]) -> list[F
     """The findings of all ranks and their differences; the same list on every rank."""
     mine = {site.key: repr(site.regularizer) for site in sites}
     mine[""] = f"epoch {run.epoch:g}{'' if run.enabled else ', paused'}"
-    ranks = _gathered((list(local), mine, torch.initial_seed()))
+    lists, stated, seeds = zip(*_gathered((local, mine, torch.initial_seed())), strict=True)
     found = []
-    for each in dict.fromkeys(each for findings, *_ in ranks for each in findings):
-        on = [str(rank) for rank, (findings, *_) in enumerate(ranks) if each in findings]
-        where = "" if len(on) == len(ranks) else f" (on rank {', '.join(on)})"
+    for each in dict.fromkeys(chain(*lists)):
+        on = [str(rank) for rank, findings in enumerate(lists) if each in findings]
+        where = "" if len(on) == len(lists) else f" (on rank {', '.join(on)})"
         found.append(replace(each, text=f"{each.text}{where}"))
-    for key in dict.fromkeys(key for _, stated, _ in ranks for key in stated):
-        values = [stated.get(key, "nothing") for _, stated, _ in ranks]
+    for key in dict.fromkeys(chain(*stated)):
+        values = [each.get(key, "nothing") for each in stated]
         if len(set(values)) > 1:
             shown = ", ".join(f"{value} on rank {rank}" for rank, value in enumerate(values))
-            text = f"the ranks differ: {shown}"
-            found.append(Finding(Kind.DIFFERS, Severity.ERROR, (key,) if key else (), text))
-    seeds = [seed for _, _, seed in ranks]
-    if any(each.draws for each in sites) and len(set(seeds)) < len(seeds):
+            where = (key,) if key else ()
+            found.append(Finding(Kind.DIFFERS, Severity.ERROR, where, f"the ranks differ: {shown}"))
+    if any(site.draws for site in sites) and len(set(seeds)) < len(seeds):
         found.append(_EQUAL_SEEDS)
     return found
 
@@ -81,9 +81,8 @@ def tell_equal_seeds(run: Run, sites: Sequence[Site]) -> None:
     Each rank puts its seed into the store of the process group and reads the seeds that are there.
     No rank waits: of two ranks, at least the later one finds the seed of the other.
     """
-    if run.compared or not run.installed or world_size() < 2:
-        return
-    if not any(site.draws for site in sites):
+    drawing = run.installed and any(site.draws for site in sites)
+    if run.compared or not drawing or world_size() < 2:
         return
     run.compared = True
     store, rank = distributed.distributed_c10d._get_default_store(), distributed.get_rank()

@@ -65,9 +65,8 @@ def captures(which: Any, meant: Sequence[Site]) -> dict[str, list[Record]]:
     if not any(found.values()):
         raise RuntimeError(
             f"nothing was captured at {listed(found, 3)}. The causes may be: no forward since "
-            "attaching, copying or loading; a paused attachment; a layer in evaluation mode "
-            "(active='always' captures there); an output without floating-point tensors; "
-            "gradients alone under no_grad()"
+            "attaching, copying or loading; a paused attachment; a layer in evaluation mode (use "
+            "active='always'); an output without floating-point tensors; no_grad()"
         )
     return found
 

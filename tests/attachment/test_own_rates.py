@@ -120,20 +120,6 @@ def test_a_layer_of_its_own_can_t_be_always_on(hook_count):
     assert model.eval()(torch.ones(2, 3)).tolist() == [[0.0] * 3] * 2
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({}, TypeError, "'p'"),
-        ({"p": 1.5}, ValueError, r"p must be in \[0, 1\], got 1.5"),
-        ({"p": "0.1"}, TypeError, "p must be a number or a schedule, got '0.1'"),
-        ({"p": 0.1, "at": "input"}, ValueError, "it takes no at, index or layout"),
-    ],
-)
-def test_arguments(options, error, message):
-    with pytest.raises(error, match=message):
-        Retune(**options)
-
-
 OWN, BY_NAME = {"dropout": R}, {"attr:dropout.p": R}
 LIVE = {
     "Retune": (OWN, OWN),

@@ -310,17 +310,3 @@ def test_it_copies_and_leaves():
 def test_bad_input(fields, message):
     with pytest.raises((TypeError, ValueError), match=message):
         Watchdog(**fields)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"max_rato": 3}, "Watchdog.* unexpected keyword argument 'max_rato'"),
-        ({"root": "0.1"}, "root='0.1' is not a submodule"),
-    ],
-)
-def test_bad_options_of_watch(options, message):
-    model = nn.Sequential(nn.Linear(2, 2))
-    with pytest.raises((TypeError, ValueError), match=message):
-        watch(model, **options)
-    assert not attachments(model)
