@@ -3,6 +3,7 @@
 import importlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -56,6 +57,11 @@ def write(folder):
     return write
 
 
+def heed_interrupts():
+    """Processes in the background of a shell ignore interrupts, and so do those they start."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.fixture
 def start(folder):
     """Start a command in the folder."""
@@ -70,6 +76,7 @@ def start(folder):
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
+            preexec_fn=heed_interrupts,
         )
 
     return start

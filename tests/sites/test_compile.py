@@ -333,11 +333,10 @@ def regions(net, compiler):
     return net
 
 
-WAYS = [module, in_place, regions]
+WAYS = [(module, "eager"), (in_place, "eager"), (regions, "eager"), (module, "inductor")]
 
 
-@pytest.mark.parametrize("backend", rest_slow(["eager", "inductor"]))
-@pytest.mark.parametrize("make", rest_slow(WAYS))
+@pytest.mark.parametrize(("make", "backend"), rest_slow(WAYS))
 def test_what_is_compiled_sees_later_hooks(net, make, backend):
     torch._dynamo.reset()
     bare, eager = copy.deepcopy(net), copy.deepcopy(net)

@@ -347,10 +347,12 @@ def test_a_rate_that_is_read_unseen_is_a_finding():
 # Compiled ------------------------------------------------------------------------------------
 
 
+EAGER = [(name, "eager") for name in KINDS if name in ("Dropout-inplace", "DropPath", "Tripled")]
+
+
 @pytest.mark.parametrize(
-    "name", rest_slow(KINDS, [n for n in KINDS if n in ("Dropout-inplace", "DropPath", "Tripled")])
+    ("name", "backend"), rest_slow([*EAGER, *((name, "aot_eager") for name in KINDS)], EAGER)
 )
-@pytest.mark.parametrize("backend", rest_slow(["eager", "aot_eager"]))
 def test_compiled(name, backend):
     """Values are right from the first call on, by the outputs and by the counts."""
     kind, model, x = KINDS[name], made(name), input_of(name)
