@@ -22,8 +22,11 @@ from ..sites.hooks import SiteHook
 from ..sites.run import Run, Window, windows
 from ..sites.site import Site
 from ..tables import counted
+from ..warn import warn
 from .distributed import tell_equal_seeds
 from .watchdog import look_at_forward, new_alerts, tell_alerts
+
+_EVALUATIONS = 2  # after which a training that nobody steps is reported
 
 
 class ModelHook:
@@ -47,6 +50,7 @@ class ModelHook:
         self.parameters = [hook for hook in hooks if not hook.by_call]
         dogs = [each for hook in hooks if isinstance(each := hook.site.regularizer, Watchdog)]
         self.every = min((dog.every for dog in dogs if dog.every), default=0)
+        self._training, self._turns = False, 0  # the mode of the last forward; turns to training
 
     def __call__(self, model: nn.Module, *args: Any) -> None:
         run = self.run
@@ -58,6 +62,10 @@ class ModelHook:
             run.counter.trained += 1
         else:
             run.counter.evaluated += 1
+        if model.training is not self._training and not run.stepped:
+            self._training, self._turns = model.training, self._turns + model.training
+            if model.training and self._turns > _EVALUATIONS:  # training goes on after two
+                tell(not_stepped(hook.site for hook in self.hooks), run.told)
         for hook in self.parameters:
             owner = None if hook.site.calls else find_module(model, hook.site.owner)
             if owner is not None:
@@ -105,6 +113,12 @@ def tell_faults(attached: Any) -> None:
 @contextmanager
 def around_step(base: nn.Module, run: Run, hooks: Sequence[SiteHook], t: float) -> Iterator[None]:
     """Check the window before time moves to `t`, and report the findings afterwards."""
+    if graph_task() != NO_TASK:
+        warn(
+            "step() was called during a backward: activation checkpoints that are recomputed "
+            "after it use the new rates, and their gradients are wrong; call step() after "
+            "backward()"
+        )
     found: list[Finding] = []
     alerts: list[Finding] = []
     epochs = math.floor(t) - math.floor(run.epoch)

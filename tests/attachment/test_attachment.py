@@ -12,9 +12,11 @@ from torch import nn
 
 from dropblock_hooks import (
     ActivationStats,
+    ByDepth,
     Capture,
     ClampGrad,
     ClipGradNorm,
+    CosineSchedule,
     DropBlock2d,
     Dropout,
     Dropout2d,
@@ -25,6 +27,7 @@ from dropblock_hooks import (
     Select,
     Watchdog,
     WeightStats,
+    WindowSchedule,
     attach,
 )
 from tests.told import ids, told
@@ -307,6 +310,37 @@ def test_scalars(net):
     scalars = attached.scalars(prefix="x/")
     assert len(scalars) == 5
     assert type(scalars["x/layer1.0/Dropout2d/realized_rate"]) is float
+
+
+@pytest.mark.parametrize(
+    "schedule", [RAMP, CosineSchedule(0.0, 0.1, epochs=3), WindowSchedule(0.1, 5, 9)]
+)
+def test_a_schedule_that_nobody_steps_is_told_once(net, schedule):
+    attached = attach(net, {"layer1.*": Dropout2d(schedule)})
+    for _ in range(2):
+        run(net, 3)
+        net.eval()(torch.ones(1, 3, 16, 16))
+        net.train()
+    text = r"still 0.0 in call 9 of the layer.*attached.step\(epoch\).*step\(0\)"
+    with pytest.warns(HookWarning, match=text) as told:
+        run(net, 3)
+    assert len(told) == 1
+    assert {finding.kind for finding in attached.verify()} == {"not_stepped"}
+    assert "step() was never called" in attached.report().title
+    attached.step(1)
+    assert attached.verify() == []
+    assert "never called" not in attached.report().title
+
+
+@pytest.mark.parametrize("rate", [0.1, LinearSchedule(0.1, 0.1, epochs=5), ByDepth(0.1, 0.2)])
+def test_what_does_not_move_needs_no_step(net, rate):
+    attach(net, {"layer1.*": Dropout2d(rate)})
+    net.eval()(torch.ones(1, 3, 16, 16))
+    net.train()
+    run(net)
+    net.eval()(torch.ones(1, 3, 16, 16))
+    net.train()
+    run(net)
 
 
 WHOLE = {

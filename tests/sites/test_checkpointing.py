@@ -182,3 +182,12 @@ def test_calls_of_a_compiled_block_in_a_reentrant_checkpoint():
     assert attached.verify() == []
     attached.step()
     torch._dynamo.reset()
+
+
+def test_a_step_during_a_backward_is_told():
+    model = nn.Sequential(nn.Linear(3, 3))
+    attached = attach(model, {"0": Dropout(LinearSchedule(0.0, 0.5, epochs=2))})
+    y = model(torch.ones(2, 3))
+    y.register_hook(lambda grad: attached.step(1))
+    with pytest.warns(HookWarning, match=r"step\(\) was called during a backward"):
+        y.sum().backward()
