@@ -11,6 +11,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from ..tables import shown
 from .facts import Facts
 from .graph import UNTOLD, channels_of
 from .grids import Grid, Grids
-from .view import CHANNELS_FIRST, FIRST, LAST, AxisOptions, View, is_tokens, layout_with, side_of
+from .view import CHANNELS_FIRST, FIRST, LAST, View, is_tokens, layout_with, side_of
 
 Shape = Sequence[int]
 
@@ -33,23 +34,21 @@ class Reader:
 
     def __init__(
         self,
-        options: AxisOptions,  # of the user
+        regularizer: Any,  # which says what it needs, and what the user says of the axes
         facts: Facts | None,  # the hints of the model about the layer; None for a parameter
         grids: Grids,  # the sizes of maps in this forward
-        *,
-        spatial: int | None = None,  # the number of spatial axes that are needed
-        channels: bool = True,  # whether the channels are needed
-        samples: bool = True,  # whether axis 0 must hold the samples
+        spatial: int | None = None,  # the number of spatial axes, if not that of the regularizer
     ) -> None:
-        self.options, self.facts, self.grids = options, facts or Facts(), grids
-        self._spatial = spatial
-        self._channels = channels or spatial is not None
-        self._samples = (samples or self._channels) and options.auto
+        self.options, self.facts, self.grids = regularizer, facts or Facts(), grids
+        self.auto = regularizer.layout == "auto"
+        self._spatial = spatial = spatial or regularizer.spatial
+        self._channels = regularizer.channelwise or spatial is not None
+        self._samples = (regularizer.samplewise or self._channels) and self.auto
         self._of_parameter = facts is None
         # how the last tensor was read
         self.last = View("parameter") if self._of_parameter else None
         self.sure: View | None = None  # how all maps are read, if the layer's own type decides
-        if self.facts.own == FIRST and options.auto and spatial in (2, 3):
+        if self.facts.own == FIRST and self.auto and spatial in (2, 3):
             self.sure = View(CHANNELS_FIRST[spatial])
         self._sides: dict[int, str] = {}  # where the channels are, by the number of axes
         self._views: dict[torch.Size, View] = {}  # the answers; for tokens, of the last forward
@@ -72,7 +71,7 @@ class Reader:
 
     def map_of(self, x: Tensor) -> Tensor | None:
         """A tensor as (N, C, h, w), whatever is needed otherwise; None where it holds no map."""
-        reader = Reader(self.options, self.facts, self.grids, spatial=2)
+        reader = Reader(self.options, self.facts, self.grids, 2)
         reader._sides.update(self._sides)
         try:
             return reader.view(x).take(x)
@@ -81,17 +80,17 @@ class Reader:
 
     def remember(self, layout: str) -> None:
         """Take over a layout that a dry run found, for compiled code."""
-        if self.options.auto and len(layout) > 2:
+        if self.auto and len(layout) > 2:
             self._sides.setdefault(len(layout), side_of(layout))
 
     def _read(self, x: Tensor) -> View:
         """Ask the rules about a tensor, and compare with earlier calls of the layer."""
-        follow = self._channels and self.options.auto and not self.facts.own
+        follow = self._channels and self.auto and not self.facts.own
         seen = channels_of(x) if follow else ""
         if seen in ("", UNTOLD):
             seen = self._sides.get(x.ndim, seen)
         view = self._by_rules(x.shape, seen)
-        if self.options.auto and view.layout:
+        if self.auto and view.layout:
             before = self._sides.setdefault(x.ndim, side_of(view.layout))
             if before != side_of(view.layout):
                 raise ValueError(
@@ -111,22 +110,22 @@ class Reader:
         if self._samples:
             self._check_samples(shape)
         if not self._channels:
-            return View("" if options.auto else options.layout)
+            return View("" if self.auto else options.layout)
         rank = len(options.layout) - 2
-        if options.auto:
+        if self.auto:
             rank = len(shape) - 2 if spatial is None or len(shape) == 3 else spatial
         if rank == 0:
             return View("")  # samples and channels
         if rank not in CHANNELS_FIRST:
             raise ValueError(f"needs an axis of channels in 2 to 5, got shape {tuple(shape)}")
         if len(shape) != rank + 2:
-            axes = ", ".join(CHANNELS_FIRST[rank] if options.auto else options.layout)
-            tokens = " or tokens (N, L, C)" if options.auto and spatial in (2, 3) else ""
+            axes = ", ".join(CHANNELS_FIRST[rank] if self.auto else options.layout)
+            tokens = " or tokens (N, L, C)" if self.auto and spatial in (2, 3) else ""
             raise ValueError(
                 f"needs a {rank + 2}-D tensor ({axes}){tokens}, got shape {tuple(shape)}"
             )
         layout = options.layout
-        if options.auto:
+        if self.auto:
             layout = layout_with(self._side(shape, seen), rank)
             if rank > 1 and (spatial or not facts.own):  # a Linear has channels beside any axes
                 self._check_map(shape, layout)

@@ -1,7 +1,6 @@
 """The axes of a tensor: the options of a user, and its maps with the channels first."""
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -65,36 +64,24 @@ def is_tokens(layout: str, spatial: int | None) -> bool:
     return layout in _TOKENS and spatial is not None and spatial > 1
 
 
-@dataclass(frozen=True)
-class AxisOptions:
-    """How the axes are to be read, as far as the user says so."""
-
-    layout: str = "auto"  # "NCHW", "NLC", ...; "auto" asks the model and the autograd graph
-    grid: tuple[int, ...] | None = None  # the size of the map that tokens form
-    prefix_tokens: int | None = None  # how many are before the map; None asks the model
-
-    @property
-    def auto(self) -> bool:
-        """Whether the layout is to be found."""
-        return self.layout == "auto"
-
-    def check(self, spatial: int | None, label: str) -> None:
-        """Raise ValueError for options that a class with this many spatial axes can't use."""
-        grid, known = self.grid, LAYOUTS
-        if spatial is not None:
-            own = CHANNELS_FIRST[spatial], CHANNELS_LAST[spatial]
-            known = own if spatial == 1 else (*own, *_TOKENS)
-        check_option("layout", self.layout, ("auto", *known))
-        if grid is None and self.prefix_tokens is None:
-            return
-        if spatial is None or (spatial == 1 and grid is not None):
-            raise ValueError(f"grid and prefix_tokens are for tokens; {label} needs no map")
-        if self.prefix_tokens is not None:
-            as_count("prefix_tokens", self.prefix_tokens, 0)
-        if grid is not None:
-            if not isinstance(grid, tuple | list) or len(grid) != spatial:
-                raise ValueError(f"grid must have {spatial} axes for {label}, got {quote(grid)}")
-            for edge in grid:
-                as_count("each axis of grid", edge)
-        if spatial > 1 and not (self.auto or is_tokens(self.layout, spatial)):
-            raise ValueError(f"grid and prefix_tokens are for tokens, not layout={self.layout!r}")
+def check_axes(regularizer: Any) -> None:
+    """Raise ValueError if it can't use its `layout`, `grid` or `prefix_tokens`."""
+    layout, grid, prefix = regularizer.layout, regularizer.grid, regularizer.prefix_tokens
+    spatial, label, known = regularizer.spatial, regularizer.label, LAYOUTS
+    if spatial is not None:
+        own = CHANNELS_FIRST[spatial], CHANNELS_LAST[spatial]
+        known = own if spatial == 1 else (*own, *_TOKENS)
+    check_option("layout", layout, ("auto", *known))
+    if grid is None and prefix is None:
+        return
+    if spatial is None or (spatial == 1 and grid is not None):
+        raise ValueError(f"grid and prefix_tokens are for tokens; {label} needs no map")
+    if prefix is not None:
+        as_count("prefix_tokens", prefix, 0)
+    if grid is not None:
+        if not isinstance(grid, tuple | list) or len(grid) != spatial:
+            raise ValueError(f"grid must have {spatial} axes for {label}, got {quote(grid)}")
+        for edge in grid:
+            as_count("each axis of grid", edge)
+    if spatial > 1 and layout != "auto" and not is_tokens(layout, spatial):
+        raise ValueError(f"grid and prefix_tokens are for tokens, not layout={layout!r}")

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, TypeAlias, get_args, get_origin
 
 from torch import Tensor, nn
 
-from ..axes.view import AxisOptions
+from ..axes.view import check_axes
 from ..checks import Range, check_option
 from ..quoting import label, quote, shown
 from ..registry import brief, check_fields, name_of
@@ -163,7 +163,7 @@ class Regularizer:
         check_fields(cls)
         if isinstance(self.index, bool) or not isinstance(self.index, int | str | None):
             raise TypeError(f"index must be an integer or a key, got {quote(self.index)}")
-        self.axes.check(self.spatial, self.label)
+        check_axes(self)
         hints, ranges = hints_of(cls), ranges_of(cls)
         if reserved := ranges.keys() & Now.__annotations__:
             raise TypeError(f"{cls.__name__}: a rate can't be named {min(reserved)!r}: Now has it")
@@ -183,10 +183,6 @@ class Regularizer:
         self.check(self.values(0.0))
         if cls.apply is Regularizer.apply and cls.bind is Regularizer.bind:
             raise TypeError(f"{cls.__name__} must define apply(x, now)")
-
-    @property
-    def axes(self) -> AxisOptions:
-        return AxisOptions(self.layout, self.grid, self.prefix_tokens)
 
     @property
     def accumulates(self) -> bool:

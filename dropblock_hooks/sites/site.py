@@ -66,14 +66,7 @@ class Site:
         self.name, self.owner, self.aliases = target.name, target.owner, target.aliases
         self.module_type = bare_type(target.module).__name__
         self.at: str = HELD[target.form].noun if target.form else regularizer.at
-        self.reader = Reader(
-            regularizer.axes,
-            facts,
-            run.grids,
-            spatial=regularizer.spatial,
-            channels=regularizer.channelwise,
-            samples=regularizer.samplewise,
-        )
+        self.reader = Reader(regularizer, facts, run.grids)
         self.order, self.position = 0, (0, 0)  # in the spec: of its entry, and in that
         self.selector = key  # of its entry
         self.counter = Counter()

@@ -27,10 +27,10 @@ from pathlib import Path
 
 import torch
 
+from dropblock_hooks import ClipGradNorm
 from dropblock_hooks.axes.facts import ModelFacts
 from dropblock_hooks.axes.grids import Grids
 from dropblock_hooks.axes.reader import Reader
-from dropblock_hooks.axes.view import AxisOptions
 from dropblock_hooks.selectors.index import Index
 from dropblock_hooks.selectors.stages import stage_channels
 from tests.families import MEMBERS
@@ -132,7 +132,7 @@ def rows_of(name):
 def _read(x, facts, grids, spatial):
     """One reading as the table has it."""
     try:
-        view = Reader(AxisOptions(), facts, grids, spatial=spatial).view(x)
+        view = Reader(ClipGradNorm(1.0, per="channel"), facts, grids, spatial).view(x)
     except ValueError as error:
         return "-" if re.search(_HELPS, str(error)) else f"no help: {error}"
     grid = "" if view.grid is None else " " + "x".join(map(str, view.grid))
