@@ -106,16 +106,12 @@ class Capture(Observer):
     whole: ClassVar[bool] = True
     by_epoch: ClassVar[bool] = False
 
-    @property
-    def sees_gradients(self) -> bool:  # type: ignore[override]  # of each object, not of the class
-        return self.gradients
+    def __post_init__(self) -> None:
+        vars(self).update(sees_gradients=self.gradients, keeps_graph=not self.detach)
+        super().__post_init__()
 
     @property
-    def keeps_graph(self) -> bool:  # type: ignore[override]  # of each object
-        return not self.detach
-
-    @property
-    def channelwise(self) -> bool:  # type: ignore[override]  # of each object
+    def channelwise(self) -> bool:  # type: ignore[override]  # of each object, not of the class
         return self.reduce == "channels"
 
     def check(self, values: Mapping[str, float]) -> None:
