@@ -59,8 +59,8 @@ def compare(run: Run, sites: Sequence[Site], local: Sequence[Finding]) -> list[F
         values = [each.get(key, "nothing") for each in stated]
         if len(set(values)) > 1:
             shown = ", ".join(f"{value} on rank {rank}" for rank, value in enumerate(values))
-            where = (key,) if key else ()
-            found.append(Finding(Kind.DIFFERS, Severity.ERROR, where, f"the ranks differ: {shown}"))
+            keys = (key,) if key else ()
+            found.append(Finding(Kind.DIFFERS, Severity.ERROR, keys, f"the ranks differ: {shown}"))
     if any(site.draws for site in sites) and len(set(seeds)) < len(seeds):
         found.append(_EQUAL_SEEDS)
     return found

@@ -83,8 +83,8 @@ def scalars(sites: Sequence[Site], have: Readings, prefix: str) -> dict[str, flo
     found: dict[str, float] = {}
     for site in sites:
         seen = have.result(site) or {}
-        rates = {**site.values, "realized_rate": have.sites[site.key].shown().share()}
-        numbers: dict[str, Any] = rates | (seen if isinstance(seen, Mapping) else seen.scalars())
+        numbers: dict[str, Any] = dict(seen if isinstance(seen, Mapping) else seen.scalars())
+        numbers |= {**site.values, "realized_rate": have.sites[site.key].shown().share()}
         found |= {f"{prefix}{site.key}/{n}": x for n, x in numbers.items() if x is not None}
     return found
 

@@ -120,6 +120,11 @@ def test_a_layer_of_its_own_can_t_be_always_on(hook_count):
     assert model.eval()(torch.ones(2, 3)).tolist() == [[0.0] * 3] * 2
 
 
+def test_the_place_of_a_rate_is_its_layer():
+    with pytest.raises(ValueError, match="it takes no at, index or layout"):
+        Retune(p=0.1, at="input")
+
+
 OWN, BY_NAME = {"dropout": R}, {"attr:dropout.p": R}
 LIVE = {
     "Retune": (OWN, OWN),
