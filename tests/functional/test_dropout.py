@@ -5,7 +5,6 @@ Masks are recovered from the output: the inputs have no zeros, so a zero is a dr
 
 import math
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -98,18 +97,6 @@ def test_each_is_dropped_with_chance_p(p, name):
         dropped += groups[:, 0].sum().item()
         drawn += len(groups)
     assert abs(dropped - drawn * p) <= 4 * math.sqrt(drawn * p * (1 - p))
-
-
-@each_drop
-def test_decisions_are_independent(name):
-    """Neighbours along each axis that is decided on are uncorrelated, at 4 standard errors."""
-    function, shape, decided = DROPS[name]
-    x = torch.ones(40 if decided > 1 else 4000, *(20, 30)[: decided - 1], *shape[decided:])
-    dropped = (function(x, 0.3) == 0).reshape(*x.shape[:decided], -1)[..., 0]
-    for axis in range(decided):
-        ahead = dropped.narrow(axis, 1, dropped.shape[axis] - 1).float().flatten().numpy()
-        behind = dropped.narrow(axis, 0, dropped.shape[axis] - 1).float().flatten().numpy()
-        assert abs(np.corrcoef(ahead, behind)[0, 1]) <= 4 / math.sqrt(len(ahead))
 
 
 def torchvisions(x, p):
