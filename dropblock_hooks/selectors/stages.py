@@ -76,14 +76,12 @@ def _host(index: Index) -> str:
         inside = name.startswith(tuple(f"{host}." if host else "" for host in outer))
         if name == target.name and not inside and _entries(target.module) is not None:
             outer.append(name)
-    if len(outer) == 1:
-        return outer[0]
-    found = f"several submodules have it: {listed(outer, 12)}" if outer else "no module has it"
-    layers = listed((name for name, _ in index.model.named_children()), 12)
-    raise NoMatchError(
-        f"stages come from timm's feature_info, and {found}; name the layers ({layers}), or give "
-        "root="
-    )
+    if len(outer) != 1:
+        found = f"several submodules have it: {listed(outer, 12)}" if outer else "no module has it"
+        layers = listed(index.model._modules, 12)
+        cure = f"name the layers ({layers}), or give root="
+        raise NoMatchError(f"stages come from timm's feature_info, and {found}; {cure}")
+    return outer[0]
 
 
 def _entries(module: nn.Module) -> list[dict[str, Any]] | None:

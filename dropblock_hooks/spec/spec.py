@@ -34,10 +34,6 @@ class SpecError(ValueError):
     Args:
         problems: a text for each error.
         source: the name of the file; ``""`` without a file.
-
-    Attributes:
-        problems: a text for each error.
-        findings: the problems as `Finding` objects.
     """
 
     def __init__(self, problems: Iterable[str], source: str = "") -> None:
