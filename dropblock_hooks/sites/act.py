@@ -1,7 +1,4 @@
-"""Regularizes a tensor in eager mode, or shows it to an observer, and counts.
-
-Compiled code runs the same functions, inside the operators of `operator`.
-"""
+"""Regularizes a tensor, or shows it to an observer, and counts; `operator` calls the same."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -108,10 +105,7 @@ def regularize_grad(
     parameter: Tensor | None = None,
     scale: float | Tensor | None = None,
 ) -> Any:
-    """Regularize the gradient of an activation or a parameter, and count it.
-
-    An autograd function may return None. `scale` of None asks the GradScaler.
-    """
+    """Regularize a gradient, and count it; a `scale` of None asks the GradScaler."""
     run = site.run
     if grad is None or not (run.installed and run.enabled):
         return grad

@@ -106,10 +106,7 @@ class Snapshot(NamedTuple):
 
 
 class Counter:
-    """The counts of a site: the attributes of a `Snapshot`.
-
-    Their tensors are never changed in place, because snapshots hold them.
-    """
+    """The counts of a site; snapshots hold their tensors, so none is changed in place."""
 
     def __init__(self) -> None:
         self.evaluated = self.trained = self.active = self.off = self.total = 0

@@ -28,8 +28,7 @@ from .site import Site
 class RetuneHook(SiteHook):
     """Sets the rate that a layer holds to 0, and drops in its place.
 
-    A layer that drops in another way, or whose rate is read by other code, gets the rate of now, as
-    does an attribute that an ``attr:`` selector names.
+    Unknown layers, rates that other code reads and ``attr:`` targets get the rate of now.
     """
 
     takes = Retune
@@ -99,21 +98,11 @@ class RetuneHook(SiteHook):
         return None
 
 
-_PARTS = (
-    "its bound acts on parts of the gradient, because the parameter is used in several reentrant "
-    "checkpoints",
-    'Use checkpoint(..., use_reentrant=False), or when="accumulated"',
-)
-
-
 class ParameterHook(SiteHook):
     """Forward pre-hook of the owner of a parameter: counts its calls, and hooks the parameter.
 
     Copies, loaded models and ``load_state_dict(assign=True)`` hold new Parameter objects, which
     come without the hooks of the old ones. They are hooked before the next forward.
-
-    The mode of the owner when the gradient comes decides whether it is regularized, because a
-    gradient does not tell which forward it comes from.
     """
 
     by_call = False
@@ -203,15 +192,17 @@ class ParameterHook(SiteHook):
         if self.outer in (NO_TASK, graph_task()) or not self.site.regularizer.reads_grad_scale:
             return
         if self.outer == self.part_of:
-            run, keys = self.site.run, (self.site.key,)
-            tell([Finding(Kind.IN_PARTS, Severity.WARNING, keys, *_PARTS, run.epoch)], run.told)
+            keys, kind, run = (self.site.key,), Kind.IN_PARTS, self.run
+            text = (
+                "its bound acts on parts of the gradient, because the parameter is used in several "
+                "reentrant checkpoints"
+            )
+            cure = 'Use checkpoint(..., use_reentrant=False), or when="accumulated"'
+            tell([Finding(kind, Severity.WARNING, keys, text, cure, run.epoch)], run.told)
         self.part_of = self.outer
 
     def put(self, module: nn.Module) -> None:
-        """Hook the parameter, if it is another object than before.
-
-        The old one stays hooked, because another may stand in its place for one call only.
-        """
+        """Hook a new parameter; the old one stays hooked, because it may come back."""
         if not self.run.installed or self.site.regularizer.accumulates or self.follows(module):
             return
         refusal = shard_refusal(module)
@@ -252,6 +243,7 @@ class GradHook:
             value = next((p for p in module._parameters.values() if grad_hook(p) is self), None)
         for hook in self.sites:
             site = hook.site
+            # a gradient does not tell which forward it comes from, so the mode of now decides
             if grad is not None and site.is_on(module.training):
                 hook.check_parts()
                 grad = regularize_grad(site, None, site.values, grad, value)

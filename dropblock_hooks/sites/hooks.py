@@ -47,10 +47,7 @@ class Turn(IntEnum):
 
 
 class SiteHook:
-    """Forward hook, or forward pre-hook at an input: regularizes a tensor, or its gradient.
-
-    The method `__call__` is registered, which torch calls faster than the object.
-    """
+    """Forward hook, or forward pre-hook at an input: regularizes a tensor, or its gradient."""
 
     takes: ClassVar[type[Regularizer]] = Regularizer  # the regularizers that this hook is for
     by_call: ClassVar[bool] = True  # False if it acts when a gradient comes
@@ -59,7 +56,7 @@ class SiteHook:
     turn = Turn.ACTIVATIONS
 
     def __init__(self, site: Site, local: str = "") -> None:
-        self.site, self.local = site, local
+        self.site, self.run, self.local = site, site.run, local
         self.at_input = site.regularizer.at == "input"
         # whether the last argument is the tensor itself
         self.plain = not self.at_input and site.regularizer.index is None
@@ -99,21 +96,13 @@ class SiteHook:
         finally:
             set_eval_frame(callback)
 
-    @property
-    def run(self) -> Run:
-        return self.site.run
-
     def install(self, module: nn.Module) -> None:
-        """Put it on the module, where its turn is.
-
-        Regularizers of activations stand in written order, those of gradients in reverse order,
-        because the backward meets them in reverse.
-        """
+        """Put it on the module: activations in written order, gradients in reverse order."""
         hooks = module._forward_pre_hooks if self.at_input else module._forward_hooks
         least = self.turn if self.turn == Turn.GRADIENTS else self.turn + 1
         there = {key: ours(each) for key, each in hooks.items()}
         later = [key for key, each in there.items() if each is not None and each.turn >= least]
-        if self.at_input:
+        if self.at_input:  # torch calls the method faster than the object
             module.register_forward_pre_hook(self.__call__, with_kwargs=True)
         else:
             module.register_forward_hook(self.__call__, with_kwargs=self.with_kwargs)
@@ -189,10 +178,7 @@ class SiteHook:
         return kind, f"{text}: {why}", cure
 
     def pick(self, given: tuple[Any, ...]) -> tuple[Any, indexing.Index, Tensor]:
-        """Return the value that holds the tensor, the index in it, and the tensor.
-
-        `given` are the arguments of a hook of torch after the module. No tensor is a SiteError.
-        """
+        """Return the value that holds the tensor, the index in it, and the tensor."""
         site, index, value = self.site, self.site.regularizer.index, given[-1]
         what = "the output"
         if self.at_input:
@@ -229,10 +215,7 @@ class SiteHook:
         return (args, changed) if isinstance(index, str) else (changed, given[1])
 
     def _compile(self, module: nn.Module, *given: Any) -> Any:
-        """Run while torch.compile or torch.export traces.
-
-        A site that is off in this mode adds nothing to the graph.
-        """
+        """Run while torch.compile or torch.export traces; a site that is off adds nothing."""
         check_version()
         return self._act(module, *given) if self.site.is_on(module.training) else None
 
@@ -255,8 +238,6 @@ def _gives_back(module: nn.Module, given: Any, output: Tensor) -> bool:
 
 
 def _why_not_called(model: nn.Module, name: str) -> tuple[str, str]:
-    if not name:
-        return "the model itself was not called, only layers inside it", "Name these layers"
     layer, parent = find_module(model, name), find_module(model, name.rpartition(".")[0])
     if isinstance(parent, nn.MultiheadAttention) or getattr(parent, "fused_attn", False):
         return (

@@ -21,10 +21,7 @@ def is_dense(value: Any) -> TypeGuard[Tensor]:
 
 
 def get(value: Any, index: Index) -> Tensor:
-    """The floating-point tensor itself, or at `index` of a tuple, list or dict.
-
-    ValueError describes the value if there is no such tensor.
-    """
+    """The dense floating-point tensor itself, or at `index` of a tuple, list or dict."""
     if index is not None and index not in (_indices(value) or ()):
         raise ValueError(f"is {_shown(value)}: it has no element {index!r}")
     found: Any = value if index is None else value[index]

@@ -65,10 +65,7 @@ class ObserveHook(SiteHook):
     def _found(
         self, given: tuple[Any, ...]
     ) -> tuple[list[Tensor], Callable[..., Any], Callable[[], Any]]:
-        """Return the observed tensors, what puts others in their place, and their `Seen.nesting`.
-
-        `given` are the arguments, keywords and output of the layer.
-        """
+        """Return the observed tensors, what puts others in place, and their `Seen.nesting`."""
         observer, whole = self.observer, given[-1]
         if observer.at == "input":
             whole = given

@@ -24,10 +24,7 @@ and optimizers, Fabric and Transformers' Trainer keep theirs."""
 
 
 def checked_scaler(given: Any) -> Any:
-    """The scaler (an object with ``get_scale``) that is given, or that is inside; or False or None.
-
-    A wrapper that holds None scales nothing.
-    """
+    """The scaler (an object with ``get_scale``) that is given or inside; False or None without."""
     if given is False:
         return False
     level = [given]

@@ -126,10 +126,9 @@ def _regularize(hooks: _Hooks, optimizer: Any) -> None:
 
 
 def _is_inside_a_step(optimizer: Any) -> bool:
-    """Whether this step was called by another one of the same optimizer, as ``super().step()``.
+    """Whether a step of the same optimizer called this one, as ``super().step()``.
 
-    torch calls the hooks of an optimizer in both. This looks at the frames, because a flag would
-    outlive a step that raises.
+    torch calls the hooks in both. This reads frames: a flag would outlive a step that raises.
     """
     step = getattr(type(optimizer).step, "__code__", None)  # torch wraps the steps of all classes
     steps, frame = 0, sys._getframe(1).f_back
