@@ -184,12 +184,11 @@ def default_layers(names: Index, calls: Mapping[str, LayerCalls], output: Any) -
     returns tokens, the first norm of its last block comes before it: behind that norm, a head may
     read the class token only. Maps with the channels of an output map come last: segmentation
     models return them resized.
-
-    `calls` and `output` come from the same forward.
     """
     modules = {name: target.module for name, target in names.modules.items() if name == target.name}
     called = sorted((c.order, name) for name, c in calls.items() if c.calls and name in modules)
     shapes = {name: calls[name].shape for _, name in called if _has_places(calls[name].shape)}
+    norms = [name for name, shape in shapes.items() if len(shape) == 3 and _is_norm(modules, name)]
     try:
         stage = [target.name for target in match("stage:-1", names)]
     except NoMatchError:  # the model declares no stages
@@ -200,7 +199,7 @@ def default_layers(names: Index, calls: Mapping[str, LayerCalls], output: Any) -
         has_features = module._modules or not _NO_FEATURES.search(type(module).__name__)
         if name in stage or (name and has_features):
             if len(shapes.get(name, ())) != 4:
-                found += _norms_of_last_block(name, shapes, modules)
+                found += _of_last_block([norm for norm in norms if norm.startswith(f"{name}.")])
             found += [name] if name in shapes else []
     maps = [x for x in tree_leaves(output) if isinstance(x, Tensor) and x.ndim == 4]
     returned = {tuple(x.shape[:2]) for x in maps}
@@ -215,23 +214,16 @@ def _has_places(shape: Any) -> bool:
     return (1, 1) not in (shape[2:], shape[1:3]) and (len(shape) == 4 or shape[1] > 1)
 
 
-def _norms_of_last_block(
-    name: str, shapes: Mapping[str, Any], modules: Mapping[str, nn.Module]
-) -> list[str]:
-    """The norms in the last block inside a layer that return tokens, in the order of their calls.
+def _is_norm(modules: Mapping[str, nn.Module], name: str) -> bool:
+    """Whether a layer is a norm of a block, which is a member of a container."""
+    container = modules.get(name.rpartition(".")[0].rpartition(".")[0])
+    return isinstance(container, _CONTAINERS) and "Norm" in type(modules[name]).__name__
 
-    A block is a member of a container.
-    """
-    norms: dict[str, list[str]] = {}
-    for norm, shape in shapes.items():
-        block = norm.rpartition(".")[0]
-        container = modules.get(block.rpartition(".")[0])
-        is_norm = len(shape) == 3 and "Norm" in type(modules[norm]).__name__
-        if norm.startswith(f"{name}.") and is_norm and isinstance(container, _CONTAINERS):
-            norms.setdefault(block, []).append(norm)
-    outermost = min((block.count(".") for block in norms), default=0)
-    blocks = [each for block, each in norms.items() if block.count(".") == outermost]
-    return blocks[-1] if blocks else []
+
+def _of_last_block(norms: list[str]) -> list[str]:
+    outermost = min((norm.count(".") for norm in norms), default=0)
+    blocks = [norm.rpartition(".")[0] for norm in norms if norm.count(".") == outermost]
+    return [norm for norm in norms if norm.rpartition(".")[0] in blocks[-1:]]
 
 
 def _images(given: list[Any]) -> tuple[int, int, int]:
@@ -273,10 +265,7 @@ def _scores(output: Any, target: Any, images: int) -> tuple[Tensor, Tensor | Non
 
 
 def features(site: Site, images: int) -> tuple[Tensor, Tensor]:
-    """The last activations (N, C, h, w) of a layer and their gradient, at least in float32.
-
-    A layer that has no map, is not called, or gets no gradient raises a SiteError.
-    """
+    """The last activations (N, C, h, w) of a layer and their gradient, or a SiteError."""
     calls = site.bound.result()
     if not calls or calls[-1].grad is None:
         raise site.error(

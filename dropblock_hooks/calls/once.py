@@ -55,10 +55,9 @@ def call_once(
     call: Callable[[], Any],
     loss: Callable[[Any], Tensor] | None,
 ) -> list[Site]:
-    """Call a model once, run the backward to its observers, and return their sites.
+    """Call a model eagerly, run the backward from the `loss` to its observers; return their sites.
 
-    The model runs in eager mode, without ``torch.compile``. The backward starts at the `loss`
-    of the output, and does not reach parameters. Without a loss no backward runs.
+    The backward does not reach parameters.
     """
     placements, *_ = place(base, Draft.of({layers: observer}))
     run = Run()
@@ -114,10 +113,7 @@ def evaluation(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Evaluation in eager mode with gradients, without attached sites and without counting.
-
-    The random states of torch are restored. `Attachment.verify` and ``step`` report nothing of it.
-    """
+    """Evaluation in eager mode with gradients, without sites, counting and random numbers."""
     with ExitStack() as stack:
         stack.enter_context(evaluation(model))
         stack.enter_context(torch.random.fork_rng(range(torch.cuda.device_count())))

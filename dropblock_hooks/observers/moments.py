@@ -1,8 +1,4 @@
-"""Sums over the calls of a window, in a state: moments, shares, a histogram, units by channel.
-
-Nothing waits for the device. A call with a value that is not finite is counted, but its values are
-left out of the moments.
-"""
+"""Sums over the calls of a window: moments, shares, a histogram. Nothing waits for the device."""
 
 from __future__ import annotations
 
@@ -89,12 +85,10 @@ def add_moments(state: State, x: Tensor, scale: float | Tensor = 1.0) -> None:
 
 
 def _sum_and_norm(x: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
-    """The sum and the norm of the values.
-
-    On the CPU, torch adds up float32 in float64 ten times slower than in float32. So rows of some
-    thousand values are added up in float32, unless they may overflow or cancel.
-    """
+    """The sum and the norm of the values."""
     wide = wide_dtype(x.device)
+    # on the CPU, torch adds up float32 in float64 ten times slower than in float32: so rows of some
+    # thousand values are added up in float32, unless they may overflow or cancel
     if x.device.type == "cpu" and x.dtype.itemsize <= 4 and 1e-12 < float(largest) < 1e15:
         in_memory = x.permute(sorted(range(x.ndim), key=x.stride, reverse=True))
         flat = in_memory.reshape(-1).float()
@@ -152,13 +146,10 @@ def statistics(state: State) -> Statistics:
 
 
 def add_alive(state: State, x: Tensor, zero: float = 0.0) -> None:
-    """Note which channels of a call (N, C, ...) were alive: had a magnitude above `zero`.
-
-    With another number of channels it begins anew.
-    """
+    """Note which channels of a call (N, C, ...) were alive: had a magnitude above `zero`."""
     flags = state.get("alive")
     if flags is not None and (flags.shape != x.shape[1:2] or flags.device != x.device):
-        flags = None
+        flags = None  # with another number of channels it begins anew
     if not x.numel() or (flags is not None and flags.device.type == "cpu" and bool(flags.all())):
         return  # nothing to note
     alive = ~(x.abs().amax([0, *range(2, x.ndim)]) <= zero)  # true for NaN

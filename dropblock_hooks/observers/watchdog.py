@@ -1,7 +1,4 @@
-"""``Watchdog``: warns of what goes wrong first.
-
-Its sites keep numbers. ``attachment.watchdog`` judges the numbers of all sites together.
-"""
+"""``Watchdog``: its sites keep numbers, which ``attachment.watchdog`` judges together."""
 
 from __future__ import annotations
 
@@ -31,6 +28,7 @@ _BOUNDS = {  # by the name of the class, so that copies of torch's classes are k
     "sigmoid": (0.0, 1.0),
     "hardsigmoid": (0.0, 1.0),
     "tanh": (-1.0, 1.0),
+    "hardtanh": (-1.0, 1.0),
     "softsign": (-1.0, 1.0),
 }
 
@@ -126,8 +124,7 @@ class Watchdog(Observer):
     def look(self, state: State, module: nn.Module, parameter: str | None) -> None:
         watched, name = state["watched"], type(module).__name__.lower()
         watched.can_die = "dead" in self.names and name in _CAN_DIE
-        bounds = (module.min_val, module.max_val) if type(module) is nn.Hardtanh else None
-        watched.bounds = _BOUNDS.get(name, bounds) if "saturated" in self.names else None
+        watched.bounds = _BOUNDS.get(name) if "saturated" in self.names else None
 
     def update(self, state: State, seen: Seen) -> None:
         watched, clock = state["watched"], Clock.of(seen.shared)
