@@ -29,9 +29,6 @@ from .watchdog import look_at_forward, new_alerts, tell_alerts
 _EVALUATIONS = 2  # after which a training that nobody steps is reported
 
 
-_EVALUATIONS = 2  # after which a training that nobody steps is reported
-
-
 class ModelHook:
     """Forward hook of the model: counts forwards, and checks the sites at the first of a window.
 
@@ -54,7 +51,6 @@ class ModelHook:
         dogs = [each for hook in hooks if isinstance(each := hook.site.regularizer, Watchdog)]
         self.every = min((dog.every for dog in dogs if dog.every), default=0)
         self._training, self._turns = False, 0  # the mode of the last forward; turns to training
-        self._training, self._turns = False, 0  # the mode of the last forward; turns to training
 
     def __call__(self, model: nn.Module, *args: Any) -> None:
         run = self.run
@@ -66,10 +62,6 @@ class ModelHook:
             run.counter.trained += 1
         else:
             run.counter.evaluated += 1
-        if model.training is not self._training and not run.stepped:
-            self._training, self._turns = model.training, self._turns + model.training
-            if model.training and self._turns > _EVALUATIONS:  # training goes on after two
-                tell(not_stepped(hook.site for hook in self.hooks), run.told)
         if model.training is not self._training and not run.stepped:
             self._training, self._turns = model.training, self._turns + model.training
             if model.training and self._turns > _EVALUATIONS:  # training goes on after two
@@ -121,12 +113,6 @@ def tell_faults(attached: Any) -> None:
 @contextmanager
 def around_step(base: nn.Module, run: Run, hooks: Sequence[SiteHook], t: float) -> Iterator[None]:
     """Check the window before time moves to `t`, and report the findings afterwards."""
-    if graph_task() != NO_TASK:
-        warn(
-            "step() was called during a backward: activation checkpoints that are recomputed "
-            "after it use the new rates, and their gradients are wrong; call step() after "
-            "backward()"
-        )
     if graph_task() != NO_TASK:
         warn(
             "step() was called during a backward: activation checkpoints that are recomputed "
