@@ -1,17 +1,18 @@
-"""The classes that a spec file can name."""
+"""The classes that a spec file can name, their reprs and their docstrings."""
 
 import inspect
 import re
 import sys
-from collections.abc import Callable
+from collections import ChainMap
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar, dataclass_transform, overload
-
-from .docstrings import complete
 
 _T = TypeVar("_T")
 _CLASSES: dict[str, type] = {}
 _NAMES: dict[type, str] = {}
+_SECTION = re.compile(r"^([A-Z]\w+):\n((?:    .*\n|\n)*)", re.MULTILINE)
+_ARGUMENT = re.compile(r"^    \**(\w+)(?: \([^)]*\))?: .*\n(?: {8}.*\n)*", re.MULTILINE)
 
 
 @overload
@@ -60,12 +61,43 @@ def register(cls: type | None = None, /, *, name: str | None = None) -> Any:
     return documented(cls)
 
 
+def described_in(*sources: object) -> Callable[[_T], _T]:
+    """Decorator of functions: describe their arguments as the docstrings of `sources` do."""
+    return lambda function: _complete(
+        function,
+        inspect.signature(function).parameters,  # type: ignore[arg-type]
+        sources,
+    )
+
+
+def _complete(target: _T, names: Iterable[str], sources: Iterable[object]) -> _T:
+    """Add missing arguments, the equation and the reference from the docstrings of `sources`.
+
+    The arguments are put into the order of `names`. The nearest of the sources comes first.
+    """
+    if not target.__doc__:  # none was written, or Python runs with -OO
+        return target
+    docs = [inspect.cleandoc(each.__doc__ or "") + "\n\n" for each in (target, *sources)]
+    own, *others = (dict(_SECTION.findall(doc)) for doc in docs)
+    found = [_ARGUMENT.finditer(each.get("Args", "")) for each in (own, *others)]
+    arguments = ChainMap(*({item[1]: item[0] for item in each} for each in found))
+    order = dict.fromkeys([*names, *arguments.maps[0]])
+    lines = "".join(arguments[name] for name in order if name in arguments)
+    text = docs[0].replace(f"Args:\n{own.get('Args', '')}", f"Args:\n{lines}\n")
+    inherited = ChainMap({"Args": lines}, *others)
+    for title in ("Args", "Equation", "Reference"):
+        if f"\n{title}:\n" not in text and inherited.get(title):
+            text += f"{title}:\n{inherited[title].rstrip()}\n\n"
+    target.__doc__ = text
+    return target
+
+
 def documented(cls: type[_T]) -> type[_T]:
     """Describe in the docstring of a dataclass what its bases, or its function, describe."""
     names = [f.name for f in sorted(fields(cls), key=lambda f: bool(f.kw_only))]  # type: ignore[arg-type]
     named = re.search(r"`functional\.(\w+)`", cls.__doc__ or "")
     function = getattr(sys.modules[f"{__package__}.functional"], named[1], None) if named else None
-    return complete(cls, names, (*cls.__mro__[1:-1], function))
+    return _complete(cls, names, (*cls.__mro__[1:-1], function))
 
 
 def check_fields(cls: type) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..checks import check_block_size, check_option
-from ..docstrings import described_in
+from ..registry import described_in
 from .gamma import Calibration, gamma_of
 from .masks import Mask, bernoulli, check_call, count_ratio, keep_scale
 from .sparse import Blocks, drop_drawn, grow, takes

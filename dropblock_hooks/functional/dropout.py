@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..checks import check_option
-from ..docstrings import described_in
+from ..registry import described_in
 from .masks import Mask, bernoulli, check_call, in_format_of, keep_scale
 from .sparse import Blocks, Units, draw_units, drop_drawn, takes
 

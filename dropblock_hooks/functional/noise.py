@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..checks import NON_NEGATIVE, as_number, check_block_size, check_floating
-from ..docstrings import described_in
+from ..registry import described_in
 from .dropblock import draw_blocks, drop_block2d
 from .dropout import dropout
 from .masks import check_call, in_format_of

@@ -20,7 +20,8 @@ class Regularize(Callback, TrainerDriver):  # type: ignore[misc]  # of a skipped
 
     The trainer gives the length of the training, the time, the GradScaler and the optimizers. After
     each epoch the callback warns of what `Attachment.verify` finds. Its state is in the trainer's
-    checkpoints. A Trainer takes one callback for each unit and root.
+    checkpoints. A Trainer takes one callback for each unit and root. The `Attachment` is
+    ``callback.attached``, also after fit.
 
     Example:
         >>> callback = Regularize({"model.layer4.*": DropBlock2d(p=LinearSchedule(0.0, 0.1))})
@@ -38,9 +39,6 @@ class Regularize(Callback, TrainerDriver):  # type: ignore[misc]  # of a skipped
         rng_state: whether checkpoints of a single process hold torch's random state, so that a
             resumed run draws the same masks.
         strict: False loads the matching parts of a checkpoint of another spec.
-
-    Attributes:
-        attached: the `Attachment`, also after fit; None before training begins.
 
     Raises:
         ValueError: for a bad argument.

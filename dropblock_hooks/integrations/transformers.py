@@ -28,9 +28,6 @@ class Regularize(TrainerCallback, ExportableState, TrainerDriver):  # type: igno
         root: name of the submodule where names begin.
         strict: False loads the matching parts of a checkpoint of another spec.
 
-    Attributes:
-        attached: the `Attachment`, also after the training; None before it begins.
-
     Raises:
         SpecError: for a bad spec; when training begins, for one that does not fit the model.
         RuntimeError: when training begins, for ``nn.DataParallel``.

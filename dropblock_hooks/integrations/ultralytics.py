@@ -9,7 +9,8 @@ class Regularize(TrainerDriver):
     """Callbacks that put regularizers on the model that ``YOLO.train`` builds and trains.
 
     Hooks on ``YOLO(...).model`` are lost, because the trainer builds another model. Checkpoints
-    hold the averaged model, which has no hooks, so they load without this package.
+    hold the averaged model, which has no hooks, so they load without this package. The `Attachment`
+    is ``regularize.attached``, also after the training.
 
     Example:
         >>> regularize = Regularize({"model.[678]": DropBlock2d(p=LinearSchedule(0.0, 0.1))})
@@ -21,9 +22,6 @@ class Regularize(TrainerDriver):
         spec: any spec that `attach` accepts. The unit of its schedules is the epoch, with
             fractions. Schedules without epochs take the length of the training.
         root: name of the submodule where names begin.
-
-    Attributes:
-        attached: the `Attachment`, also after the training; None before it begins.
 
     Raises:
         SpecError: before the first training step, for a spec that does not fit the model.

@@ -59,16 +59,13 @@ class Select:
 
     def __post_init__(self) -> None:
         kinds: dict[str, Any] = {"names": str, "types": (str, type), "stages": int, "exclude": str}
+        kinds["where"] = (Callable, type(None))
         for name, kind in kinds.items():
             given = getattr(self, name)
             vars(self)[name] = tuple(given) if isinstance(given, list) else given
             for item in several(getattr(self, name)):
                 if not isinstance(item, kind) or isinstance(item, bool):
                     raise TypeError(f"Select: {name} can't be {shown(item)}")
-        if self.where is not None and not callable(self.where):
-            raise TypeError(
-                f"Select: where must be callable as where(name, module), got {shown(self.where)}"
-            )
         if self.expect is not None:
             as_count("Select: expect", self.expect)
         if not (several(self.names) or several(self.types) or several(self.stages) or self.where):
