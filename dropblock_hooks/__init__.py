@@ -2,7 +2,6 @@
 
 The map:
 
-==========================  ========================================================================
 `attach`                    put a spec on a model; returns an `Attachment`, the list of its sites
 `DropBlock2d`, `ClampGrad`  regularizers: ``regularizers``, `Foreign` for peers' layers
 `LinearSchedule`            schedules: functions of the epoch, wherever a rate or bound is taken
@@ -18,7 +17,6 @@ The map:
 ``plots``                   pictures, by matplotlib
 ``functional``              the equations, as pure functions of tensors
 `Regularizer`, `register`   one class, one file: a regularizer of your own
-==========================  ========================================================================
 
 The ``__init__`` of each folder has a map of its modules, and CONTRIBUTING.md the map of all.
 """

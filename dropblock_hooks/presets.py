@@ -38,7 +38,6 @@ def drop_block_resnet(
     also drops, are no layers, so a hook can't reach them.
 
     Example:
-        >>> model = timm.create_model("resnet50")  # doctest: +SKIP
         >>> attach(model, drop_block_resnet(model, p=0.1))  # doctest: +SKIP
 
     Args:
@@ -129,7 +128,6 @@ def drop_path(model: nn.Module, p: RateLike = 0.1, example_input: Any = None) ->
     warns of layers that drop already.
 
     Example:
-        >>> model = timm.create_model("vit_tiny_patch16_224")  # doctest: +SKIP
         >>> attach(model, drop_path(model, p=0.1))  # doctest: +SKIP
 
     Args:
