@@ -34,10 +34,10 @@ class Reader:
 
     def __init__(
         self,
-        regularizer: Any,  # which says what it needs, and what the user says of the axes
+        regularizer: Any,  # its needs, and the options of the user
         facts: Facts | None,  # the hints of the model about the layer; None for a parameter
         grids: Grids,  # the sizes of maps in this forward
-        spatial: int | None = None,  # the number of spatial axes, if not that of the regularizer
+        spatial: int | None = None,  # the number of spatial axes; by default the regularizer's
     ) -> None:
         self.options, self.facts, self.grids = regularizer, facts or Facts(), grids
         self.auto = regularizer.layout == "auto"

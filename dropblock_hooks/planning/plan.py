@@ -39,7 +39,7 @@ Range = tuple[float, float]
 
 @dataclass(frozen=True)
 class PlanRow:
-    """One planned site. Without a forward, `shape`, `layout`, `calls` and sizes are None."""
+    """One planned site. A plan without a forward has no shapes, layouts, calls and sizes."""
 
     site: str  # its key in the Attachment
     selector: str  # the selector of its spec entry
@@ -226,7 +226,7 @@ class SiteProbe:
         return self._read(x)
 
     def findings(self, base: nn.Module, window: Window) -> Iterator[Finding]:
-        """The findings after the forward, but for lost samples."""
+        """The findings after the forward, except lost samples."""
         fault = None if self.error else self.hook.diagnose(base, window)
         if fault is not None:
             wrong = fault.kind in (Kind.NEVER_CALLED, Kind.NEVER_ACTIVE)
