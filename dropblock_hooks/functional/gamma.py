@@ -29,9 +29,8 @@ def block_gamma(
     """The seed rate γ at which blocks drop the share `p` of a map.
 
     ``"exact"`` solves ``mean over positions of (1 - γ)^c = 1 - p``, where c is the number of seeds
-    that cover the position. The expected dropped share is p on every map. ``"paper"`` is the
-    formula of Ghiasi et al., 2018, ``p / block² · size² / (size - block + 1)²``. It ignores that
-    blocks overlap, and drops less than p.
+    that cover the position. ``"paper"`` is the formula of Ghiasi et al., 2018,
+    ``p / block² · size² / (size - block + 1)²``, which ignores overlaps and drops less than p.
 
     Example:
         >>> block_gamma(0.1, (14, 14), 7)

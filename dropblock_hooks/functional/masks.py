@@ -21,9 +21,8 @@ def check_call(input: Tensor, p: float, training: bool, spatial: int | None = No
     p = as_number("p", p, allowed=PROBABILITY)
     if spatial is not None and input.ndim != spatial + 2:
         axes = ("N, C, L", "N, C, H, W", "N, C, D, H, W")[spatial - 1]
-        raise ValueError(
-            f"input must be a {spatial + 2}-D tensor ({axes}), got shape {tuple(input.shape)}"
-        )
+        wanted = f"input must be a {spatial + 2}-D tensor ({axes})"
+        raise ValueError(f"{wanted}, got shape {tuple(input.shape)}")
     if not training:
         return 0.0
     check_floating(input)

@@ -58,7 +58,6 @@ class _DropBlocks(_Blocks):
 @register
 class DropBlock1d(_DropBlocks, Regularizer):
     """Drops runs of sequences (N, C, L); see `functional.drop_block1d`.
-
     Use it for audio, text or signals, after convolutions over time.
 
     Example:
@@ -72,7 +71,6 @@ class DropBlock1d(_DropBlocks, Regularizer):
 @register
 class DropBlock2d(_DropBlocks, Regularizer):
     """Drops blocks of feature maps (N, C, H, W); see `functional.drop_block2d`.
-
     Use it for images, at the outputs of the last two stages of a network. Its blocks should be
     smaller than the map: on a map of 7×7, a block of 7 drops whole channels.
 
@@ -87,7 +85,6 @@ class DropBlock2d(_DropBlocks, Regularizer):
 @register
 class DropBlock3d(_DropBlocks, Regularizer):
     """Drops blocks of volumes (N, C, D, H, W); see `functional.drop_block3d`.
-
     Use it for video and medical scans, at the outputs of the last stages.
 
     Example:

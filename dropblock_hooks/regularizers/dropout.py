@@ -43,7 +43,6 @@ class _DropsUnits(DropsShare):
 @register
 class Dropout(_DropsUnits, Regularizer):
     """Zeroes elements, each with chance p; see `functional.dropout`.
-
     Use it on the outputs of linear layers. Neighbors in a feature map are correlated, so there
     `Dropout2d` or `DropBlock2d` removes more information.
 
@@ -58,7 +57,6 @@ class Dropout(_DropsUnits, Regularizer):
 @register
 class Dropout1d(_DropsUnits, Regularizer):
     """Zeroes channels of sequences (N, C, L), each with chance p; see `functional.dropout1d`.
-
     Use it for audio, text or tokens, between convolutions or blocks.
 
     Example:
@@ -74,7 +72,6 @@ class Dropout1d(_DropsUnits, Regularizer):
 @register
 class Dropout2d(_DropsUnits, Regularizer):
     """Zeroes channels of feature maps (N, C, H, W), each with chance p; see `functional.dropout2d`.
-
     Use it for images, where a layer has many channels.
 
     Example:
@@ -90,7 +87,6 @@ class Dropout2d(_DropsUnits, Regularizer):
 @register
 class Dropout3d(_DropsUnits, Regularizer):
     """Zeroes channels of volumes (N, C, D, H, W), each with chance p; see `functional.dropout3d`.
-
     Use it for video and medical scans, where a layer has many channels.
 
     Example:
@@ -106,7 +102,6 @@ class Dropout3d(_DropsUnits, Regularizer):
 @register
 class DropPath(_DropsUnits, Regularizer):
     """Zeroes whole samples of a residual *branch*, each with chance p; see `functional.drop_path`.
-
     Use it on the last layer of a residual branch. On the output of a whole block it would set the
     residual stream to 0: there, use `StochasticDepth`.
 
@@ -159,7 +154,6 @@ class StochasticDepth(DropsShare, Regularizer):
 @register
 class GaussianNoise(Regularizer):
     """Adds zero-mean normal noise; see `functional.gaussian_noise`.
-
     Use it at the input of a network, or on activations of a known scale, as after a norm.
 
     Example:
@@ -180,7 +174,6 @@ class GaussianNoise(Regularizer):
 @register
 class GaussianDropout(Regularizer):
     """Multiplies by normal noise of mean 1; see `functional.gaussian_dropout`.
-
     Use it in place of `Dropout`, at the same layers. It has the same variance and no zeros.
 
     Example:

@@ -67,10 +67,8 @@ class Foreign(Regularizer):
             raise TypeError(f"{self.label} takes no arguments: it is not a class")
         module = self._module() or nn.Identity()
         if names := [name for name, _ in module.named_parameters()]:
-            raise ValueError(
-                f"{self.label} has parameters ({', '.join(names[:3])}): a regularizer put on by "
-                "hooks must have none, since the model's state_dict and optimizer would miss them"
-            )
+            why = "which the model's state_dict and optimizer would miss"
+            raise ValueError(f"{self.label} has parameters ({', '.join(names[:3])}), {why}")
         for name, rate in self.rates.items():
             if isinstance(rate, Schedule) and not hasattr(module, name):
                 raise ValueError(f"{self.label} has no attribute {name!r} for a schedule to set")

@@ -56,7 +56,6 @@ class OnGradients:
 @register
 class ClampGrad(OnGradients, Regularizer):
     """Clamps each value of the gradient to [min, max]; see `functional.clamp_grad`.
-
     Use it against single very large values. Unlike `ClipGradNorm` it changes the direction.
 
     Example:
@@ -86,7 +85,6 @@ class ClampGrad(OnGradients, Regularizer):
 @register
 class ClipGradNorm(OnGradients, Regularizer):
     """Scales the gradient down to a norm of `max_norm`; see `functional.clip_grad_norm`.
-
     Use it against exploding gradients. ``attached.suggest()`` proposes bounds from measured norms.
 
     Example:
@@ -133,7 +131,6 @@ class ClipGradNorm(OnGradients, Regularizer):
 @register
 class ScaleGrad(OnGradients, Regularizer):
     """Multiplies the gradient; a negative scale reverses it (domain-adversarial training).
-
     Use it between a backbone and a head, to let the head train the backbone less.
 
     Example:
@@ -159,7 +156,6 @@ class ScaleGrad(OnGradients, Regularizer):
 @register
 class ZeroGrad(OnGradients, Regularizer):
     """Replaces the gradient by zeros: nothing flows back through here.
-
     Use it to freeze all that comes before a layer while the rest trains.
 
     Example:
@@ -177,7 +173,6 @@ class ZeroGrad(OnGradients, Regularizer):
 @register
 class GradNoise(OnGradients, Regularizer):
     """Adds zero-mean normal noise to the gradient; `std` is in units of the unscaled loss.
-
     Use it on parameters of very deep networks. The paper uses
     ``std = (eta / (1 + t) ** 0.55) ** 0.5`` at update t. DistributedDataParallel averages the noise
     of n processes with different seeds to ``std / n ** 0.5``, and refuses ``when="accumulated"``.
@@ -276,7 +271,6 @@ class AdaptiveClipGrad(_OfParameters, Regularizer):
 @register
 class CentralizeGrad(_OfParameters, Regularizer):
     """Subtracts the mean of each row from gradients of weights; see `functional.centralize_grad`.
-
     Use it on the weights of convolutions and linear layers.
 
     Example:
