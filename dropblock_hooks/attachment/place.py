@@ -3,7 +3,6 @@
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -45,18 +44,13 @@ class Placement:
         return next(kind for kind in kinds if isinstance(self.regularizer, kind.takes))
 
 
-class Placed(NamedTuple):
-    """A spec on a model, in its order."""
-
-    placements: list[Placement]
-    warnings: list[str]
-    unsaid: list[str]  # schedules that need the length of the training, which is not known
-
-
-def place(model: nn.Module, draft: Draft, epochs: int | None = None) -> Placed:
+def place(
+    model: nn.Module, draft: Draft, epochs: int | None = None
+) -> tuple[list[Placement], list[str], list[str]]:
     """Resolve a spec on a model, or raise a SpecError with all of its faults.
 
-    Names begin at `model`; `epochs` is the length of the training.
+    Names begin at `model`; `epochs` is the length of the training. Returns the placements, the
+    warnings, and schedules that need the length of the training, which is not known.
     """
     if epochs is not None:
         as_count("epochs", epochs)
@@ -91,7 +85,7 @@ def place(model: nn.Module, draft: Draft, epochs: int | None = None) -> Placed:
         known = None if p.target.form else facts.of(p.target, p.regularizer.at)
         placements[i] = replace(p, facts=known)
     warnings += _nested(placements)
-    return Placed(placements, list(dict.fromkeys(warnings)), list(dict.fromkeys(unsaid)))
+    return placements, list(dict.fromkeys(warnings)), list(dict.fromkeys(unsaid))
 
 
 def _refused(placements: list[Placement]) -> list[str]:
