@@ -45,8 +45,9 @@ def as_values(name: str, given: Any, finite: bool = True) -> Tensor:
 def pixels_of(given: Any) -> Tensor:
     """An image as (H, W, 3) or (H, W, 1), from 0 to 1."""
     image = as_values("image", given)
-    image = image[..., None] if image.ndim == 2 else image
-    if image.ndim == 3 and image.shape[0] in (1, 3):
+    if image.ndim == 2:
+        image = image[..., None]
+    elif image.ndim == 3 and image.shape[0] in (1, 3):
         image = image.movedim(0, -1)
     if image.ndim != 3 or image.shape[-1] not in (1, 3):
         raise ValueError(

@@ -123,15 +123,6 @@ def test_the_models_own_dropout_is_in_evaluation():
     assert model.own.training
 
 
-def test_votes():
-    model, attached = prepared()
-    with attached.always():
-        mean, std, samples = sample(model, images(), n=8, transform=lambda y: y.argmax(-1) == 0)
-    assert samples.dtype is torch.bool
-    assert torch.equal(mean, samples.float().mean(0))
-    torch.testing.assert_close(std, samples.float().std(0))
-
-
 @dataclass
 class Output:
     logits: torch.Tensor
@@ -182,25 +173,6 @@ def test_the_logits_of_an_output_are_found(wrap):
     found, bare = gradcam(net, images, "0"), copy.deepcopy(net)
     bare[3].wrap = lambda y: y
     assert torch.equal(found.raw, gradcam(bare, images, "0").raw)
-
-
-@pytest.mark.parametrize(
-    ("given", "error", "said"),
-    [
-        ({"n": 1}, ValueError, "n must be an integer >= 2, got 1"),
-        (
-            {"transform": lambda y: y.tolist()},
-            TypeError,
-            "the output is no tensor but list: pick one",
-        ),
-        ({"model": [1]}, TypeError, r"model must be a torch.nn.Module, got \[1\] \(list\)"),
-    ],
-    ids=["n", "transform", "model"],
-)
-def test_bad_input(given, error, said):
-    model = wrapped(lambda y: y)
-    with pytest.raises(error, match=said):
-        sample(**{"model": model, "x": torch.ones(2, 3), **given})
 
 
 NOTHING_RANDOM = {
