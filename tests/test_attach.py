@@ -322,23 +322,6 @@ def test_faults_of_a_file_and_of_its_selectors_come_together(net, hook_count, tm
     assert len(error.problems) == 3
 
 
-def test_names_below_distributed_data_parallel(net, tmp_path):
-    if not torch.distributed.is_available():
-        pytest.skip("this torch was built without torch.distributed")
-    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
-    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    try:
-        wrapped = nn.parallel.DistributedDataParallel(net)
-        attached = attach(wrapped, {"layer1.*": Dropout(1.0), "param:fc.bias": ClampGrad(0.0, 0.0)})
-        assert [site.name for site in attached.sites] == ["layer1.0", "layer1.1", "fc.bias"]
-        wrapped(torch.ones(2, 3, 16, 16)).sum().backward()
-        assert (net.fc.bias.grad == 0).all()
-        assert attached.verify() == []
-        assert attachments(wrapped) == [attached]
-    finally:
-        torch.distributed.destroy_process_group()
-
-
 def test_names_that_only_look_like_a_wrappers():
     """Wrappers are told by their type: an attribute of such a name is a name."""
     model = nn.ModuleDict({"module": nn.Sequential(nn.Linear(2, 2)), "_orig_mod": nn.Linear(2, 2)})
