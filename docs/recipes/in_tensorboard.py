@@ -52,8 +52,7 @@ edges = attached["3/ActivationStats"].regularizer.edges
 for epoch, counts in enumerate(histograms):
     shares = [[n / sum(counts)] for n in counts]
     drawn = middle.pcolormesh([epoch, epoch + 1], edges, shares, cmap="Blues", vmin=0.0, vmax=0.4)
-middle.set(title="activations of layer 3", xlabel="epoch", ylabel="magnitude", yscale="log")
-middle.set_ylim(1e-3, 10)
+middle.set(title="layer 3", xlabel="epoch", ylabel="|activation|", yscale="log", ylim=(1e-3, 10))
 figure.colorbar(drawn, ax=middle, label="share of the values that are not 0")
 maps = attached.captured()["1"][-1].value[0, :16].detach()
 right.imshow(maps.unflatten(0, (4, 4)).movedim(1, 2).flatten(2).flatten(0, 1).numpy(), cmap="gray")

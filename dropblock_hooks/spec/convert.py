@@ -58,7 +58,8 @@ def _built(base: type[_T], value: Any, path: Keys) -> _T:
         path = (*path, str(name))
     else:
         expected = f"expected a {kind} object or {{Name: {{field: value}}}}"
-        raise PlainError((path, f"{expected}, got {shown(value)}"))
+        hint = f": write {value.__name__}(...)" if isinstance(value, type) else ""
+        raise PlainError((path, f"{expected}, got {shown(value)}{hint}"))
     known = registered(base)
     if name not in known:
         hint = closest(str(name), known) or f" (known: {', '.join(known)})"
