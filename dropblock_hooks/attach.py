@@ -29,10 +29,9 @@ def attach(
 ) -> Attachment:
     """Put regularizers on the layers of a model, by name, through hooks.
 
-    The whole spec is checked before the first hook is installed. The model keeps its class, its
-    ``forward``, its modules and the keys of its ``state_dict``. In evaluation its outputs stay the
-    same to the bit, except for ``nn.TransformerEncoderLayer``: torch leaves its fused path if there
-    are hooks, and the last digits can differ.
+    The model keeps its class, its ``forward``, its modules and the keys of its ``state_dict``. In
+    evaluation its outputs stay the same to the bit, except for ``nn.TransformerEncoderLayer``,
+    whose fused path torch leaves if there are hooks.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3))

@@ -1,7 +1,7 @@
 """Tools for compiled code: handles, operators, and compiling anew.
 
-A handle is a tensor by which an operator finds a Python object. A compiled graph takes it as an
-input, so another copy of a model, whose objects have other handles, runs the same graph.
+A handle is a tensor by which an operator finds a Python object. It is an input of the graph, so
+copies of a model run the same graph.
 """
 
 from __future__ import annotations
@@ -71,10 +71,7 @@ def differentiate(name: str, backward: Callable[..., Any], save: Callable[..., A
 
 
 def is_exporting() -> bool:
-    """Whether torch.export traces: a program of its own can hold no site.
-
-    In torch 2.9, ``torch.compiler.is_exporting()`` is true inside torch.compile as well.
-    """
+    """Whether torch.export traces; ``torch.compiler.is_exporting()`` is true in torch.compile."""
     return bool(getattr(torch.compiler, "_is_exporting_flag", False))
 
 

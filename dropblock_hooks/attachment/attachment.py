@@ -75,12 +75,9 @@ class Attachment:
         """Give sites another rate or schedule; all or none. Their realized rates begin anew.
 
         Args:
-            which: a site key, a selector, or a class of regularizers.
-            rates: numbers or schedules by field; a `ByDepth` is spread over these layers.
-
-        Raises:
-            KeyError: if `which` means no site, with the reason.
-            RuntimeError, TypeError, ValueError: after `remove`; for an unknown field or bad value.
+            which: a site key, a selector, or a class of regularizers; KeyError if it means no site.
+            rates: numbers or schedules by field; a `ByDepth` is spread over these layers. Unknown
+                fields and bad values are a TypeError or ValueError; after `remove`, RuntimeError.
         """
         self._run.check_installed()
         sites = find(which, self._base, self._hooks)
@@ -95,7 +92,7 @@ class Attachment:
             hook.put(module)
 
     def _look(self) -> None:
-        """Let observers look at their layers, before they are read."""
+        """Let observers look at their layers."""
         for module, hook in self._installed:
             hook.look(module)
 
@@ -110,10 +107,8 @@ class Attachment:
         Call it after the backward. Realized rates begin anew when the whole part of `t` changes.
 
         Args:
-            t: the epoch, at least 0; fractions are allowed (``epoch + i / n``).
-
-        Raises:
-            TypeError, ValueError: for a time below 0, or a rate out of range; then nothing moves.
+            t: the epoch, at least 0; fractions are allowed (``epoch + i / n``). Another time, or a
+                rate out of range, is a TypeError or ValueError, and nothing moves.
         """
         t = self.epoch + 1 if t is None else as_number("t", t)
         if t < 0:
@@ -256,10 +251,8 @@ class Attachment:
         """The calls that `Capture` has kept, oldest first, by layer; of several sites, by key.
 
         Args:
-            which: a site key or a selector; None means every `Capture`.
-
-        Raises:
-            KeyError, RuntimeError: if no such site is a `Capture`; if nothing was kept.
+            which: a site key or a selector, else KeyError; None means every `Capture`. If nothing
+                was kept, RuntimeError.
         """
         return captures(which, find(Capture if which is None else which, self._base, self._hooks))
 
@@ -269,12 +262,10 @@ class Attachment:
         Norms are those before the bounds, of the last window, or of all if it has none.
 
         Args:
-            share: in (0, 1), of the norms; for `ClampGrad`, of the largest magnitudes.
-            which: a site key, a selector or a class; None means every site with a bound.
-
-        Raises:
-            KeyError, RuntimeError, ValueError: if `which` means no site; after `remove`; for a
-                share outside (0, 1), or if no site has a bound.
+            share: in (0, 1), else ValueError, of the norms; for `ClampGrad`, of the largest
+                magnitudes.
+            which: a site key, a selector or a class, else KeyError; None means every site with a
+                bound.
         """
         self._run.check_installed()
         sites = self.sites if which is None else find(which, self._base, self._hooks)
@@ -288,12 +279,9 @@ class Attachment:
         """Restore the result of `state_dict`. Realized rates go on in the epoch of the state.
 
         Args:
-            state: from an attachment of the same spec. The training may have become longer:
-                schedules without epochs of their own follow ``attach(..., epochs=)``.
+            state: from an attachment of the same spec, else ValueError, and nothing is changed. The
+                training may have become longer: schedules without epochs of their own follow it.
             strict: False restores the sites whose key is the same, also with another schedule.
-
-        Raises:
-            ValueError: for a state of another spec, with the differences; nothing is changed.
         """
         t, taken = load(state, self.sites, strict, self._run.epochs)
         self._move(t, values_at(self.sites, t))

@@ -1,14 +1,13 @@
 """The checks of run time: when the sites are asked for their faults, and faults of the training.
 
-``verify`` lists them. The first training forward of a window warns of sites that were not called.
-The end of an epoch warns of the rest: sites in compiled code, missing gradients, and a model that
-was not trained at all.
+The first training forward of a window warns of sites that were not called; its end, of the rest.
 """
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,9 +31,8 @@ _EVALUATIONS = 2  # after which a training that nobody steps is reported
 class ModelHook:
     """Forward hook of the model: counts forwards, and checks the sites at the first of a window.
 
-    It hooks parameters whose owners are never called themselves: the projections of an attention
-    that takes their weights, and parameter lists. In compiled code it does nothing, and
-    ``Attachment.step`` checks.
+    It hooks parameters whose owners are never called themselves, as in an attention that takes the
+    weights of its projections. In compiled code it does nothing, and ``Attachment.step`` checks.
     """
 
     @property
@@ -81,23 +79,18 @@ class ModelHook:
 
 
 def find_faults(base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> list[Finding]:
-    """Everything that is wrong, in the order of the sites.
-
-    It is about the open window, or the one before if the model was not trained since then.
-    """
-
-    def error(kind: Kind, text: str, cure: str) -> Finding:
-        return Finding(kind, Severity.ERROR, (), text, cure, run.epoch)
-
+    """Everything that is wrong in the open window, or in the last one in which it was trained."""
+    error = partial(Finding, severity=Severity.ERROR, sites=(), epoch=run.epoch)
     if not run.installed:
-        return [error(Kind.REMOVED, "the attachment was removed", "Call attach again")]
+        text = "the attachment was removed"
+        return [error(Kind.REMOVED, text=text, cure="Call attach again")]
     found = run.scale.findings(run.epoch)
     window, before = windows(run, hooks)
     if before.has("calls", "active") and not window.has("trained", "active"):
         window = before
     if not window.has("calls", "active") and not _leaves_no_trace(base, hooks):
         text = "no layer was called in this epoch, or since attaching or loading"
-        found.append(error(Kind.NOT_RUN, text, "Run a training step first"))
+        found.append(error(Kind.NOT_RUN, text=text, cure="Run a training step first"))
     found += filter(None, [hook.diagnose(base, window) for hook in hooks])
     return found + not_stepped(hook.site for hook in hooks)
 

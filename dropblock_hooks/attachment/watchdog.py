@@ -49,14 +49,9 @@ class Sight(NamedTuple):
         return self.kept.calls >= self.dog.min_calls
 
     @property
-    def parameters(self) -> dict[str, nn.Parameter]:
-        """The parameters of the layer itself."""
-        return dict(self.module.named_parameters(recurse=False))
-
-    @property
     def trained(self) -> list[nn.Parameter]:
-        """Those that get a gradient."""
-        return [p for p in self.parameters.values() if p.requires_grad]
+        """The parameters of the layer itself that get a gradient."""
+        return [p for p in self.module.parameters(recurse=False) if p.requires_grad]
 
     def finding(self, kind: Kind, text: str, cure: str = "") -> Finding:
         """A finding about this site."""
@@ -145,15 +140,12 @@ def _first_cause(findings: Sequence[Finding], sights: Sequence[Sight]) -> list[F
 
 
 def _judge(base: nn.Module, run: Run, sights: list[Sight], statistics: bool) -> Alerts:
-    """The findings of all rules. Where statistics are not judged, the findings from them hold.
-
-    NaN comes from NaN: while it is there, all that was found before holds, and nothing is judged.
-    """
+    """The findings of all rules. Where statistics are not judged, the findings from them hold."""
     before = Clock.of(run.shared).alerts
     by_rule = {kind: [s for s in sights if kind in s.dog.names] for kind in Kind}
     found = [*_nonfinite(run, by_rule[Kind.NONFINITE])]
     if found and any(kind == Kind.NONFINITE for _, kind in before):
-        return before
+        return before  # NaN comes from NaN
     if statistics:
         found += _along_depth(Kind.VANISHING, by_rule[Kind.VANISHING])
         found += _along_depth(Kind.EXPLODING, by_rule[Kind.EXPLODING])
@@ -192,10 +184,9 @@ def _nonfinite(run: Run, sights: list[Sight]) -> Iterator[Finding]:
 
 
 def _of_forward(first: Sight, sights: Sequence[Sight]) -> Finding:
-    """The layer that made the first bad value, or else the first layer that has it.
+    """The innermost layer, of the first with bad values and all around it, given finite values.
 
-    This is the innermost layer, of the first with bad values and all around it, that was given
-    finite values. If code between two layers made them, it is the layer that holds this code.
+    If there is none, the first layer. If code between two layers made them, it is their parent.
     """
     names = [f".{name}." for name in (first.site.name, *first.site.aliases)]
     makers = [
@@ -219,7 +210,7 @@ def _of_forward(first: Sight, sights: Sequence[Sight]) -> Finding:
     bad = [
         f"parameter '{name}' of {s.site.name or 'the model'}"
         for s in sights
-        for name, p in s.parameters.items()
+        for name, p in s.module.named_parameters(recurse=False)
         if not _finite(p)
     ]
     if bad:
