@@ -14,8 +14,7 @@ import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -30,20 +29,13 @@ _DEEPEST = 4  # containers between a tensor and the cache that holds it
 _LRU: type = type(functools.lru_cache(lambda: None))
 
 
-@dataclass
-class DryRun:
+class DryRun(NamedTuple):
     """A copy that is ready to be called; only for the function that `dry_run` is given."""
 
     model: nn.Module
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     copies: Mapping[int, Any]  # of the modules of the model, by `id`
-    mode: FakeTensorMode | None  # of fake tensors; None for real ones
-
-    def run(self) -> Any:
-        """The output of a forward."""
-        with self.mode or nullcontext():
-            return self.model(*self.args, **self.kwargs)
 
 
 def dry_run(model: nn.Module, example: Any, look: Callable[[DryRun], _T]) -> _T:
@@ -62,11 +54,12 @@ def dry_run(model: nn.Module, example: Any, look: Callable[[DryRun], _T]) -> _T:
     modes: list[FakeTensorMode | None] = [FakeTensorMode(allow_non_fake_inputs=True), None]
     if any(p.is_meta for p in model.parameters()):  # they hold no numbers, and cost nothing
         modes, example = [None], tree_map_only(Tensor, lambda x: x.to("meta"), example)
-    reason = ""
     for mode in modes:
         try:
             with _undisturbed():
-                return look(_copied(model, example, mode))
+                copied = _copied(model, example, mode)
+                with mode or nullcontext():
+                    return look(copied)
         except Exception as error:  # a model may fail in any way
             reason = described(error)
         finally:
@@ -103,12 +96,12 @@ def _copied(model: nn.Module, example: Any, mode: FakeTensorMode | None) -> DryR
             raise ValueError(f"the forward of '{name or '.'}' was replaced by a function")
     copies: dict[int, Any] = {}
     with FakeCopyMode(mode) if mode else nullcontext():
-        copied, inputs = copy.deepcopy(model, copies), copy.deepcopy(example, copies)
+        copied, inputs = copy.deepcopy((model, example), copies)
     for m in copied.modules():  # a user's hook may change objects outside of the copy
         forward_hooks: Any = m._forward_hooks, m._forward_pre_hooks
         for hooks in (*forward_hooks, m._backward_hooks, m._backward_pre_hooks):
             hooks.clear()
-    return DryRun(copied, *arguments_of(inputs), copies, mode)
+    return DryRun(copied, *arguments_of(inputs), copies)
 
 
 def own_input(model: nn.Module) -> Tensor | None:

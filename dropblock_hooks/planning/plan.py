@@ -4,7 +4,7 @@ The real hooks of the spec run in one forward of a copy. A site that can't work 
 the forward goes on.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MethodType
@@ -19,13 +19,13 @@ from ..attachment.place import Placement, install, place, site_keys
 from ..attachment.report import block_cell, block_finding, entry_of, is_clipped
 from ..axes.view import View
 from ..findings import Finding, Kind, Severity, grouped, merged
-from ..regularizers.base import rate_range
+from ..regularizers.base import Regularizer, rate_range
 from ..regularizers.retune import held_rate, unit_dropped
 from ..selectors.index import HELD
 from ..selectors.wrappers import bare_type, submodule, unwrap
 from ..sites.counter import Snapshot
 from ..sites.hooks import SiteHook
-from ..sites.run import Run, Window, windows
+from ..sites.run import Run, Window
 from ..sites.site import Site, SiteError
 from ..spec.spec import Draft
 from ..tables import Section, Short, Table, counted, named, range_of, ranged
@@ -74,16 +74,11 @@ class Plan(Table[PlanRow]):
     def __init__(
         self, rows: Sequence[PlanRow], title: str, problems: list[str], findings: list[Finding]
     ) -> None:
-        self.problems = tuple(problems)
-        self.findings = tuple(findings)
+        self.problems, self.findings = tuple(problems), tuple(findings)
+        self.warnings = tuple(map(str, findings))
         notes = {"problems": self.problems, "warnings": self.warnings}
         section = Section(rows, _COLUMNS, entry=lambda row: entry_of(row.selector, row))
         super().__init__(rows, _COLUMNS, title, sections=[section], notes=notes)
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """The findings as text."""
-        return tuple(map(str, self.findings))
 
 
 _COLUMNS: dict[str, Any] = {
@@ -106,12 +101,9 @@ def plan_row(
     size, calls = (None, None) if site is None else (site.map_size, site.calls)
     block = None if size is None else regularizer.block_in_force(size)
     held = getattr(target.module, target.local) if site and target.form else None
-    rates = rate_range(regularizer) or ()
-    name = next(iter(regularizer.rates), "")
-    shares = [
-        regularizer.expected_share({**regularizer.values(0.0), name: rate}, size or None)
-        for rate in rates
-    ]
+    rates, now = rate_range(regularizer) or (), regularizer.values(0.0)
+    name = next(iter(now), "")
+    shares = [regularizer.expected_share({**now, name: rate}, size or None) for rate in rates]
     idle = calls == 0 and not held_rate(regularizer)  # which may be read without a call
     return PlanRow(
         site=key,
@@ -184,13 +176,10 @@ def plan_placements(
     except ValueError as error:
         rows = [plan_row(*each) for each in zip(keys, placements, strict=True)]
         findings = [Finding(Kind.NO_PASS, Severity.WARNING, (), f"no shapes, since {error}")]
-    problems = [
-        Finding(Kind.SPEC, Severity.ERROR, (row.site,), row.problem)
-        for row in rows
-        if row.problem is not None
-    ]
-    blocks = [found for row in rows if (found := block_finding(row)) is not None]
-    findings = [*merged([*findings, *blocks]), *find_doubled(base, placements, keys)]
+    error = partial(Finding, Kind.SPEC, Severity.ERROR)
+    problems = [error((row.site,), row.problem) for row in rows if row.problem is not None]
+    findings += filter(None, map(block_finding, rows))
+    findings = [*merged(findings), *find_doubled(base, placements, keys)]
     title = f"{counted(len(keys), 'site')} on {bare_type(base).__name__}"
     return Plan(rows, title, grouped(problems), findings)
 
@@ -202,10 +191,7 @@ class SiteProbe:
         self.hook, self.site = hook, hook.site
         self.error: str | None = None  # why it can't work there
         self.shape: tuple[int, ...] | None = None  # of the last tensor that the site read
-        self.nodes: list[Node] = []  # of the layer's outputs, where whole samples are dropped
-        regularizer = self.site.regularizer
-        at_output = regularizer.at == "output" and not regularizer.needs_input
-        self.drops_samples = at_output and unit_dropped(regularizer) == "samples"
+        self.nodes: list[Node] = []  # of the tensors that the site read
         self.site.idle = False  # a schedule that starts at 0 must not hide the layout and the map
         self._read = self.site.reader.view
         self.site.reader.view = self._view  # type: ignore[method-assign]
@@ -221,20 +207,8 @@ class SiteProbe:
 
     def _view(self, x: Tensor) -> View:
         self.shape = tuple(x.shape)
-        if self.drops_samples and x.grad_fn is not None:
-            self.nodes.append(x.grad_fn)
+        self.nodes += [] if x.grad_fn is None else [x.grad_fn]
         return self._read(x)
-
-    def findings(self, base: nn.Module, window: Window) -> Iterator[Finding]:
-        """The findings after the forward, except lost samples."""
-        fault = None if self.error else self.hook.diagnose(base, window)
-        if fault is not None:
-            wrong = fault.kind in (Kind.NEVER_CALLED, Kind.NEVER_ACTIVE)
-            yield replace(fault, severity=Severity.WARNING if wrong else Severity.NOTE)
-        if self.hook.holds_rate and self.site.moves:
-            text = "torch.compile reads the rate as a constant and compiles again for each value"
-            cure = "Use a StepSchedule of few values"
-            yield Finding(Kind.RECOMPILES, Severity.NOTE, (self.site.key,), text, cure)
 
 
 def _probe(
@@ -255,27 +229,38 @@ def _probe(
         replace(p, target=replace(p.target, module=run.copies[id(p.target.module)]))
         for p in placements
     ]
+    losing = [_loses_samples(p.regularizer) for p in placements]
+    args, kwargs, sources = run.args, run.kwargs, set[Node]()
     with recorded(copied) as layers, torch.enable_grad():
         install(copied, moved, shared, make)
-        sources: set[Node] = set()
-        if any(probe.drops_samples for probe in probes):
-            run.args, run.kwargs = given = with_graph((run.args, run.kwargs))
+        if any(losing):
+            args, kwargs = given = with_graph((args, kwargs))
             sources = {x.grad_fn for x in tree_leaves(given) if getattr(x, "grad_fn", None)}
-        outputs = [x for x in tree_leaves(run.run()) if isinstance(x, Tensor)]
-    window = replace(
-        windows(shared, [probe.hook for probe in probes])[0],
-        model=Snapshot(trained=1),
-        backward=False,
-    )
+        outputs = [x for x in tree_leaves(run.model(*args, **kwargs)) if isinstance(x, Tensor)]
+    counts = {probe.site.key: probe.site.counter.window() for probe in probes}
+    window = Window(counts, model=Snapshot(trained=1), backward=False)
     rows: list[PlanRow] = []
     findings: list[Finding] = []
-    for probe, p in zip(probes, placements, strict=True):
-        findings += probe.findings(copied, window)
-        if not all(passes_around(outputs, sources, node) for node in probe.nodes):
+    for probe, p, loses in zip(probes, placements, losing, strict=True):
+        site, keys = probe.site, (probe.site.key,)
+        fault = None if probe.error else probe.hook.diagnose(copied, window)
+        if fault is not None:
+            wrong = fault.kind in (Kind.NEVER_CALLED, Kind.NEVER_ACTIVE)
+            severity = Severity.WARNING if wrong else Severity.NOTE
+            findings.append(replace(fault, severity=severity))
+        if probe.hook.holds_rate and site.moves:
+            text = "torch.compile reads the rate as a constant and compiles again for each value"
+            cure = "Use a StepSchedule of few values"
+            findings.append(Finding(Kind.RECOMPILES, Severity.NOTE, keys, text, cure))
+        if loses and not all(passes_around(outputs, sources, node) for node in probe.nodes):
             text = "it loses the whole sample, since no shortcut runs around the layer"
             cure = "Use StochasticDepth on a block, or DropPath on its branch"
-            key = (probe.site.key,)
-            findings.append(Finding(Kind.LOSES_SAMPLES, Severity.WARNING, key, text, cure))
+            findings.append(Finding(Kind.LOSES_SAMPLES, Severity.WARNING, keys, text, cure))
         shape = probe.shape or layers[p.target.owner].shape
-        rows.append(plan_row(probe.site.key, p, probe.site, shape, probe.error))
+        rows.append(plan_row(site.key, p, site, shape, probe.error))
     return rows, findings
+
+
+def _loses_samples(regularizer: Regularizer) -> bool:
+    at_output = regularizer.at == "output" and not regularizer.needs_input
+    return at_output and unit_dropped(regularizer) == "samples"

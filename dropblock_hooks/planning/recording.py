@@ -78,7 +78,7 @@ def record_forward(
         if residual:
             run.model.requires_grad_()
         with recorded(run.model, residual=residual) as layers, torch.set_grad_enabled(residual):
-            run.run()
+            run.model(*run.args, **run.kwargs)
         return layers
 
     return dry_run(model, example, look)
