@@ -19,7 +19,7 @@ from ..selectors.wrappers import unwrap
 from ..sites.site import Site, SiteError
 from ..tables import shown as cell
 from ..warn import warn
-from .once import Once, call_once, main_tensor, undisturbed
+from .once import Once, call_once, main_tensor, summary, undisturbed
 
 Wanted = int | Sequence[int] | Tensor | Callable[[Any], Tensor] | None
 METHODS = ("gradcam", "gradcam++", "layercam")
@@ -60,6 +60,11 @@ class CAM(_Maps):
     """
 
     layer: str = ""
+
+    def __repr__(self) -> str:
+        target = None if self.target is None else self.target.tolist()
+        maps, raw = tuple(self.maps.shape), summary(self.raw)
+        return f"CAM(layer={self.layer!r}, target={quote(target)}, maps={maps}, raw={raw})"
 
 
 def gradcam(

@@ -76,6 +76,12 @@ def call_once(
         edges.clear()  # a cycle of graph, hooks and edges: nothing else frees it
 
 
+def summary(x: Tensor) -> str:
+    """The shape and the range of a tensor, for the repr of a result."""
+    low, high = (f"{edge:.3g}" for edge in x.double().aminmax()) if x.numel() else ("-", "-")
+    return f"{tuple(x.shape)} from {low} to {high}"
+
+
 def main_tensor(output: Any) -> Tensor:
     """The output of a model, or the tensor ``logits`` or ``out`` in it."""
     if isinstance(output, Tensor):

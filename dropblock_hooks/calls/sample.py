@@ -12,7 +12,7 @@ from ..planning.dry_run import arguments_of
 from ..quoting import listed
 from ..selectors.wrappers import unwrap
 from ..warn import warn
-from .once import evaluation, main_tensor, same_function
+from .once import evaluation, main_tensor, same_function, summary
 
 
 class Sampled(NamedTuple):
@@ -32,6 +32,10 @@ class Sampled(NamedTuple):
     mean: Tensor
     std: Tensor
     samples: Tensor
+
+    def __repr__(self) -> str:
+        shape = tuple(self.samples.shape)
+        return f"Sampled(mean={summary(self.mean)}, std={summary(self.std)}, samples={shape})"
 
 
 def sample(

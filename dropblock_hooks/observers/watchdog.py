@@ -124,7 +124,10 @@ class Watchdog(Observer):
     def look(self, state: State, module: nn.Module, parameter: str | None) -> None:
         watched, name = state["watched"], type(module).__name__.lower()
         watched.can_die = "dead" in self.names and name in _CAN_DIE
-        watched.bounds = _BOUNDS.get(name) if "saturated" in self.names else None
+        bounds = _BOUNDS.get(name)
+        if bounds and isinstance(module, nn.Hardtanh):
+            bounds = module.min_val, module.max_val
+        watched.bounds = bounds if "saturated" in self.names else None
 
     def update(self, state: State, seen: Seen) -> None:
         watched, clock = state["watched"], Clock.of(seen.shared)

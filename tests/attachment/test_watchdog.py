@@ -74,6 +74,7 @@ def dead():
         (dead, ("3", "dead")),
         (lambda: plain_net(2, nn.Sigmoid, 100.0), ("1", "saturated")),
         (lambda: plain_net(2, nn.Tanh, 100.0), ("1", "saturated")),
+        (lambda: plain_net(2, lambda: nn.Hardtanh(-3, 3), 100.0), ("1", "saturated")),
         (Detached, ("b", "no_gradient")),
     ],
 )

@@ -92,6 +92,14 @@ def test_a_target_is_what_is_explained(net, x, given):
     assert torch.equal(cam.target, classes)
 
 
+def test_a_short_summary_is_printed(net, x):
+    cam = gradcam(net, x)
+    shown = (
+        f"CAM(layer='layer2', target={cam.target.tolist()}, maps=(3, 16, 12), raw=(3, 8, 6) from "
+    )
+    assert repr(cam).startswith(shown)
+
+
 def test_a_function_chooses_from_any_output(net, x):
     several = gradcam(net, x, "layer2", lambda y: y[:, 1] + y[:, 3])
     expected = by_hand(net, x, "gradcam", lambda y: (y[:, 1] + y[:, 3]).sum())

@@ -110,6 +110,16 @@ def test_modes_are_as_before(training, fails):
     assert seen
 
 
+def test_a_short_summary_is_printed():
+    model, attached = prepared()
+    with attached.always():
+        sampled = sample(model, images(), n=3)
+        votes = sample(model, images(), n=3, transform=lambda y: y.argmax(-1) == 0)
+    low, high = sampled.mean.min(), sampled.mean.max()
+    assert repr(sampled).startswith(f"Sampled(mean=(5, 4) from {low:.3g} to {high:.3g}, std=(5, 4)")
+    assert repr(votes).endswith("samples=(3, 5))")
+
+
 def test_the_models_own_dropout_is_in_evaluation():
     model, attached = prepared()
     model.eval()
