@@ -63,25 +63,19 @@ def register(cls: type | None = None, /, *, name: str | None = None) -> Any:
 
 def described_in(*sources: object) -> Callable[[_T], _T]:
     """Decorator of functions: describe their arguments as the docstrings of `sources` do."""
-    return lambda function: _complete(
-        function,
-        inspect.signature(function).parameters,  # type: ignore[arg-type]
-        sources,
-    )
+    return lambda function: _complete(function, sources)
 
 
-def _complete(target: _T, names: Iterable[str], sources: Iterable[object]) -> _T:
-    """Add missing arguments, the equation and the reference from the docstrings of `sources`.
-
-    The arguments are put into the order of `names`. The nearest of the sources comes first.
-    """
+def _complete(target: Any, sources: Iterable[object]) -> Any:
+    """Add missing arguments, the equation and the reference; the nearest source comes first."""
     if not target.__doc__:  # none was written, or Python runs with -OO
         return target
     docs = [inspect.cleandoc(each.__doc__ or "") + "\n\n" for each in (target, *sources)]
     own, *others = (dict(_SECTION.findall(doc)) for doc in docs)
     found = [_ARGUMENT.finditer(each.get("Args", "")) for each in (own, *others)]
     arguments = ChainMap(*({item[1]: item[0] for item in each} for each in found))
-    order = dict.fromkeys([*names, *arguments.maps[0]])
+    options = getattr(target, "__dataclass_fields__", ())  # a signature may only have **kwargs
+    order = dict.fromkeys([*inspect.signature(target).parameters, *options, *arguments.maps[0]])
     lines = "".join(arguments[name] for name in order if name in arguments)
     text = docs[0].replace(f"Args:\n{own.get('Args', '')}", f"Args:\n{lines}\n")
     inherited = ChainMap({"Args": lines}, *others)
@@ -94,10 +88,9 @@ def _complete(target: _T, names: Iterable[str], sources: Iterable[object]) -> _T
 
 def documented(cls: type[_T]) -> type[_T]:
     """Describe in the docstring of a dataclass what its bases, or its function, describe."""
-    names = [f.name for f in sorted(fields(cls), key=lambda f: bool(f.kw_only))]  # type: ignore[arg-type]
     named = re.search(r"`functional\.(\w+)`", cls.__doc__ or "")
     function = getattr(sys.modules[f"{__package__}.functional"], named[1], None) if named else None
-    return _complete(cls, names, (*cls.__mro__[1:-1], function))
+    return _complete(cls, (*cls.__mro__[1:-1], function))  # type: ignore[no-any-return]
 
 
 def check_fields(cls: type) -> None:

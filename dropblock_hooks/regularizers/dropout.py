@@ -33,11 +33,12 @@ class _DropsUnits(DropsShare):
     """
 
     unit_axes: ClassVar[int | None] = None  # of `drop_units`
+    scale_by_keep: bool = True
     linear: ClassVar[bool] = True
     idle_at_zero: ClassVar[bool] = True
 
     def apply(self, x: Tensor, now: Now) -> Applied:
-        return drop_units(x, now.p, self.unit_axes)
+        return drop_units(x, now.p, self.unit_axes, rescale=self.scale_by_keep)
 
 
 @register
@@ -113,11 +114,7 @@ class DropPath(_DropsUnits, Regularizer):
     p: Probability
     scale_by_keep: bool = True
     samplewise: ClassVar[bool] = True
-    linear: ClassVar[bool] = True
-    idle_at_zero: ClassVar[bool] = True
-
-    def apply(self, x: Tensor, now: Now) -> Applied:
-        return drop_units(x, now.p, 1, rescale=self.scale_by_keep)
+    unit_axes: ClassVar[int] = 1
 
 
 @register
