@@ -60,22 +60,8 @@ class Regularizer:
     """Base of all regularizers. A subclass has fields and ``apply``, and ``register`` above it.
 
     Rate fields are annotated `Rate`, `Probability`, `NonNegative` or `Positive`. They take a number
-    or a schedule, and are checked against their range. A class may also set these variables:
-
-    - ``acts_on = "gradient"``: ``apply`` takes the gradient, and not the activation.
-    - ``channelwise = True``: ``apply`` gets (N, C, ...) in any layout; a parameter as (1, C, ...).
-    - ``spatial = 2``: ``apply`` gets (N, C, H, W), also of tokens that form a map; 1 and 3 alike.
-    - ``samplewise = True``: axis 0 must be the batch. Doubtful tensors are refused, as they always
-      are for ``channelwise`` and ``spatial``.
-    - ``needs_input = True``: ``apply`` uses ``now.input``. The layer must not change it in place.
-    - ``linear = True``: ``apply`` multiplies each element by a number that does not depend on `x`.
-      The backward of compiled code is then ``apply`` on the gradient, with the same random numbers.
-    - ``random = False``: ``apply`` draws no random numbers.
-    - ``idle_at_zero = True``: ``apply`` is not called where its first rate is 0. A subclass that
-      defines ``apply`` or ``bind`` must set this and `linear` again.
-    - ``reads_grad_scale = True``: ``apply`` multiplies a bound by ``now.grad_scale``. A GradScaler
-      that ``attach`` was not given is then reported.
-    - ``bounds = {"max_norm": 1}``: the rates that bound ``now.norms``, with the sign of each bound.
+    or a schedule, and are checked against their range. The page "A regularizer of your own" of the
+    documentation explains the class variables, such as ``spatial = 2``.
 
     Example:
         >>> from dropblock_hooks import register
