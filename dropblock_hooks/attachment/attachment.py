@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from ..checks import as_number
+from ..checks import NON_NEGATIVE, as_number
 from ..findings import Finding, tell
 from ..observers.capture import Capture, Record
 from ..selectors.select import Select
@@ -110,9 +110,7 @@ class Attachment:
             t: the epoch, at least 0; fractions are allowed (``epoch + i / n``). Another time, or a
                 rate out of range, is a TypeError or ValueError, and nothing moves.
         """
-        t = self.epoch + 1 if t is None else as_number("t", t)
-        if t < 0:
-            raise ValueError(f"t must be >= 0, got {t:g}")
+        t = self.epoch + 1 if t is None else as_number("t", t, allowed=NON_NEGATIVE)
         values = values_at(self.sites, t)
         with around_step(self._base, self._run, self._hooks, t):
             self._move(t, values)

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from torch import nn
 
-from ..checks import as_number, closest
+from ..checks import Range, as_number, closest
 from ..observers.capture import Capture, Record
 from ..quoting import listed, quote
 from ..regularizers.base import Regularizer
@@ -97,11 +97,10 @@ def with_rates(sites: Sequence[Site], rates: Mapping[str, Any], run: Run) -> lis
         if length_of(rate) is None:
             raise ValueError(f"{quote(rate)}: {UNSAID}")
     layers = list(dict.fromkeys(site.name for site in sites))
-    depth = {name: i for i, name in enumerate(layers)}
+    depth = {name: (i, len(layers)) for i, name in enumerate(layers)}
     changed = []
     for site in sites:
-        place = depth[site.name], len(layers)
-        new = {name: spread_rate(rate, *place) for name, rate in rates.items()}
+        new = {name: spread_rate(rate, *depth[site.name]) for name, rate in rates.items()}
         try:
             changed.append(site.regularizer.with_rates(**new))
         except (TypeError, ValueError) as error:
@@ -127,9 +126,7 @@ class Suggestion:
 
 def suggestions(sites: Sequence[Site], share: float) -> Table[Suggestion]:
     """A bound for each site that has one, which this share of the norms exceeds."""
-    share = as_number("share", share)
-    if not 0.0 < share < 1.0:
-        raise ValueError(f"share must be in (0, 1), got {share:g}")
+    share = as_number("share", share, allowed=Range(0, 1, open_low=True, open_high=True))
     rows = [row for site in sites for row in _suggested(site, share)]
     if not rows:
         there = listed((site.regularizer.label for site in sites), 5) or "no sites"

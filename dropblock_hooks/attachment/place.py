@@ -39,7 +39,7 @@ class Placement:
     @property
     def hook(self) -> type[SiteHook]:
         """The class of hook that the target and the regularizer need."""
-        kinds = _HOOKS[self.target.form]
+        kinds = (ParameterHook,) if self.target.form == "param" else _HOOKS
         return next(kind for kind in kinds if isinstance(self.regularizer, kind.takes))
 
 
@@ -208,9 +208,5 @@ def site_keys(placements: list[Placement]) -> list[str]:
     return keys
 
 
-_HOOKS: dict[str, tuple[type[SiteHook], ...]] = {
-    "": (RetuneHook, ObserveHook, SiteHook),
-    "param": (ParameterHook,),
-    "attr": (RetuneHook, SiteHook),
-}
-"""The hooks for each form of target; the first one that takes the regularizer is used."""
+_HOOKS = (RetuneHook, ObserveHook, SiteHook)
+"""The hooks of layers and attributes; the first one that takes the regularizer is used."""

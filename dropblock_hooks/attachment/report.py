@@ -26,11 +26,10 @@ _NORMS = (
 
 @dataclass(frozen=True)
 class SiteRow:
-    """The row of a site in a report. Without a bound there are no norms: they are None.
+    """The row of a site in a report.
 
-    The norms are of the gradients of the last window before the bound, for the unscaled loss: of
-    samples or channels with ``per=``. For `ClampGrad` they are largest magnitudes, and for
-    `AdaptiveClipGrad` they are divided by the norm of the weights. Quantiles are exact to 9 %.
+    Its norms are of the gradients in the last window, before the bound; see `Norms`. For
+    `AdaptiveClipGrad` they are divided by the norm of the weights. None without a bound.
     """
 
     site: str  # its key
