@@ -16,8 +16,7 @@ from ..schedules.base import UNSAID, length_of, spread_rate, within
 from ..selectors.index import Index, NoMatchError, Target
 from ..selectors.select import match
 from ..sites.held import ParameterHook, RetuneHook
-from ..sites.hooks import SiteHook, hooks_on
-from ..sites.observe import ObserveHook
+from ..sites.hooks import ObserveHook, SiteHook, hooks_on
 from ..sites.run import Run
 from ..sites.site import Site
 from ..spec.spec import Draft, Entry, SpecError

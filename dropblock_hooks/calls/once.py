@@ -15,7 +15,7 @@ from ..handles import as_written
 from ..observers.capture import Capture
 from ..quoting import kind_of, quote
 from ..selectors.select import Select
-from ..sites.observe import ObserveHook
+from ..sites.hooks import ObserveHook
 from ..sites.run import Run
 from ..sites.site import Site
 from ..spec.spec import Draft

@@ -4,8 +4,7 @@ The class of a hook decides everything about its kind of target.
 
 updates           regularizes gradients once per optimizer step, also by their common norm
 held              hooks of what a module holds: parameters, and rates
-observe           the hook of an observer
-hooks             the hook of a layer, from which the others inherit
+hooks             the hook of a layer, from which the others inherit, and that of an observer
 operator          operators through which compiled code runs a regularizer, and its backward
 act               runs a regularizer on one activation or gradient, and counts
 site              `Site`: a regularizer on a layer, and its state

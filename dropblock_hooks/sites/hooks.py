@@ -4,8 +4,9 @@ A model with hooks pickles and copies: they are objects of module-level classes 
 site, and no reference to the model, to the Attachment, or to a tensor of a graph.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import IntEnum
+from functools import partial
 from typing import Any, ClassVar, TypeAlias
 
 import torch
@@ -13,15 +14,16 @@ from torch import Tensor, compiler, nn
 from torch._C._dynamo.eval_frame import set_eval_frame
 from torch.compiler import is_compiling, is_dynamo_compiling
 
+from ..checkpointing import NO_TASK, graph_task
 from ..findings import Finding, Kind, Severity
-from ..handles import check_version
+from ..handles import check_version, is_exporting
 from ..observers.base import Observer
 from ..regularizers.base import Regularizer
 from ..selectors.index import Target
 from ..selectors.wrappers import find_module
 from ..tables import counted
 from . import indexing, operator
-from .act import act
+from .act import act, has_data, may_get_gradient, see, see_gradient
 from .run import Run, Window
 from .site import Site
 
@@ -32,6 +34,12 @@ REPLACED = (
     Kind.REPLACED,
     "its layer was replaced or removed after attach, or the hook was taken off",
     "Call attach again",
+)
+NOT_CALLED = (
+    "a branch not taken, a container that the model loops over, or a layer whose parent uses its "
+    "weight or calls forward() directly, as fused attention does",
+    "Name the layers inside it or its parent (index=0 of nn.MultiheadAttention), or set "
+    "fused_attn = False in timm",
 )
 
 
@@ -166,7 +174,7 @@ class SiteHook:
             why = "the layer is in evaluation mode inside a training model (frozen)"
             cure = "Call train() on the layer, or use active='always'"
         elif missed:
-            why, cure = _why_not_called(model, self.site.owner)
+            why, cure = NOT_CALLED
         elif not enabled:
             why, cure = "the attachment is paused", "Set attached.enabled = True"
         elif gradient and trained:
@@ -220,6 +228,70 @@ class SiteHook:
         return self._act(module, *given) if self.site.is_on(module.training) else None
 
 
+class ObserveHook(SiteHook):
+    """The hook of an observer: it sees the output of a layer and its gradient, or the input."""
+
+    takes = Observer
+    with_kwargs = True
+
+    def __init__(self, site: Site, local: str = "") -> None:
+        super().__init__(site, local)
+        self.observer: Observer = site.regularizer  # type: ignore[assignment]  # by `takes`
+
+    def _act(self, module: nn.Module, *given: Any) -> Any:
+        if torch._C._is_tracing():  # a traced program has no place for the state
+            return None
+        tensors, put, nesting = self._found(given)
+        if not all(map(has_data, tensors)):
+            tensors = []
+        ticket = None
+        if graph_task() == NO_TASK:
+            differentiable = any(map(may_get_gradient, tensors))
+            taken, training = self._given(given), module.training
+            ticket = see(self.site, tensors, taken, nesting, training, differentiable)
+        if not self.observer.sees_gradients:
+            return None
+        new = [self.watched(x, at, ticket) for at, x in enumerate(tensors)]
+        changed = any(a is not b for a, b in zip(new, tensors, strict=True))
+        return put(new) if changed else None
+
+    def _compile(self, module: nn.Module, *given: Any) -> Any:
+        observer, training = self.observer, module.training
+        if not (training or observer.active == "always") or is_exporting():
+            return None
+        check_version()
+        if observer.keeps_graph:
+            raise self.site.error(
+                "compiled code can't keep the autograd graph of a value: use detach=True, or call "
+                "the model without torch.compile"
+            )
+        tensors, put, nesting = self._found(given)
+        call = self._given(given), operator.written(nesting()), training, observer.sees_gradients
+        new = operator.observe_and_watch(self.site.handle, tensors, *call)
+        return put(new) if new else None
+
+    def _found(
+        self, given: tuple[Any, ...]
+    ) -> tuple[list[Tensor], Callable[..., Any], Callable[[], Any]]:
+        """Return the observed tensors, what puts others in place, and their `Seen.nesting`."""
+        observer, whole = self.observer, given[-1]
+        if observer.at == "input":
+            whole = given
+        if not (observer.sees_values or observer.sees_gradients):
+            whole = ()
+        elif isinstance(whole, Tensor) or not observer.whole or observer.index is not None:
+            value, index, x = self.pick(given)
+            return [x], lambda new: indexing.put(value, index, new[0]), lambda: 0
+        return indexing.flat(whole)
+
+    def _given(self, given: tuple[Any, ...]) -> list[Tensor]:
+        taken = [*given[0], *given[1].values()] if self.observer.reads_given else []
+        return [x for x in taken if isinstance(x, Tensor) and x.is_floating_point()]
+
+    def watched(self, x: Tensor, at: int, ticket: int | None) -> Tensor:
+        return operator.watch_gradient(x, partial(see_gradient, self.site, at=at, ticket=ticket))
+
+
 def _turn(regularizer: Regularizer) -> Turn:
     gradient = regularizer.acts_on == "gradient"
     if not isinstance(regularizer, Observer):
@@ -235,24 +307,6 @@ def _gives_back(module: nn.Module, given: Any, output: Tensor) -> bool:
         return False
     alias = torch._C._is_alias_of  # type: ignore[attr-defined]  # torch's
     return output is given or (not is_compiling() and bool(alias(output, given)))
-
-
-def _why_not_called(model: nn.Module, name: str) -> tuple[str, str]:
-    layer, parent = find_module(model, name), find_module(model, name.rpartition(".")[0])
-    if isinstance(parent, nn.MultiheadAttention) or getattr(parent, "fused_attn", False):
-        return (
-            "fused attention uses the weights and drops values without calling this layer",
-            "Name the attention (index=0 of nn.MultiheadAttention) or the projection behind it, "
-            "or set fused_attn = False",
-        )
-    if isinstance(layer, nn.Sequential | nn.ModuleList | nn.ModuleDict):
-        why = "a branch not taken, or a container that the model loops over, as checkpointing does"
-        return why, "Name the layers inside it"
-    return (
-        "a branch not taken, or its parent uses the layer without calling it (it reads the weight, "
-        "or calls forward() directly)",
-        "Name the parent",
-    )
 
 
 def ours(hook: Any) -> SiteHook | None:

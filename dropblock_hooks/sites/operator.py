@@ -1,18 +1,14 @@
-"""The way from compiled code to a site: operators that run the eager code.
+"""Operators through which compiled code runs the eager code of a site.
 
 torch.compile does not trace into operators. Compiled code holds a handle that names the site, and a
-seed, which is drawn in the graph so that a recomputation draws the same one. When the code runs,
-``regularize`` finds the site, seeds the random number generator, and runs the same regularizer as
-in eager mode, with the rates of now. So one graph serves all rates. ``regularize_gradients`` does
-the same with the gradient, with the rates of the forward. ``note`` counts a call in which nothing
-is done. ``observe`` and ``observe_gradient`` hand tensors to an observer.
+seed, which is drawn in the graph so that a recomputation draws the same one. An operator finds the
+site, seeds the random number generator, and runs the same regularizer as in eager mode, with the
+rates of now. So one graph serves all rates. The backward has the rates of the forward.
 
 ``note`` and ``observe`` say that they change the handle, so that the compiler never leaves them
-out or changes the order of calls. A backward holds no handle, because autograd refuses tensors
-that were changed after they were saved: it holds a row or a ticket that begins with its number.
-
-An operator may not return one of its inputs, and its output must have the strides that its fake
-implementation promises. So a result is copied unless it is a new tensor with these strides.
+out or changes the order of calls. Autograd refuses to save a changed tensor, so a backward gets
+the number of the handle. An operator may not return one of its inputs, and its output must have
+the strides that its fake implementation promises. So other results are copied.
 """
 
 from __future__ import annotations
@@ -42,7 +38,7 @@ from .site import Site
 
 _SEEDS = 2**63 - 1
 _VIEW = "str layout, SymInt[] grid, SymInt prefix"
-_OFF = -1.0
+_NONE = -1  # in place of the number of a site that is off, or of a call that is not observed
 _KEY = torch._C.DispatchKey
 _AUTOGRAD = (
     *(_KEY.AutogradFunctionality, _KEY.AutogradOther, _KEY.AutogradNestedTensor),
@@ -115,8 +111,8 @@ def regularize_op(
 ) -> tuple[Tensor, Tensor]:
     """Run the site's regularizer on an activation and count it.
 
-    Return the regularized activation, and a row of float64 numbers for the backward: the number of
-    the handle, or -1 if the site was not active, and the rates.
+    The second result is for the backward: the number of the handle, or `_NONE` if the site was not
+    active, and the rates.
     """
     site: Site | None = find(handle)
     active = False
@@ -124,13 +120,13 @@ def regularize_op(
         site.run.compiled = True
         active = site.enter(training)
     rates = site.values.values() if site is not None else [0.0] * n_rates
-    number = float(handle) if active else _OFF
+    number = float(handle) if active else _NONE
     row = torch.tensor([number, *rates], dtype=torch.float64, device="cpu")
     if site is None or not active or site.regularizer.acts_on == "gradient":
         return _new(x, x), row
     with _seeded(seed, x.device):
         given = x if layer_input is None else layer_input
-        y = act_on_activation(site, x, View(layout, tuple(grid) or None, prefix), given, training)
+        y = act_on_activation(site, x, _form(layout, grid, prefix), given, training)
     return _new(y, x), row
 
 
@@ -164,9 +160,7 @@ def regularize_gradients_op(
     layer_input: Tensor | None,
     seed: Tensor | None,
     row: Tensor,
-    layout: str,
-    grid: Sequence[int],
-    prefix: int,
+    *read: Any,
 ) -> list[Tensor]:
     """The gradients of the activation and of `layer_input`, if given, with the mask of the forward.
 
@@ -175,7 +169,7 @@ def regularize_gradients_op(
     """
     nothing = [] if layer_input is None else [torch.zeros_like(layer_input)]
     number, *values = row.tolist()
-    if number == _OFF:
+    if number == _NONE:
         return [_new(grad, grad), *nothing]
     site: Site | None = find(number)
     if site is None:
@@ -183,7 +177,7 @@ def regularize_gradients_op(
             "the attachment was removed and deleted between a compiled forward and its backward: "
             "call backward before attached.remove()"
         )
-    form = View(layout, tuple(grid) or None, prefix)
+    form = _form(*read)
     rates = dict(zip(site.values, values, strict=False))
     if site.regularizer.acts_on == "gradient":
         return [_new(regularize_grad(site, form, rates, grad), grad), *nothing]
@@ -199,6 +193,10 @@ def regularize_gradients_op(
         if each is not None:
             to.copy_(each)
     return grads
+
+
+def _form(layout: str, grid: Sequence[int], prefix: int) -> View:
+    return View(layout, tuple(grid) or None, prefix)
 
 
 def _new(y: Tensor, x: Tensor) -> Tensor:
@@ -238,9 +236,6 @@ def _autograd() -> Iterator[None]:
         yield
 
 
-RECOMPUTED = -1  # the number of a recomputed call, or of a site that is off
-
-
 def written(nesting: Any) -> str:
     """Return a nested structure of numbers and None as a Python literal."""
     if isinstance(nesting, dict):
@@ -271,7 +266,7 @@ def observe(
     if site is not None and graph_task() == NO_TASK and site.enter(training):
         read = partial(ast.literal_eval, nesting)
         call = see(site, tensors, given, read, training, differentiable)
-    return torch.tensor([number, RECOMPUTED if call is None else call], device="cpu")
+    return torch.tensor([number, _NONE if call is None else call], device="cpu")
 
 
 @define_operator(
@@ -291,11 +286,13 @@ torch.fx.has_side_effect(observe_gradient)
 
 
 def watch_gradient(x: Tensor, see: Callable[[Tensor | None], None]) -> Tensor:
-    """Return the tensor, whose gradient `see` is called with.
+    """Return the tensor; `see` is called with its gradient, if it may get one.
 
     A view and a leaf are copied: work in place would lose the hook of a view, and a parameter would
     keep it. So is a tensor whose gradient is regularized: of two hooks on it, the first acts first.
     """
+    if not may_get_gradient(x):
+        return x
     hooks: dict[int, Any] = x._backward_hooks or {}
     regularized = any(getattr(hook, "func", None) is regularize_grad for hook in hooks.values())
     if regularized or x._is_view() or x.is_leaf:
@@ -310,20 +307,14 @@ def watch_gradient(x: Tensor, see: Callable[[Tensor | None], None]) -> Tensor:
     "(Tensor(a!) handle, Tensor[] tensors, Tensor[] given, str nesting, bool training, "
     "bool gradients) -> Tensor[]",
 )
-def observe_and_watch(
-    handle: Tensor,
-    tensors: Sequence[Tensor],
-    given: Sequence[Tensor],
-    nesting: str,
-    training: bool,
-    gradients: bool,
-) -> list[Tensor]:
+def observe_and_watch(handle: Tensor, tensors: Sequence[Tensor], *options: Any) -> list[Tensor]:
     """Observe one call; return its tensors with watched gradients, or nothing without any."""
     if torch._C._are_functorch_transforms_active():
         return []
-    differentiable = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    *seen, gradients = options
+    differentiable = any(map(may_get_gradient, tensors))
     with torch.no_grad():
-        ticket = observe(handle, tensors, given, nesting, training, differentiable)
+        ticket = observe(handle, tensors, *seen, differentiable)
     if not (gradients and differentiable):
         return []
 

@@ -25,14 +25,11 @@ and optimizers, Fabric and Transformers' Trainer keep theirs."""
 
 def checked_scaler(given: Any) -> Any:
     """The scaler (an object with ``get_scale``) that is given or inside; False or None without."""
-    if given is False:
-        return False
-    level = [given]
-    for _ in range(4):
-        scalers = [x for x in level if x is None or callable(getattr(x, "get_scale", None))]
-        if scalers:
-            return next((each for each in scalers if each is not None), None)
-        level = [getattr(x, name) for x in level for name in _WRAPPED if hasattr(x, name)]
+    if given is False or given is None or callable(getattr(given, "get_scale", None)):
+        return given
+    for name in _WRAPPED:
+        if hasattr(given, name):
+            return checked_scaler(getattr(given, name))
     raise TypeError(
         f"grad_scaler must have get_scale(), got {type(given).__name__}: give the GradScaler "
         "itself, or an object that holds it as .scaler; or False, if the loss is not scaled"
