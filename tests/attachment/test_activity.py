@@ -56,7 +56,7 @@ class Heads(nn.Module):
     ],
     ids=["multihead", "container", "branch"],
 )
-def test_the_likely_causes(model, layer):
+def test_the_likely_cause(model, layer):
     model = model()
     attached = attach(model, {layer: Dropout(0.1)})
     x = torch.ones(2, 3, 4)
