@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from ..regularizers.retune import (
     unit_dropped,
     unit_of,
 )
-from ..selectors.index import HELD, Index, Target
+from ..selectors.index import HELD, Index
 from ..selectors.select import Select, Selector, match
 from ..selectors.wrappers import bare_type, submodule, unwrap
 from ..sites.hooks import hooks_on
@@ -109,36 +109,35 @@ def builtin(model: nn.Module, *, root: str = "") -> Builtin:
 def rates_of(index: Index) -> Iterator[BuiltinRow]:
     """The rates of the dropout layers and modules of a model, in the order of its modules."""
     for name, target in index.modules.items():
-        if name == target.name:
-            # other layers than dropouts may mean something else by `p`
-            drops = unit_of(bare_type(target.module).__name__) and not target.module._modules
-            own = rate_attribute(target.module) if drops else None
-            if own:
-                yield _row(index.model, target, own)
+        module, kind = target.module, bare_type(target.module).__name__
+        # other layers than dropouts may mean something else by `p`
+        drops = unit_of(kind) and not module._modules
+        own = rate_attribute(module) if drops else None
+        found = [own] if own else list(filter(_is_rate, HELD["attr"].values(module)))
+        for attribute in found if name == target.name else ():
+            rate: float = getattr(module, attribute)
+            if not own and not isinstance(rate, float):
                 continue
-            for local, rate in HELD["attr"].values(target.module).items():
-                if "drop" in local and local != "layerdrop" and isinstance(rate, float):
-                    full = f"{name}.{local}" if name else local
-                    yield _row(index.model, Target(full, target.module, "attr", local), local)
+            full = name if own else f"{name}.{attribute}".lstrip(".")
+            used = own or reads_own(module, attribute) or is_read(index.model, (name,), attribute)
+            sites = [hook.site for hook in hooks_on(module)]
+            site = next((x for x in sites if held_rate(x.regularizer) == attribute), None)
+            if site and site.run.enabled:
+                rate = site.rate or 0.0
+            yield BuiltinRow(
+                name=full or ".",
+                type=kind,
+                attribute=attribute,
+                rate=float(rate),
+                on=rate > 0 and module.training and bool(used),
+                selector=full or "." if own else f"attr:{full}",
+                retuned=None if site is None else site.key,
+                aliases=target.aliases if own else (),
+            )
 
 
-def _row(base: nn.Module, target: Target, attribute: str) -> BuiltinRow:
-    module, name = target.module, target.name or "."
-    used = not target.form or reads_own(module, attribute)
-    used = used or is_read(base, (target.owner,), attribute)
-    sites = [hook.site for hook in hooks_on(module)]
-    site = next((site for site in sites if held_rate(site.regularizer) == attribute), None)
-    rate = site.rate or 0.0 if site and site.run.enabled else float(getattr(module, attribute))
-    return BuiltinRow(
-        name=name,
-        type=bare_type(module).__name__,
-        attribute=attribute,
-        rate=rate,
-        on=rate > 0 and module.training and used,
-        selector=f"{target.form}:{name}" if target.form else name,
-        retuned=None if site is None else site.key,
-        aliases=target.aliases,
-    )
+def _is_rate(attribute: str) -> bool:
+    return "drop" in attribute and attribute != "layerdrop"
 
 
 def find_doubled(
@@ -153,10 +152,10 @@ def find_doubled(
         for p, key in zip(placements, keys, strict=True)
         if unit_dropped(p.regularizer) and highest_rate(p.regularizer) and not p.target.form
     ]
-    droppers = _droppers(base, placements) if dropping else {}
+    droppers = _droppers(base, placements) if dropping else []
     shares: dict[str, dict[str, float]] = defaultdict(dict)
     for p, key in dropping:
-        own = _own_dropper(p, droppers)
+        own = next((row for row in droppers if _drops_same(p, row)), None)
         if own is not None:
             why = f"{p.regularizer.label} drops where the model's own {own.type} drops"
             shares[why][key] = 1 - (1 - highest_rate(p.regularizer)) * (1 - own.rate)
@@ -168,40 +167,34 @@ def find_doubled(
     return found
 
 
-def _droppers(base: nn.Module, placements: Sequence[Placement]) -> dict[str, BuiltinRow]:
+def _droppers(base: nn.Module, placements: Sequence[Placement]) -> list[BuiltinRow]:
     """The layers of a model that drop in training, at the rates that the placements set."""
     retuned = {
-        (p.target.owner, held_rate(p.regularizer)): highest_rate(p.regularizer)
+        (p.target.owner or ".", held_rate(p.regularizer)): highest_rate(p.regularizer)
         for p in placements
         if isinstance(p.regularizer, Retune)
     }
-    found = {}
-    for row in rates_of(Index(base)):
-        name = "" if row.name == "." else row.name
-        rate = retuned.get((name, row.attribute), row.rate)
-        trains = row.on or row.rate == 0 or not base.training
-        if rate > 0 and trains and not row.selector.startswith("attr:"):
-            found[name] = replace(row, rate=rate)
-    return found
+    layers = [row for row in rates_of(Index(base)) if row.name == row.selector]
+    trained = [row for row in layers if row.on or row.rate == 0 or not base.training]
+    rows = [replace(r, rate=retuned.get((r.name, r.attribute), r.rate)) for r in trained]
+    return [row for row in rows if row.rate > 0]
 
 
-def _own_dropper(p: Placement, droppers: Mapping[str, BuiltinRow]) -> BuiltinRow | None:
-    """A layer of the model that drops the same values: this layer, or one of a block around it.
+def _drops_same(p: Placement, row: BuiltinRow) -> bool:
+    """Whether a layer of the model drops the same values: this layer, or one of a block around it.
 
     Models keep the layers that drop samples or blocks as children of the block. The rate of whole
     samples and the rate of parts of a sample do not add up.
     """
-    unit = unit_dropped(p.regularizer)
+    unit, own = unit_dropped(p.regularizer), unit_of(row.type)
+    block = row.name[: row.name.rfind(".") + 1]
     for name in (p.target.name, *p.target.aliases):
-        own = droppers.get(name)
-        if own is not None and (unit == "samples") == (unit_of(own.type) == "samples"):
-            return own
+        if (name or ".") == row.name:
+            return (unit == "samples") == (own == "samples")
         start = name if unit == "blocks" else f"{name}."  # a block's own output is no branch
-        for other, row in droppers.items() if unit in ("samples", "blocks") else ():
-            block, dot, _ = other.rpartition(".")
-            if other and start and start.startswith(block + dot) and unit_of(row.type) == unit:
-                return row
-    return None
+        if unit == own and unit in ("samples", "blocks") and start and start.startswith(block):
+            return True
+    return False
 
 
 _COLUMNS: Columns[BuiltinRow] = {
