@@ -14,7 +14,7 @@ import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -29,27 +29,21 @@ _DEEPEST = 4  # containers between a tensor and the cache that holds it
 _LRU: type = type(functools.lru_cache(lambda: None))
 
 
-class DryRun(NamedTuple):
-    """A copy that is ready to be called; only for the function that `dry_run` is given."""
-
-    model: nn.Module
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    copies: Mapping[int, Any]  # of the modules of the model, by `id`
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+Copies = dict[int, Any]
 
 
-def dry_run(model: nn.Module, example: Any, look: Callable[[DryRun], _T]) -> _T:
+def dry_run(
+    model: nn.Module, example: Any, look: Callable[[nn.Module, Arguments, Copies], _T]
+) -> _T:
     """What `look` returns for a copy on fake tensors or, if that fails, on real ones.
 
-    `look` runs the copy once; its result must not hold tensors of the copy. Without an example
-    `own_input` is taken. If no forward runs, a ValueError says why.
+    `look` runs the copy once with its arguments, and gets the copies of all modules by `id`. Its
+    result must not hold tensors of the copy. If no forward runs, a ValueError says why.
     """
     example = own_input(model) if example is None else example
     if example is None:
-        raise ValueError(
-            "no forward of a copy ran: the model does not tell the size of its input: give "
-            "example_input="
-        )
+        raise ValueError("no forward of a copy ran: give example_input=, the model tells no size")
     # functions of the model may hold tensors as constants
     modes: list[FakeTensorMode | None] = [FakeTensorMode(allow_non_fake_inputs=True), None]
     if any(p.is_meta for p in model.parameters()):  # they hold no numbers, and cost nothing
@@ -59,7 +53,7 @@ def dry_run(model: nn.Module, example: Any, look: Callable[[DryRun], _T]) -> _T:
             with _undisturbed():
                 copied = _copied(model, example, mode)
                 with mode or nullcontext():
-                    return look(copied)
+                    return look(*copied)
         except Exception as error:  # a model may fail in any way
             reason = described(error)
         finally:
@@ -88,20 +82,22 @@ def _undisturbed() -> Iterator[None]:
             numpy.set_state(states[1])
 
 
-def _copied(model: nn.Module, example: Any, mode: FakeTensorMode | None) -> DryRun:
+def _copied(
+    model: nn.Module, example: Any, mode: FakeTensorMode | None
+) -> tuple[nn.Module, Arguments, Copies]:
     for name, module in model.named_modules():
         forward = vars(module).get("forward")
         if isinstance(forward, types.FunctionType) and forward.__closure__:
             # the copy would run the model's own modules
             raise ValueError(f"the forward of '{name or '.'}' was replaced by a function")
-    copies: dict[int, Any] = {}
+    copies: Copies = {}
     with FakeCopyMode(mode) if mode else nullcontext():
         copied, inputs = copy.deepcopy((model, example), copies)
     for m in copied.modules():  # a user's hook may change objects outside of the copy
         forward_hooks: Any = m._forward_hooks, m._forward_pre_hooks
         for hooks in (*forward_hooks, m._backward_hooks, m._backward_pre_hooks):
             hooks.clear()
-    return DryRun(copied, *arguments_of(inputs), copies)
+    return copied, arguments_of(inputs), copies
 
 
 def own_input(model: nn.Module) -> Tensor | None:
@@ -123,7 +119,7 @@ def empty_input(model: nn.Module, size: Sequence[int]) -> Tensor:
     return torch.zeros(2, *size, dtype=like.dtype, device=like.device)
 
 
-def arguments_of(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def arguments_of(example: Any) -> Arguments:
     """The arguments and keyword arguments that an example stands for."""
     if isinstance(example, Mapping):
         return (), dict(example)

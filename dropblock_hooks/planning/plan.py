@@ -7,6 +7,7 @@ the forward goes on.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import attrgetter
 from types import MethodType
 from typing import Any
 
@@ -30,7 +31,7 @@ from ..sites.site import Site, SiteError
 from ..spec.spec import Draft
 from ..tables import Section, Short, Table, counted, named, range_of, ranged
 from .builtin import find_doubled
-from .dry_run import DryRun, dry_run, own_input, with_graph
+from .dry_run import Arguments, Copies, dry_run, own_input, with_graph
 from .recording import passes_around, recorded
 
 Size = tuple[int, ...]
@@ -84,9 +85,9 @@ class Plan(Table[PlanRow]):
 _COLUMNS: dict[str, Any] = {
     "site": lambda row: named(row.site, row.aliases),
     "type": lambda row: Short(row.type),
-    "shape": lambda row: row.shape,
-    "layout": lambda row: row.layout,
-    "calls": lambda row: row.calls,
+    "shape": attrgetter("shape"),
+    "layout": attrgetter("layout"),
+    "calls": attrgetter("calls"),
     "block": block_cell,
     "rate": lambda row: ranged(row.rate),
     "expected": lambda row: ranged(row.expected_share),
@@ -212,12 +213,16 @@ class SiteProbe:
 
 
 def _probe(
-    base: nn.Module, placements: list[Placement], run: DryRun
+    base: nn.Module,
+    placements: list[Placement],
+    copied: nn.Module,
+    given: Arguments,
+    copies: Copies,
 ) -> tuple[list[PlanRow], list[Finding]]:
     """A row for each placement, and the findings, from one training forward of a copy."""
-    if not run.model.training:
-        run.model.train()
-    copied, shared = run.copies[id(base)], Run()
+    if not copied.training:
+        copied.train()
+    model, shared = copies[id(base)], Run()
     shared.looked = True  # the plan itself reports the faults that a first forward warns of
     probes: list[SiteProbe] = []
 
@@ -226,24 +231,23 @@ def _probe(
         return probes[-1].hook
 
     moved = [
-        replace(p, target=replace(p.target, module=run.copies[id(p.target.module)]))
-        for p in placements
+        replace(p, target=replace(p.target, module=copies[id(p.target.module)])) for p in placements
     ]
     losing = [_loses_samples(p.regularizer) for p in placements]
-    args, kwargs, sources = run.args, run.kwargs, set[Node]()
-    with recorded(copied) as layers, torch.enable_grad():
-        install(copied, moved, shared, make)
+    with recorded(model) as layers, torch.enable_grad():
+        install(model, moved, shared, make)
         if any(losing):
-            args, kwargs = given = with_graph((args, kwargs))
-            sources = {x.grad_fn for x in tree_leaves(given) if getattr(x, "grad_fn", None)}
-        outputs = [x for x in tree_leaves(run.model(*args, **kwargs)) if isinstance(x, Tensor)]
+            given = with_graph(given)
+        sources = {x.grad_fn for x in tree_leaves(given) if getattr(x, "grad_fn", None)}
+        output = copied(*given[0], **given[1])
+    outputs = [x for x in tree_leaves(output) if isinstance(x, Tensor)]
     counts = {probe.site.key: probe.site.counter.window() for probe in probes}
     window = Window(counts, model=Snapshot(trained=1), backward=False)
     rows: list[PlanRow] = []
     findings: list[Finding] = []
     for probe, p, loses in zip(probes, placements, losing, strict=True):
         site, keys = probe.site, (probe.site.key,)
-        fault = None if probe.error else probe.hook.diagnose(copied, window)
+        fault = None if probe.error else probe.hook.diagnose(model, window)
         if fault is not None:
             wrong = fault.kind in (Kind.NEVER_CALLED, Kind.NEVER_ACTIVE)
             severity = Severity.WARNING if wrong else Severity.NOTE

@@ -9,6 +9,7 @@ from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from torch.autograd.graph import Node
 from ..selectors.index import Index
 from ..selectors.wrappers import bare_type, named_modules, unwrap
 from ..tables import Table, named
-from .dry_run import DryRun, dry_run, shape_of
+from .dry_run import Arguments, Copies, dry_run, shape_of
 
 # operations that keep the residual stream: sums, views, and activations behind the sum
 _CARRIES = re.compile(
@@ -32,7 +33,7 @@ _SUM, _ANY = re.compile(r"Add(Backward|$|_)"), re.compile("")
 class LayerCalls:
     """The calls of a layer in a forward."""
 
-    calls: int = 0  # the number of calls
+    calls: int = 0
     order: int = 0  # the place of its last call among the ends of all calls
     shape: Any = None  # the shape of the last output, see `shape_of`
     adds: bool = False  # as a residual block: it adds to its input and keeps the shape
@@ -45,7 +46,8 @@ def recorded(model: nn.Module, *, residual: bool = False) -> Iterator[dict[str, 
     `residual` looks for residual blocks; this needs the graph of autograd.
     """
     ends = count()
-    layers: dict[nn.Module, LayerCalls] = {}
+    names = dict(named_modules(model))
+    layers = {module: LayerCalls() for module in names.values()}
     handles = []
 
     def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
@@ -56,9 +58,7 @@ def recorded(model: nn.Module, *, residual: bool = False) -> Iterator[dict[str, 
             adds = x.shape == output.shape and carries_stream(output.grad_fn, x.grad_fn)
             layer.adds = adds and (layer.adds or layer.calls == 1)
 
-    names = dict(named_modules(model))
-    for module in dict.fromkeys(names.values()):
-        layers[module] = LayerCalls()
+    for module in layers:
         if not isinstance(module, torch.jit.ScriptModule):  # it takes no hooks
             handles.append(module.register_forward_hook(hook))
     try:
@@ -73,12 +73,11 @@ def record_forward(
 ) -> dict[str, LayerCalls]:
     """The calls of the layers in a forward of a copy in eval mode, by `dry_run` and `recorded`."""
 
-    def look(run: DryRun) -> dict[str, LayerCalls]:
-        run.model.eval()
-        if residual:
-            run.model.requires_grad_()
-        with recorded(run.model, residual=residual) as layers, torch.set_grad_enabled(residual):
-            run.model(*run.args, **run.kwargs)
+    def look(copied: nn.Module, given: Arguments, copies: Copies) -> dict[str, LayerCalls]:
+        copied.eval()
+        copied.requires_grad_(residual)
+        with recorded(copied, residual=residual) as layers, torch.set_grad_enabled(residual):
+            copied(*given[0], **given[1])
         return layers
 
     return dry_run(model, example, look)
@@ -163,17 +162,16 @@ def layers(model: nn.Module, example_input: Any = None) -> Table[LayerRow]:
             type=bare_type(target.module).__name__,
             parameters=sum(p.numel() for p in target.module.parameters()),
             aliases=target.aliases,
-            shape=seen[name].shape if seen else None,
-            calls=seen[name].calls if seen else None,
+            shape=getattr(seen.get(name), "shape", None),
+            calls=getattr(seen.get(name), "calls", None),
         )
         for name, target in index.modules.items()
         if name == target.name
     ]
     columns: dict[str, Any] = {
         "name": lambda row: named(row.name or ".", row.aliases),
-        "type": lambda row: row.type,
-        "output": lambda row: row.shape if seen else "",  # a table leaves empty columns out
-        "calls": lambda row: row.calls if seen else "",
-        "parameters": lambda row: row.parameters,
+        "type": attrgetter("type"),
+        **({"output": attrgetter("shape"), "calls": attrgetter("calls")} if seen else {}),
+        "parameters": attrgetter("parameters"),
     }
     return Table(rows, columns)

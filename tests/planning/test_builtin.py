@@ -4,15 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from dropblock_hooks import (
-    ByDepth,
-    LinearSchedule,
-    Retune,
-    Select,
-    Spec,
-    attach,
-    builtin,
-)
+from dropblock_hooks import ByDepth, LinearSchedule, Retune, Select, Spec, attach, builtin
 
 timm = pytest.importorskip("timm", reason="the layers are timm's")
 
@@ -100,11 +92,6 @@ def test_a_model_without_any():
     assert str(found).startswith("0 rates in Sequential")
     with pytest.raises(ValueError, match="drops nothing by itself: there is nothing to retune"):
         found.spec()
-
-
-def test_no_model():
-    with pytest.raises(TypeError, match="model must be a torch.nn.Module"):
-        builtin("resnet18")
 
 
 def test_what_is_retuned_shows_the_rate_that_holds():

@@ -13,7 +13,6 @@ from dropblock_hooks import (
     Dropout,
     Dropout2d,
     DropPath,
-    Foreign,
     GaussianDropout,
     GaussianNoise,
     HookWarning,
@@ -80,7 +79,6 @@ IMAGE, ROW = (2, 4, 8, 8), (3, 6)
 DOUBLED = {
     "itself": (sequence, "2", Dropout(0.2), ROW, 0.6),
     "a scheduled rate": (sequence, "2", Dropout(RAMP), ROW, 0.6),
-    "a peer's on it": (sequence, "2", Foreign(nn.Dropout, p=0.2), ROW, 0.6),
     "one class by another": (
         lambda: nn.Sequential(nn.Conv2d(4, 4, 1), nn.Dropout2d(0.5)),
         "1",
@@ -92,7 +90,6 @@ DOUBLED = {
     "inside a branch": (block, "2.conv", DropPath(RAMP), IMAGE, 0.6),
     "around a branch": (block, "1", StochasticDepth(0.2), IMAGE, 0.6),
     "two on one": (sequence, "2", [Dropout(0.2), Dropout(0.5)], ROW, "0.6 to 0.75"),
-    "certain": (lambda: sequence(1), "2", Dropout(0.2), ROW, 1),
 }
 
 
@@ -133,7 +130,6 @@ HEALTHY = {
         DropPath(0.2),
         IMAGE,
     ),
-    "blocks over paths": (block, "*", DropBlock2d(0.2, 3), IMAGE),
     "two in a list": (block, "0", [Dropout(0.1), Dropout(0.2), Dropout2d(0.2)], IMAGE),
     "input and output": (block, "0", [Dropout(0.1, at="input"), Dropout(0.2)], IMAGE),
 }

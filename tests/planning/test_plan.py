@@ -204,14 +204,12 @@ class Reads(nn.Module):
     def forward(self, x):
         if self.how == "item":
             return self.fc(x) if x.sum().item() > 0 else x
-        if self.how == "numpy":
-            return self.fc(torch.from_numpy(x.detach().numpy() * 2))
         if self.how == "nonzero":
             return self.fc(x[x[:, 0] > 0])
         raise RuntimeError("it fails anyway")
 
 
-@pytest.mark.parametrize("how", ["item", "numpy", "nonzero"])
+@pytest.mark.parametrize("how", ["item", "nonzero"])
 def test_where_fake_tensors_fail_a_real_copy_runs(how):
     model, state = Reads(how), torch.get_rng_state()
     planned = plan(model, {"fc": Dropout(0.1)}, torch.ones(2, 3))
