@@ -18,8 +18,8 @@ PAGES = [
     *(page for page in sorted(GUIDE.glob("*.md")) if "```python" in page.read_text("utf-8")),
     *sorted((DOCS / "trainers").glob("*.md")),
 ]
-# to compile, or to import libraries of the extra "trainers", which the extra "test" lacks
-SLOW = ("stacks", "fastai", "ignite", "peft", "skorch", "ultralytics")
+# to compile, to train for longer, or to import libraries that the extra "test" lacks
+SLOW = ("stacks", "observers", "fastai", "ignite", "peft", "skorch", "ultralytics")
 
 # what trainers say of a tiny run, and libraries of their own insides
 pytestmark = [

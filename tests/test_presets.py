@@ -120,20 +120,20 @@ def test_stochastic_depth_of_a_model_of_ones_own(net):
 
 
 @pytest.mark.parametrize(
-    ("name", "branches"),
-    rest_slow([("vit_tiny_patch16_224", 24), ("efficientnet_b0", 9)]),
+    ("name", "options", "branches"),
+    rest_slow([("vit_tiny_patch16_224", {"img_size": 64}, 24), ("efficientnet_b0", {}, 9)]),
 )
-def test_drop_path(name, branches):
+def test_drop_path(name, options, branches):
     timm = pytest.importorskip("timm", reason="the models are timm's")
-    model = timm.create_model(name)
-    spec = presets.drop_path(model, 0.1, images(edge=224))
-    planned = plan(model, spec, images(edge=224))
+    model = timm.create_model(name, **options)
+    spec = presets.drop_path(model, 0.1, images(edge=64))
+    planned = plan(model, spec, images(edge=64))
     assert not planned.problems
     assert not any("sample" in str(line) for line in planned.warnings)
     attached = attach(model, spec)
     assert len(attached) == branches
     assert attached.sites[-1].rate == 0.1
-    model(images(edge=224)).sum().backward()
+    model(images(edge=64)).sum().backward()
     assert attached.verify() == []
 
 

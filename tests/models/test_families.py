@@ -18,7 +18,7 @@ from tests.families import MEMBERS, P, has_checkpointing, observe
 timm = pytest.importorskip("timm", reason="the models are timm's")
 
 PLAIN = {
-    "convnext", "efficientvim", "levit", "mambaout", "resnet", "vision_transformer", "xcit",
+    "convnext", "levit", "mambaout", "resnet", "vision_transformer",
 }  # fmt: skip
 CASES = rest_slow(MEMBERS, [member for member in MEMBERS if member.family in PLAIN])
 by_family = pytest.mark.parametrize("member", CASES, ids=lambda member: member.family)

@@ -8,6 +8,7 @@ from torch import nn
 
 from dropblock_hooks import ActivationStats, GradientStats, attach
 from dropblock_hooks.sites.operator import observe, observe_gradient
+from tests.cases import rest_slow
 
 LAYOUTS = {
     "contiguous": lambda x: x,
@@ -18,7 +19,7 @@ LAYOUTS = {
 TYPES = [torch.float32, torch.float16]
 
 
-@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("dtype", rest_slow(TYPES), ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_operators_pass_torchs_check(layout, dtype):
     x = LAYOUTS[layout](torch.randn(2, 4, 3, 3)).to(dtype)

@@ -172,7 +172,7 @@ def named_for(model, name, how):
 
 @pytest.mark.parametrize("which", MODELS)
 @pytest.mark.parametrize(
-    ("offset", "stride"), [(1, 8), pytest.param(0, 1, marks=pytest.mark.slow)], ids=["some", "all"]
+    ("offset", "stride"), [(1, 16), pytest.param(0, 1, marks=pytest.mark.slow)], ids=["some", "all"]
 )
 def test_the_layer_that_made_it_is_named_wherever_that_is(which, offset, stride):
     make, size = MODELS[which]
