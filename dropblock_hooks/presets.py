@@ -10,6 +10,7 @@ from torch import nn
 from .checks import as_number
 from .planning.recording import record_forward
 from .quoting import shown
+from .registry import described_in
 from .regularizers.base import Regularizer
 from .regularizers.dropblock import DropBlock2d
 from .regularizers.dropout import Dropout, DropPath, StochasticDepth
@@ -96,16 +97,14 @@ def by_stage(
 def stochastic_depth(
     model: nn.Module, p: RateLike = 0.1, example_input: Any = None, **options: Any
 ) -> Spec:
-    """`StochasticDepth` on all residual blocks that keep their shape, the rate rising from 0 to p.
-
-    The blocks are those of `residual_blocks`.
+    """`StochasticDepth` on all `residual_blocks`, the rate rising from 0 to p.
 
     Example:
         >>> stochastic_depth(model, p=0.2, example_input=x)  # doctest: +SKIP
 
     Args:
         model: any model.
-        p: rate of the last block.
+        p: rate of the last block or branch.
         example_input: what the model is called with, as for ``plan``.
         options: of `StochasticDepth`.
 
@@ -115,11 +114,12 @@ def stochastic_depth(
     Reference:
         Huang et al., 2016, the linear decay rule (https://arxiv.org/abs/1603.09382).
     """
-    names = residual_blocks(model, example_input)
     kind = "residual block that keeps its shape: use drop_path"
-    return _on(model, names, kind, StochasticDepth(ByDepth(0.0, p), **options))
+    regularizer = StochasticDepth(ByDepth(0.0, p), **options)
+    return _on(model, residual_blocks(model, example_input), kind, regularizer)
 
 
+@described_in(stochastic_depth)
 def drop_path(model: nn.Module, p: RateLike = 0.1, example_input: Any = None) -> Spec:
     """`DropPath` at the layers ``drop_path`` of all residual branches, the rate rising from 0 to p.
 
@@ -130,13 +130,8 @@ def drop_path(model: nn.Module, p: RateLike = 0.1, example_input: Any = None) ->
     Example:
         >>> attach(model, drop_path(model, p=0.1))  # doctest: +SKIP
 
-    Args:
-        model: any model whose branches end in such layers.
-        p: rate of the last branch.
-        example_input: what the model is called with, as for ``plan``.
-
     Raises:
-        ValueError: for a model without them.
+        ValueError: for a model without such layers.
     """
     called = record_forward(unwrap(model), example_input)
     modules = Index(unwrap(model)).modules
@@ -193,13 +188,11 @@ def residual_dropout(model: nn.Module, p: RateLike = 0.1, **options: Any) -> Spe
 
 
 def _outermost(model: nn.Module, pattern: str) -> list[str]:
-    """The outermost layers whose name matches a pattern."""
     found = {name: re.match(pattern, name) for name in Index(unwrap(model)).modules}
     return [name for name, match in found.items() if match and match[0] == name]
 
 
 def _on(model: nn.Module, names: Sequence[str], kind: str, regularizer: Regularizer) -> Spec:
-    """A regularizer on these layers, which are of this kind."""
     if not names:
         raise ValueError(f"{type(unwrap(model)).__name__} has no {kind}, or name the layers")
     return Spec([(Select(names=tuple(names)), regularizer)])

@@ -111,7 +111,7 @@ class Regularizer:
             The new tensor, or `x` itself if nothing is to be done; and the number of elements that
             were dropped or changed: an int, a 0-dim tensor, or None if it has no meaning.
         """
-        raise NotImplementedError(f"{type(self).__name__} must define apply(x, now)")
+        raise NotImplementedError
 
     def check(self, values: Mapping[str, float]) -> None:
         """Raise ValueError if fields contradict each other; `values` are the rates at one time."""

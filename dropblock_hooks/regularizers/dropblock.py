@@ -98,7 +98,6 @@ class DropBlock3d(_DropBlocks, Regularizer):
 @register
 class Disout(_Blocks, Regularizer):
     """Distorts blocks of feature maps (N, C, H, W) by noise; see `functional.disout`.
-
     The realized rate is the share that is distorted. Use it in place of `DropBlock2d`, at the
     same layers, if zeros harm the training.
 

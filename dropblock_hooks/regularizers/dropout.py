@@ -119,10 +119,9 @@ class DropPath(_DropsUnits, Regularizer):
 
 @register
 class StochasticDepth(DropsShare, Regularizer):
-    """Lets samples pass a residual *block* unchanged, each with chance p.
-
-    See `functional.stochastic_depth`. Use it on residual blocks whose output has the shape of their
-    input; the first forward checks this.
+    """Lets samples pass a residual *block* unchanged; see `functional.stochastic_depth`.
+    Use it on residual blocks whose output has the shape of their input; the first forward checks
+    this.
 
     Example:
         >>> StochasticDepth(p=0.1)

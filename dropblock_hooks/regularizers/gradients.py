@@ -1,13 +1,8 @@
 """Regularizers of gradients: of the activation at a layer, or of parameters (``param:`` selectors).
 
-At a layer, the gradient of its output is regularized, with the rates of the forward. The layer
-itself and all layers before it receive the new gradient.
-
-The gradient of a parameter is regularized in each backward, before DistributedDataParallel averages
-it. With ``when="accumulated"``, the averaged and unscaled sum is regularized once per update.
-
-Bounds are in units of the unscaled loss if ``attach`` was given the ``grad_scaler``. Inf and NaN
-pass, so that a GradScaler sees them.
+At a layer, the gradient of its output is regularized, with the rates of the forward. The gradient
+of a parameter is regularized in each backward, before DistributedDataParallel averages it. Inf and
+NaN pass, so that a GradScaler sees them.
 """
 
 from collections.abc import Mapping
@@ -202,9 +197,8 @@ class GradNoise(OnGradients, Regularizer):
 @register
 class DropGrad2d(DropsShare, OnGradients, Regularizer):
     """Zeroes channels of the gradient of feature maps (N, C, H, W), each with chance p.
-
-    This is `functional.dropout2d` of the gradient. Inf and NaN pass. Use it where the forward must
-    stay deterministic. The paper drops elements of gradients of parameters.
+    Inf and NaN pass. Use it where the forward must stay deterministic. The paper drops elements of
+    gradients of parameters.
 
     Example:
         >>> DropGrad2d(0.2)
@@ -237,11 +231,9 @@ class _OfParameters(OnGradients):
 
 @register
 class AdaptiveClipGrad(_OfParameters, Regularizer):
-    """Scales gradients of parameters down to a share of the weights' norm, unit by unit.
-
-    See `functional.adaptive_clip_grad`. The report shows the norms of gradients divided by those of
-    weights. Use it for large batches and networks without norms, on all parameters except the last
-    linear layer.
+    """Scales gradients of parameters down; see `functional.adaptive_clip_grad`.
+    The report shows the norms of gradients divided by those of weights. Use it for large batches
+    and networks without norms, on all parameters except the last linear layer.
 
     Example:
         >>> AdaptiveClipGrad(0.02)

@@ -46,9 +46,6 @@ class Retune(DropsShare, Regularizer):
         >>> attached.step(2)
         >>> attached.rates
         {'1/Retune': {'p': 0.2}}
-        >>> attached.remove()
-        >>> model[1].p
-        0.5
 
     Args:
         p: the new rate, a number in [0, 1] or a schedule.

@@ -10,17 +10,8 @@ from typing import Any
 from ..checks import NON_NEGATIVE, PROBABILITY, as_count, as_number
 from ..quoting import quote
 from ..registry import register
-from .base import (
-    UNSAID,
-    Schedule,
-    between,
-    is_moving,
-    length_of,
-    put_numbers,
-    span_of,
-    value_at,
-    within,
-)
+from . import base
+from .base import UNSAID, Schedule, between, put_numbers
 
 
 @register
@@ -139,8 +130,8 @@ class StepSchedule(Schedule):
             pairs = self.values.items() if isinstance(self.values, Mapping) else self.values
             steps = sorted((as_number("time", t), as_number("value", v)) for t, v in pairs)
         except (TypeError, ValueError) as error:
-            takes = "StepSchedule takes a mapping of time to value, such as {0: 0.0, 30: 0.1}, or"
-            raise ValueError(f"{takes} pairs, got {quote(self.values)}: {error}") from error
+            takes = "StepSchedule takes a mapping of time to value, such as {0: 0.0, 30: 0.1}"
+            raise ValueError(f"{takes}, got {quote(self.values)}: {error}") from error
         times = [t for t, _ in steps]
         if times[:1] != [0] or len(set(times)) < len(times):
             needs = "StepSchedule must begin with the value at time 0, and have no time twice"
@@ -237,20 +228,21 @@ class ByDepth(Schedule):
         return replace(self, share=i / (n - 1) if n > 1 else 1.0)
 
     def __call__(self, t: float) -> float:
-        return between(value_at(self.start, t), value_at(self.stop, t), self.share)
+        return between(base.value_at(self.start, t), base.value_at(self.stop, t), self.share)
 
     @property
     def length(self) -> float | None:
-        start, stop = length_of(self.start), length_of(self.stop)
+        start, stop = base.length_of(self.start), base.length_of(self.stop)
         return None if start is None or stop is None else max(start, stop)
 
     def within(self, epochs: int) -> ByDepth:
-        return replace(self, start=within(self.start, epochs), stop=within(self.stop, epochs))
+        start, stop = base.within(self.start, epochs), base.within(self.stop, epochs)
+        return replace(self, start=start, stop=stop)
 
     def span(self) -> tuple[float, float]:
-        low, high = zip(span_of(self.start), span_of(self.stop), strict=True)
+        low, high = zip(base.span_of(self.start), base.span_of(self.stop), strict=True)
         return min(low), max(high)
 
     @property
     def constant(self) -> bool:
-        return not is_moving(self.start) and not is_moving(self.stop)
+        return not base.is_moving(self.start) and not base.is_moving(self.stop)
