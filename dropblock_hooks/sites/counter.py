@@ -1,7 +1,5 @@
 """Counting: totals that only grow, snapshots of them, and windows between two snapshots.
 
-A count that is a tensor is added on its device and is read only when someone asks.
-
 The norms of gradients are counted in a histogram, one tensor of *cells*: the sum of the norms, then
 the number of norms in each bin. A bin covers a quarter of an octave (a factor of two), from 2**-64
 to 2**64, so the relative error of a quantile is at most 9.1 %. Smaller norms count as 0.

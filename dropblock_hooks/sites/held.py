@@ -99,11 +99,7 @@ class RetuneHook(SiteHook):
 
 
 class ParameterHook(SiteHook):
-    """Forward pre-hook of the owner of a parameter: counts its calls, and hooks the parameter.
-
-    Copies, loaded models and ``load_state_dict(assign=True)`` hold new Parameter objects, which
-    come without the hooks of the old ones. They are hooked before the next forward.
-    """
+    """Forward pre-hook of the owner of a parameter: counts its calls, and hooks new parameters."""
 
     by_call = False
     outer = NO_TASK  # the backward in which the last forward was recomputed
@@ -202,7 +198,7 @@ class ParameterHook(SiteHook):
         self.part_of = self.outer
 
     def put(self, module: nn.Module) -> None:
-        """Hook a new parameter; the old one stays hooked, because it may come back."""
+        """Hook a new parameter, as of a copy; the old one stays hooked, as it may come back."""
         if not self.run.installed or self.site.regularizer.accumulates or self.follows(module):
             return
         refusal = shard_refusal(module)

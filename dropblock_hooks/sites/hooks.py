@@ -108,8 +108,7 @@ class SiteHook:
         """Put it on the module: activations in written order, gradients in reverse order."""
         hooks = module._forward_pre_hooks if self.at_input else module._forward_hooks
         least = self.turn if self.turn == Turn.GRADIENTS else self.turn + 1
-        there = {key: ours(each) for key, each in hooks.items()}
-        later = [key for key, each in there.items() if each is not None and each.turn >= least]
+        later = [key for key, each in hooks.items() if (hook := ours(each)) and hook.turn >= least]
         if self.at_input:  # torch calls the method faster than the object
             module.register_forward_pre_hook(self.__call__, with_kwargs=True)
         else:

@@ -47,11 +47,7 @@ _AUTOGRAD = (
 
 
 def regularize(site: Site, x: Tensor, given: Any, training: bool) -> Tensor:
-    """The same as `act`, in code that torch.compile or torch.export traces.
-
-    A linear regularizer, or one of gradients, is its own backward. Others need the activation and
-    `given` again.
-    """
+    """The same as `act`, in code that torch.compile or torch.export traces."""
     exporting = is_exporting()
     if exporting and not site.acts(training):
         return x
@@ -102,18 +98,13 @@ def regularize_op(
     layer_input: Tensor | None,
     handle: Tensor,
     seed: Tensor | None,
-    layout: str,
-    grid: Sequence[int],
-    prefix: int,
-    training: bool,
-    linear: bool,
-    n_rates: int,
+    *options: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Run the site's regularizer on an activation and count it.
+    """Regularize an activation; return it, and a row with the number of the handle and the rates.
 
-    The second result is for the backward: the number of the handle, or `_NONE` if the site was not
-    active, and the rates.
+    The row is for the backward. Its number is `_NONE` if the site was not active.
     """
+    *read, training, _, n_rates = options
     site: Site | None = find(handle)
     active = False
     if site is not None:
@@ -126,7 +117,7 @@ def regularize_op(
         return _new(x, x), row
     with _seeded(seed, x.device):
         given = x if layer_input is None else layer_input
-        y = act_on_activation(site, x, _form(layout, grid, prefix), given, training)
+        y = act_on_activation(site, x, _form(*read), given, training)
     return _new(y, x), row
 
 
@@ -164,8 +155,8 @@ def regularize_gradients_op(
 ) -> list[Tensor]:
     """The gradients of the activation and of `layer_input`, if given, with the mask of the forward.
 
-    A regularizer of gradients, or one that multiplies by a diagonal matrix (``linear``), is applied
-    to the gradient. Others are run a second time, with gradients; `x` is given for these only.
+    A regularizer of gradients, or a linear one, is applied to the gradient. Others are run a second
+    time, with autograd; `x` is given for these only.
     """
     nothing = [] if layer_input is None else [torch.zeros_like(layer_input)]
     number, *values = row.tolist()

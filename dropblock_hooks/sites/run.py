@@ -159,7 +159,6 @@ def windows(run: Run, hooks: Iterable[Any]) -> tuple[Window, Window]:
     sites = [hook.site for hook in hooks]
 
     def window(which: Callable[[Counter], Snapshot]) -> Window:
-        counts = {site.key: which(site.counter) for site in sites}
-        return Window(counts, which(run.counter))
+        return Window({site.key: which(site.counter) for site in sites}, which(run.counter))
 
     return window(Counter.window), window(Counter.closed)

@@ -116,10 +116,7 @@ class Site:
 
     @property
     def calls(self) -> int:
-        """Forward calls of the layer, or of the owner of a parameter, since attaching.
-
-        Compiled code counts those in which the site is on.
-        """
+        """Forward calls of the layer since attaching; compiled code counts those where it is on."""
         return self.counter.evaluated + self.counter.trained
 
     @property
