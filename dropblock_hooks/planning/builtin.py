@@ -6,6 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 from torch import nn
@@ -47,9 +48,11 @@ class BuiltinRow:
 class Builtin(Table[BuiltinRow]):
     """The rates of a model; `spec` makes a Spec of them."""
 
-    def __init__(self, rows: Sequence[BuiltinRow], title: str, index: Index) -> None:
+    def __init__(self, base: nn.Module) -> None:
+        self._index = Index(base)
+        rows = list(rates_of(self._index))
+        title = f"{counted(len(rows), 'rate')} in {bare_type(base).__name__}"
         super().__init__(rows, _COLUMNS, title)
-        self._index = index
 
     def spec(self, p: Any = None) -> Spec:
         """A Spec that retunes all rates, with one entry for the same layer of all blocks.
@@ -99,11 +102,7 @@ def builtin(model: nn.Module, *, root: str = "") -> Builtin:
     Raises:
         TypeError: if `model` is not a module.
     """
-    base = submodule(unwrap(model), root)
-    index = Index(base)
-    rows = list(rates_of(index))
-    title = f"{counted(len(rows), 'rate')} in {bare_type(base).__name__}"
-    return Builtin(rows, title, index)
+    return Builtin(submodule(unwrap(model), root))
 
 
 def rates_of(index: Index) -> Iterator[BuiltinRow]:
@@ -115,7 +114,7 @@ def rates_of(index: Index) -> Iterator[BuiltinRow]:
         own = rate_attribute(module) if drops else None
         found = [own] if own else list(filter(_is_rate, HELD["attr"].values(module)))
         for attribute in found if name == target.name else ():
-            rate: float = getattr(module, attribute)
+            rate: Any = getattr(module, attribute)
             if not own and not isinstance(rate, float):
                 continue
             full = name if own else f"{name}.{attribute}".lstrip(".")
@@ -199,8 +198,8 @@ def _drops_same(p: Placement, row: BuiltinRow) -> bool:
 
 _COLUMNS: Columns[BuiltinRow] = {
     "entry of a spec": lambda row: named(f'"{row.selector}": Retune(p={row.rate:g})', row.aliases),
-    "type": lambda row: row.type,
-    "rate": lambda row: row.rate,
+    "type": attrgetter("type"),
+    "rate": attrgetter("rate"),
     "on": lambda row: "yes" if row.on else "no",
     "held by": lambda row: row.retuned or "",  # a table leaves empty columns out
 }

@@ -145,17 +145,15 @@ def shape_of(output: Any) -> Any:
 
 
 def _take_out(mode: FakeTensorMode) -> None:
-    """Remove the fake tensors of a mode from the caches outside of its model.
+    """Remove the fake tensors of a mode from global dicts and from ``functools.lru_cache``.
 
-    Functions under ``functools.lru_cache`` and global dicts keep tensors, such as the masks of
-    windowed attention, for the next forward of any model. A fake one would break it.
+    They may keep tensors for the next forward of any model. A fake one would break it.
     """
     gc.collect()
     # some objects lie about their class when asked, so the type is taken
-    fakes: list[Any] = [each for each in gc.get_objects() if type(each) is FakeTensor]
-    for tensor in fakes:
-        if getattr(tensor, "fake_mode", None) is mode:
-            _release(tensor, 0)
+    for each in [each for each in gc.get_objects() if type(each) is FakeTensor]:
+        if getattr(each, "fake_mode", None) is mode:
+            _release(each, 0)
 
 
 def _release(held: Any, depth: int) -> None:

@@ -177,8 +177,8 @@ def plan_placements(
     except ValueError as error:
         rows = [plan_row(*each) for each in zip(keys, placements, strict=True)]
         findings = [Finding(Kind.NO_PASS, Severity.WARNING, (), f"no shapes, since {error}")]
-    error = partial(Finding, Kind.SPEC, Severity.ERROR)
-    problems = [error((row.site,), row.problem) for row in rows if row.problem is not None]
+    fault = partial(Finding, Kind.SPEC, Severity.ERROR)
+    problems = [fault((row.site,), row.problem) for row in rows if row.problem is not None]
     findings += filter(None, map(block_finding, rows))
     findings = [*merged(findings), *find_doubled(base, placements, keys)]
     title = f"{counted(len(keys), 'site')} on {bare_type(base).__name__}"

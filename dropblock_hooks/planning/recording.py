@@ -71,7 +71,7 @@ def recorded(model: nn.Module, *, residual: bool = False) -> Iterator[dict[str, 
 def record_forward(
     model: nn.Module, example: Any, *, residual: bool = False
 ) -> dict[str, LayerCalls]:
-    """The calls of the layers in a forward of a copy in eval mode, by `dry_run` and `recorded`."""
+    """The calls of the layers in a forward of a copy in eval mode."""
 
     def look(copied: nn.Module, given: Arguments, copies: Copies) -> dict[str, LayerCalls]:
         copied.eval()
