@@ -71,8 +71,7 @@ def by_stage(
 ) -> Spec:
     """A regularizer at the outputs of feature stages, with a rate that rises linearly with depth.
 
-    The model needs timm's ``feature_info``. The last stage has the rate of the regularizer. The
-    first stage has `first` times this rate.
+    The model needs timm's ``feature_info``. The last stage has the rate of the regularizer.
 
     Example:
         >>> by_stage(DropBlock2d(p=0.1))
@@ -81,7 +80,7 @@ def by_stage(
     Args:
         regularizer: for each stage; its first rate rises with depth.
         stages: by number, negative from the end.
-        first: share of the rate at the first stage.
+        first: factor of the rate at the first stage.
     """
     if not isinstance(regularizer, Regularizer) or not regularizer.rates:
         raise TypeError(

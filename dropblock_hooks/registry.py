@@ -102,12 +102,10 @@ def check_fields(cls: type) -> None:
 
 
 def registered(base: type[_T]) -> dict[str, type[_T]]:
-    """The registered subclasses of `base` by name."""
     return {name: cls for name, cls in _CLASSES.items() if issubclass(cls, base)}
 
 
 def name_of(cls: type) -> str:
-    """The name a class is registered under, or else its own."""
     return _NAMES.get(cls, cls.__name__)
 
 

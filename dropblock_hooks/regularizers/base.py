@@ -124,10 +124,7 @@ class Regularizer:
         return f"a parameter has no {missing}, which {self.label} needs"
 
     def bind(self) -> Callable[[Tensor, Now], Applied]:
-        """Return the callable of a site: ``apply``, or an object with a state of its own.
-
-        `Attachment.set` calls it again, and hands on the ``state_dict`` if there is one.
-        """
+        """Return the callable of a site: ``apply``, or an object with a ``state_dict``."""
         return self.apply
 
     def block_in_force(self, map_size: tuple[int, ...]) -> MapSize:
@@ -222,17 +219,16 @@ class Regularizer:
 
 def rate_range(regularizer: Regularizer) -> tuple[float, float] | None:
     """The lowest and highest main rate; of a plain function its first one; None without a rate."""
-    rate = next(iter(regularizer.rates.values()), None)
-    if rate is None:
+    if not regularizer.rates:
         return None
+    rate = next(iter(regularizer.rates.values()))
     low, high = span_of(rate)
     if isinstance(rate, ByDepth):  # which knows its place in the model by now
         ends = zip(span_of(rate.start), span_of(rate.stop), strict=True)
         low, high = sorted(between(start, stop, rate.share) for start, stop in ends)
-    if math.isfinite(high - low):
-        return low, high
-    first = next(iter(regularizer.values(0.0).values()))
-    return first, first
+    if not math.isfinite(high - low):
+        low = high = next(iter(regularizer.values(0.0).values()))
+    return low, high
 
 
 def highest_rate(regularizer: Regularizer) -> float:

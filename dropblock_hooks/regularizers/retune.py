@@ -107,7 +107,6 @@ def held_rate(regularizer: Regularizer) -> str:
 
 
 def rate_attribute(module: nn.Module) -> str | None:
-    """The attribute that holds the rate of a layer, or None."""
     return next((name for name in RATES if is_share(getattr(module, name, None))), None)
 
 
@@ -130,10 +129,7 @@ def reads_own(module: nn.Module, attribute: str) -> bool:
 
 
 def is_read(base: nn.Module, names: Iterable[str], attribute: str) -> bool:
-    """Whether the source of a module above a layer reads its rate, as fused attention does.
-
-    `names` are all names of the layer. True where the source of the parent is missing.
-    """
+    """Whether a module above a layer reads its rate, or the source of its parent is missing."""
     for name in filter(None, names):
         *above, local = name.split(".")
         read = re.compile(rf"\.{re.escape(local)}\.{attribute}\b")

@@ -68,7 +68,6 @@ class Schedule:
 
 
 def put_numbers(schedule: Any, *names: str) -> None:
-    """Check that these fields are finite numbers, and make them floats."""
     vars(schedule).update((name, as_number(name, getattr(schedule, name))) for name in names)
 
 
@@ -115,5 +114,4 @@ def value_at(rate: Any, t: float) -> float:
 
 
 def same_kind(error: Exception, text: str) -> TypeError | ValueError:
-    """An error of the kind of another one, with more text: TypeError, else ValueError."""
     return TypeError(text) if isinstance(error, TypeError) else ValueError(text)
