@@ -140,14 +140,14 @@ def test_a_process_that_dies_again_and_again_is_recorded(write, command, folder)
 
 
 @pytest.mark.slow
-def test_five_kills_change_nothing(write, start, command, folder):
+def test_ten_kills_change_nothing(write, start, command, folder):
     base = {"model": "mine:slow_net", "data": "mine:stripes", "epochs": 4, "batch_size": 8}
     path = write(base=base, seeds=3)
     status, _, err = command("ablate.py", path, "--out", "runs/whole")
     assert status == 0, err
     whole = pd.read_csv(folder / "runs/whole/study/runs.csv").drop(columns=["seconds"])
     generator = random.Random(0)
-    for _ in range(5):
+    for _ in range(10):
         process = start("ablate.py", path)
         time.sleep(generator.uniform(4, 10))
         os.killpg(process.pid, signal.SIGKILL)
