@@ -27,7 +27,9 @@ def shown(value: Any) -> str:
     hint = ""
     if isinstance(value, str):
         with contextlib.suppress(ValueError):
-            hint = f"; that is text, write {float(value):g}"
+            number = int(value) if value.strip().isdigit() else float(value)
+            if abs(number) < float("inf"):
+                hint = f"; that is text, write {number!r}"
     return f"{quote(value, 100)} ({kind_of(value)}{hint})"
 
 

@@ -80,10 +80,13 @@ def readings(sites: Sequence[Site], run: Run) -> Readings:
 def scalars(sites: Sequence[Site], have: Readings, prefix: str) -> dict[str, float]:
     """Rates, realized rates of active sites and results of observers, by tag."""
     found: dict[str, float] = {}
+    windows = {key: counter.window() for key, counter in have.sites.items()}
+    trained = any(window.trained or window.active for window in windows.values())
     for site in sites:
         seen = have.result(site) or {}
         numbers: dict[str, Any] = dict(seen if isinstance(seen, Mapping) else seen.scalars())
-        numbers |= {**site.values, "realized_rate": have.sites[site.key].shown().share()}
+        window = windows[site.key] if trained else have.sites[site.key].shown()
+        numbers |= {**site.values, "realized_rate": window.share()}
         found |= {f"{prefix}{site.key}/{n}": x for n, x in numbers.items() if x is not None}
     return found
 

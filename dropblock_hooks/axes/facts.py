@@ -15,6 +15,7 @@ from .view import FIRST, LAST, MIXED
 
 _MAPS = re.compile(r"(?:Conv|Norm|Pool)\w*([123])d")
 _NORM_LAST = re.compile(r"(Layer|RMS|Rms)Norm")
+_REORDER = re.compile(r"Permute|Transpose|Rearrange")
 _ATTENTION = re.compile(r"Att(entio)?n")
 _SEQUENCES = re.compile(r"RNN|LSTM|GRU|MultiheadAttention|Transformer\w*")
 _PREFIX = re.compile(r"(cls|class|dist|distillation|reg|register)_token")
@@ -80,6 +81,8 @@ class ModelFacts:
         if module not in self._inner:
             told = {each: side for each in module.modules() if (side := kind_of(each))}
             sides = set(told.values())
+            if any(_REORDER.search(type(each).__name__) for each in module.modules()):
+                sides.add(MIXED)
             widths = {width for each in told for width in _widths(each)}
             self._inner[module] = "".join(sides) if len(sides) < 2 else MIXED, tuple(widths)
         return self._inner[module]

@@ -26,6 +26,7 @@ from .view import CHANNELS_FIRST, FIRST, LAST, View, is_tokens, layout_with, sid
 
 Shape = Sequence[int]
 
+_RECURRENT = ("RNN", "LSTM", "GRU")
 _ASKED = 3  # calls with one shape, in which the autograd graph is followed
 
 
@@ -151,6 +152,8 @@ class Reader:
             why = f"no axis of samples, since a batch of this layer has {facts.batched} axes"
         elif len(shape) == 3 and facts.samples_second and facts.own != FIRST:
             why = f"the model has a {facts.samples_second} with batch_first=False"
+        elif len(shape) == 3 and facts.type_name in _RECURRENT and self.options.index in (1, -1):
+            why = "the state of a recurrent layer has its layers on axis 0"
         if why:
             where = f"axis 0 of shape {tuple(shape)} may not be the batch axis"
             raise ValueError(f"{where}: {why}; say layout= if it is")

@@ -258,9 +258,14 @@ def _scores(output: Any, target: Any, images: int) -> tuple[Tensor, Tensor | Non
             "target=lambda output: output[:, 3].flatten(1).mean(1)"
         )
     last = output.shape[1] - 1
-    classes = output.argmax(1) if target is None else torch.as_tensor(target)
-    integers = not classes.dtype.is_floating_point and classes.shape in ((), (images,))
-    if not (integers and bool(((classes >= 0) & (classes <= last)).all())):
+    try:
+        classes = output.argmax(1) if target is None else torch.as_tensor(target)
+        integers = not (classes.dtype.is_floating_point or classes.dtype is torch.bool)
+        fits = integers and classes.shape in ((), (images,))
+        fits = fits and bool(((classes >= 0) & (classes <= last)).all())
+    except (TypeError, ValueError, RuntimeError):  # no numbers
+        fits = False
+    if not fits:
         raise ValueError(
             f"target must be a class in 0..{last}, one for each of {images} images, or a function "
             f"of the output, got {shown(target)}"

@@ -165,6 +165,8 @@ def stochastic_depth(
     """
     p = check_call(input, p, training)
     check_option("mode", mode, get_args(Mode))
+    if mode == "row" and input.ndim == 0:
+        raise ValueError("needs a tensor with an axis of samples, got one without axes")
     if shortcut is None:
         return drop_units(input, p, 1 if mode == "row" else 0, generator=generator)[0]
     return drop_residual(input, shortcut, p, mode, generator)[0]

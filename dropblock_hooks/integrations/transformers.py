@@ -30,19 +30,24 @@ class Regularize(TrainerCallback, ExportableState, TrainerDriver):  # type: igno
 
     Raises:
         SpecError: for a bad spec; when training begins, for one that does not fit the model.
-        RuntimeError: when training begins, for ``nn.DataParallel``.
+        RuntimeError: when training begins, for ``nn.DataParallel`` or a second `Regularize`.
         ValueError: for another unit; when training begins, for a checkpoint of another spec.
     """
 
     def __init__(
         self, spec: Any, unit: str = "epoch", *, root: str = "", strict: bool = True
     ) -> None:
-        Spec(spec)  # a bad spec is an error here, not when training begins
+        checked = Spec(spec)
+        try:
+            plain = checked.to_plain()
+        except ValueError:  # the spec holds code
+            plain = None
+        self._arguments = {"spec": plain, "unit": unit, "root": root, "strict": strict}
         TrainerDriver.__init__(self, spec, unit, root=root, strict=strict)
 
     def state(self) -> dict[str, Any]:
         """The state for a checkpoint of the Trainer."""
-        return {"args": {}, "attributes": {"saved": TrainerDriver.state(self)}}
+        return {"args": self._arguments, "attributes": {"saved": TrainerDriver.state(self)}}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Attach, and restore the counts of a checkpoint."""
@@ -51,6 +56,8 @@ class Regularize(TrainerCallback, ExportableState, TrainerDriver):  # type: igno
                 f"the Trainer uses nn.DataParallel on {args.n_gpu} GPUs, which shares the state of "
                 "hooks between threads: start it with torchrun, or set CUDA_VISIBLE_DEVICES=0"
             )
+        if isinstance(state.stateful_callbacks.get(type(self).__name__), list):
+            raise RuntimeError("a Trainer takes one Regularize callback, with all of the spec")
         optimizer, resumed = given.get("optimizer"), state.global_step > 0
         if resumed:
             # the Trainer updates existing entries only

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map
 
 from ..axes.view import View
 from ..checks import as_count, check_option
-from ..quoting import kind_of
+from ..quoting import kind_of, quote
 from ..registry import register
 from .base import Observer, Seen, State, Unsaved
 
@@ -125,7 +125,11 @@ class Capture(Observer):
         if not (self.detach or self.activations):
             raise ValueError("detach=False is for activations, and activations=False keeps none")
         if self.device is not None:  # its name, which a file can hold
-            vars(self)["device"] = str(torch.device(self.device))
+            try:
+                vars(self)["device"] = str(torch.device(self.device))
+            except (RuntimeError, TypeError):
+                text = f"device must be one of torch's, such as 'cpu', got {quote(self.device)}"
+                raise ValueError(text) from None
         if self.dtype is not None:
             vars(self)["dtype"] = str(self.dtype).removeprefix("torch.")
             check_option("dtype", self.dtype, _TYPES)

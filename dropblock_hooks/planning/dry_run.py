@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensor, FakeTensorMode
-from torch.utils._pytree import tree_map, tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from ..handles import as_written
 from ..quoting import described, quote
@@ -59,6 +59,8 @@ def dry_run(
         finally:
             if mode is not None:
                 _take_out(mode)
+    if all(isinstance(each, int) for each in tree_leaves(example)):
+        reason += ". Give a tensor in place of its shape, such as torch.zeros(2, 3, 64, 64)"
     given = quote(tree_map(shape_of, example))
     raise ValueError(f"no forward of a copy ran with example_input of {given}: {reason}")
 

@@ -107,7 +107,13 @@ def held_rate(regularizer: Regularizer) -> str:
 
 
 def rate_attribute(module: nn.Module) -> str | None:
-    return next((name for name in RATES if is_share(getattr(module, name, None))), None)
+    """The attribute that holds the rate of a layer, and can be set; or None."""
+    for name in RATES:
+        static = inspect.getattr_static(type(module), name, None)
+        fixed = isinstance(static, property) and static.fset is None
+        if not fixed and is_share(getattr(module, name, None)):
+            return name
+    return None
 
 
 def in_place_of(module: nn.Module) -> Regularizer | None:

@@ -131,7 +131,7 @@ class StepSchedule(Schedule):
             steps = sorted((as_number("time", t), as_number("value", v)) for t, v in pairs)
         except (TypeError, ValueError) as error:
             takes = "StepSchedule takes a mapping of time to value, such as {0: 0.0, 30: 0.1}"
-            raise ValueError(f"{takes}, got {quote(self.values)}: {error}") from error
+            raise ValueError(f"{takes}, or pairs, got {quote(self.values)}: {error}") from error
         times = [t for t, _ in steps]
         if times[:1] != [0] or len(set(times)) < len(times):
             needs = "StepSchedule must begin with the value at time 0, and have no time twice"

@@ -186,7 +186,10 @@ def _match_select(select: Select, index: Index) -> list[Target]:
 
 def _left_out(text: str, found: list[Target], index: Index) -> set[Target]:
     """The targets that an exclude leaves out: its matches, and everything inside them."""
-    roots = _named(text, index, whole=True)
+    try:
+        roots = _named(text, index, whole=True)
+    except NoMatchError as error:
+        raise NoMatchError(f"exclude={quote(text)} leaves out nothing: {error}") from None
     starts = tuple(f"{root.name}." if root.name else "" for root in roots)
     tables = [index.table(form) for form in {target.form for target in found}]
     inside = {t for table in tables for name, t in table.items() if f"{name}.".startswith(starts)}

@@ -5,7 +5,7 @@ around one, and an attribute into every name below. The names here are the names
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from torch import nn
 
@@ -43,7 +43,12 @@ def unwrap(model: object) -> nn.Module:
     Another object than a module is a TypeError, ``nn.DataParallel`` anywhere in it a RuntimeError.
     """
     if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {shown(model)}")
+        hint = ""
+        if isinstance(model, Mapping | str):
+            hint = "; the model comes first: attach(model, spec)"
+        elif isinstance(model, type) and issubclass(model, nn.Module):
+            hint = f": write {model.__name__}(...)"
+        raise TypeError(f"model must be a torch.nn.Module, got {shown(model)}{hint}")
     if any(isinstance(module, nn.DataParallel) for module in model.modules()):
         raise RuntimeError(
             "the model holds nn.DataParallel, which shares the state of hooks between threads: use "

@@ -159,7 +159,8 @@ class ParameterHook(SiteHook):
         text = "its gradient was not regularized at any optimizer step"
         if self.run.optimizers:
             text += ": no known optimizer with the parameter made a step, or it had no gradient"
-            return Kind.NEVER_ACTIVE, text, ""
+            cure = "Pass all optimizers: attached.optimizer = [first, second]"
+            return Kind.NEVER_ACTIVE, text, cure
         cure = "Pass it, attach(..., optimizer=optimizer), or set attached.optimizer = optimizer"
         return Kind.NO_OPTIMIZER, f"{text}: the optimizer is not known", cure
 

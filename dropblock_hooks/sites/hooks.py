@@ -224,7 +224,9 @@ class SiteHook:
     def _compile(self, module: nn.Module, *given: Any) -> Any:
         """Run while torch.compile or torch.export traces; a site that is off adds nothing."""
         check_version()
-        return self._act(module, *given) if self.site.is_on(module.training) else None
+        site, training = self.site, module.training
+        on = site.acts(training) if is_exporting() else site.is_on(training)
+        return self._act(module, *given) if on else None
 
 
 class ObserveHook(SiteHook):

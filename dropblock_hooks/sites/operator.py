@@ -49,8 +49,6 @@ _AUTOGRAD = (
 def regularize(site: Site, x: Tensor, given: Any, training: bool) -> Tensor:
     """The same as `act`, in code that torch.compile or torch.export traces."""
     exporting = is_exporting()
-    if exporting and not site.acts(training):
-        return x
     if exporting or torch._C._are_functorch_transforms_active():
         refuse_tracing(site, training)
     if exporting:  # the program keeps the present rates as constants

@@ -18,7 +18,8 @@ Lines: TypeAlias = dict[Keys, int]
 
 MOST_BYTES = 1_000_000
 MOST_NODES = 100_000
-_TOO_DEEP = "it is nested too deeply, or an alias names itself"
+MOST_LEVELS = 100
+_TOO_DEEP = f"it is nested too deeply, more than {MOST_LEVELS} levels, or an alias names itself"
 # libyaml reads 20 times faster, but not every build of PyYAML has it
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -69,6 +70,8 @@ def _note_lines(node: yaml.Node, path: Keys, lines: Lines, count: Iterator[int])
         raise ValueError(
             f"it has more than {MOST_NODES:,} values; an alias counts as the values it stands for"
         )
+    if len(path) > MOST_LEVELS:
+        raise ValueError(f"line {node.start_mark.line + 1}: {_TOO_DEEP}")
     pairs: Any = ()
     if isinstance(node, yaml.SequenceNode):
         pairs = [(item, str(i), item) for i, item in enumerate(node.value)]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
+from torch import nn
 
 from ..findings import Finding, Kind, Severity
 from ..quoting import label, shorten, shown
@@ -252,7 +253,10 @@ def _selector(value: Any, path: Keys) -> Selector:
     if isinstance(value, Mapping):
         select: Select = construct(Select, value, (*path[:-1], "select"))
         return select
-    raise PlainError((path, f"a selector is text in quotes or a Select, got {shown(value)}"))
+    hint = f": write 'type:{value.__name__}'" if isinstance(value, type) else ""
+    if isinstance(value, nn.Module):
+        hint = ": use its name, which layers(model) lists"
+    raise PlainError((path, f"a selector is text in quotes or a Select, got {shown(value)}{hint}"))
 
 
 def _one_or_several(items: list[Any]) -> Any:

@@ -134,7 +134,7 @@ def bomb(levels):
         (f"a: {{Dropout: {{p: {'9' * 5000}}}}}", "a value can't be read: Exceeds"),
     ],
     ids=[
-        *("levels", "values", "bytes", "aliases", "itself", "digits"),
+        *("depth", "levels", "values", "bytes", "aliases", "itself", "digits"),
     ],
 )
 def test_limits(text, part):
