@@ -123,18 +123,18 @@ def bomb(levels):
 @pytest.mark.parametrize(
     ("text", "part"),
     [
-        ("[" * 5000 + "]" * 5000, "exceeded maximum nesting depth|nested too deeply"),
+        ("[" * 500 + "]" * 500, "line 1: it is nested too deeply, more than 100 levels"),
         ("[" + "0, " * 100_001 + "0]", "it has more than 100,000 values"),
         ("# " + "x" * 1_000_000, "1,000,000 bytes"),
         (bomb(30), "100,000 values; an alias counts as the values it stands for"),
         (
             "a: &a {Dropout: {p: *a}}",
-            "it is nested too deeply, or an alias names itself",
+            "nested too deeply, .*, or an alias names itself",
         ),
         (f"a: {{Dropout: {{p: {'9' * 5000}}}}}", "a value can't be read: Exceeds"),
     ],
     ids=[
-        *("depth", "levels", "values", "bytes", "aliases", "itself", "digits"),
+        *("levels", "values", "bytes", "aliases", "itself", "digits"),
     ],
 )
 def test_limits(text, part):
