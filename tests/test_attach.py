@@ -201,6 +201,11 @@ def test_none_that_clears_nothing_is_told(net):
         attach(net, {"layer1.*": Dropout(0.1), "layer2.0": None})
 
 
+def test_nested_sites_are_told(net):
+    with pytest.warns(HookWarning, match="6 layers lie inside others .* applies again in each"):
+        attach(net, {"layer1.**": Dropout(0.1)})
+
+
 def test_a_warning_made_an_error_leaves_nothing(net, hook_count):
     spec = {"layer1.*": Dropout(0.1), "layer2.0": None}
     refused(net, hook_count, spec, "clears nothing", error=HookWarning)

@@ -17,7 +17,7 @@ from ..checkpointing import NO_TASK, graph_task
 from ..findings import Finding, Kind, Severity, tell
 from ..observers.watchdog import Watchdog
 from ..selectors.wrappers import bare_type, find_module
-from ..sites.hooks import SiteHook
+from ..sites.hooks import REPLACED, SiteHook
 from ..sites.run import Run, Window, windows
 from ..sites.site import Site
 from ..tables import counted
@@ -91,6 +91,9 @@ def find_faults(base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> list[Fi
     if not window.has("calls", "active") and not _leaves_no_trace(base, hooks):
         text = "no layer was called in this epoch, or since attaching or loading"
         found.append(error(Kind.NOT_RUN, text=text, cure="Run a training step first"))
+    kind, text, cure = REPLACED
+    gone = sorted(set(run.keys) - {hook.site.key for hook in hooks})  # of a copy, say
+    found += [error(kind, text=text, cure=cure, sites=(key,)) for key in gone]
     found += filter(None, [hook.diagnose(base, window) for hook in hooks])
     return found + not_stepped(hook.site for hook in hooks)
 

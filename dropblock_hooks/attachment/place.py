@@ -1,7 +1,7 @@
 """Places a spec on a model: finds all of its faults, and then installs the hooks, all or none."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -9,6 +9,7 @@ from torch import nn
 
 from ..axes.facts import Facts, ModelFacts
 from ..checks import as_count
+from ..observers.base import Observer
 from ..quoting import label, listed, quote, shorten
 from ..regularizers.base import Regularizer
 from ..regularizers.retune import Retune, rate_attribute, unit_dropped
@@ -82,6 +83,7 @@ def place(
     for i, p in enumerate(_with_rates(placements, epochs, warnings, unsaid)):
         known = None if p.target.form else facts.of(p.target, p.regularizer.at)
         placements[i] = replace(p, facts=known)
+    warnings += _nested(placements)
     return placements, list(dict.fromkeys(warnings)), list(dict.fromkeys(unsaid))
 
 
@@ -166,6 +168,29 @@ def _with_rates(
         yield replace(p, regularizer=regularizer)
 
 
+def _nested(placements: list[Placement]) -> list[str]:
+    """A warning of layers inside others with the same class, which applies to them twice."""
+    layers = {
+        (p.regularizer.label, p.target.name): p.where
+        for p in placements
+        if not p.target.form and not isinstance(p.regularizer, Retune | Observer)
+    }
+    inner = [(kind, name) for kind, name in layers if _lies_inside(kind, name, layers)]
+    if not inner:
+        return []
+    entries = ", ".join(dict.fromkeys(layers[each] for each in inner))
+    return [
+        f"{entries}: {len(inner)} layers lie inside others that have the same class "
+        f"({listed([name for _, name in inner], 3)}), which applies again in each. In a selector, "
+        "** takes the layers inside too, * only one level"
+    ]
+
+
+def _lies_inside(kind: str, name: str, layers: Container[tuple[str, str]]) -> bool:
+    parts = name.split(".") if name else []
+    return any((kind, ".".join(parts[:n])) in layers for n in range(len(parts)))
+
+
 def install(
     base: nn.Module,
     placements: list[Placement],
@@ -182,6 +207,7 @@ def install(
         site.order, site.position, site.selector = order, p.position, str(p.entry.selector)
         hook = p.hook(site, p.target.local) if make is None else make(site, p)
         installed.append((p.target.module, hook))
+    run.keys = tuple(hook.site.key for _, hook in installed)
     attachment = Attachment(base, run, installed)
     try:
         for module, hook in installed:

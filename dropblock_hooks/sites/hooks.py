@@ -35,12 +35,6 @@ REPLACED = (
     "its layer was replaced or removed after attach, or the hook was taken off",
     "Call attach again",
 )
-NOT_CALLED = (
-    "a branch not taken, a container that the model loops over, or a layer whose parent uses its "
-    "weight or calls forward() directly, as fused attention does",
-    "Name the layers inside it or its parent (index=0 of nn.MultiheadAttention), or set "
-    "fused_attn = False in timm",
-)
 
 
 class Turn(IntEnum):
@@ -173,7 +167,7 @@ class SiteHook:
             why = "the layer is in evaluation mode inside a training model (frozen)"
             cure = "Call train() on the layer, or use active='always'"
         elif missed:
-            why, cure = NOT_CALLED
+            why, cure = _why_not_called(model, self.site.owner)
         elif not enabled:
             why, cure = "the attachment is paused", "Set attached.enabled = True"
         elif gradient and trained:
@@ -308,6 +302,27 @@ def _gives_back(module: nn.Module, given: Any, output: Tensor) -> bool:
         return False
     alias = torch._C._is_alias_of  # type: ignore[attr-defined]  # torch's
     return output is given or (not is_compiling() and bool(alias(output, given)))
+
+
+def _why_not_called(model: nn.Module, name: str) -> tuple[str, str]:
+    """The likely cause why a layer was not called, and the cure."""
+    if not name:
+        return "the model itself was not called, only layers inside it", "Name these layers"
+    layer, parent = find_module(model, name), find_module(model, name.rpartition(".")[0])
+    if isinstance(parent, nn.MultiheadAttention) or getattr(parent, "fused_attn", False):
+        return (
+            "fused attention uses the weights and drops values without calling this layer",
+            "Name the attention (index=0 of nn.MultiheadAttention) or the projection behind it, "
+            "or set fused_attn = False",
+        )
+    if isinstance(layer, nn.Sequential | nn.ModuleList | nn.ModuleDict):
+        why = "a branch not taken, or a container that the model loops over, as checkpointing does"
+        return why, "Name the layers inside it"
+    return (
+        "a branch not taken, or its parent uses the layer without calling it (it reads the weight, "
+        "or calls forward() directly)",
+        "Name the parent",
+    )
 
 
 def ours(hook: Any) -> SiteHook | None:

@@ -110,6 +110,7 @@ class Run:
     compiled: bool = False  # whether compiled code has called a site: not all calls are counted
     compared: bool = False  # whether the random seeds were compared with the other ranks
     counter: Counter = field(default_factory=Counter)  # of the forwards of the model
+    keys: tuple[str, ...] = ()  # of all sites
     told: set[tuple[str, str]] = field(default_factory=set)  # what was reported: site and kind
     optimizers: list[tuple[weakref.ref[Any], RemovableHandle]] = field(default_factory=list)
     grids: Grids = field(default_factory=Grids)  # the sizes of the maps behind rows of tokens

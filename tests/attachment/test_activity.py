@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.nn.functional import scaled_dot_product_attention
 
 from dropblock_hooks import (
     ClipGradNorm,
@@ -12,10 +13,36 @@ from dropblock_hooks import (
     Dropout2d,
     HookWarning,
     attach,
+    attachments,
 )
-from tests.told import told
+from tests.told import ids, told
 
 IMAGE = torch.ones(2, 3, 16, 16)
+
+
+class Attention(nn.Module):
+    """Attention as timm writes it: fused, with a dropout that is then left out."""
+
+    def __init__(self, fused=True):
+        super().__init__()
+        self.fused_attn = fused
+        self.qkv, self.proj = nn.Linear(4, 12), nn.Linear(4, 4)
+        self.attn_drop = nn.Dropout(0.0)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).chunk(3, -1)
+        if self.fused_attn:
+            return self.proj(scaled_dot_product_attention(q, k, v))
+        return self.proj(self.attn_drop((q @ k.mT).softmax(-1)) @ v)
+
+
+class CallsForward(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.inner.forward(x)
 
 
 class Loops(nn.Module):
@@ -48,22 +75,23 @@ class Heads(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("model", "layer"),
+    ("model", "layer", "cause"),
     [
-        (Heads, "attention.out_proj"),
-        (Loops, "blocks"),
-        (Branch, "never.0"),
+        (Attention, "attn_drop", "fused attention"),
+        (Heads, "attention.out_proj", "fused attention"),
+        (CallsForward, "inner", r"without calling it .*forward\(\) directly"),
+        (Loops, "blocks", "a container that the model loops over.*Name the layers"),
+        (Branch, "never.0", "a branch not taken"),
     ],
-    ids=["multihead", "container", "branch"],
+    ids=["fused", "multihead", "forward", "container", "branch"],
 )
-def test_the_likely_cause(model, layer):
+def test_the_likely_cause(model, layer, cause):
     model = model()
     attached = attach(model, {layer: Dropout(0.1)})
     x = torch.ones(2, 3, 4)
     model.eval()(x)  # no warning
     model.train()
-    causes = "a branch not taken, a container .* fused attention .*Name the layers inside"
-    with pytest.warns(HookWarning, match=causes) as caught:
+    with pytest.warns(HookWarning, match=cause) as caught:
         model(x)
     assert told(caught) == [(f"{layer}/Dropout", "never_called")]
     model(x)  # once
@@ -88,6 +116,8 @@ def test_a_replaced_layer_is_told(net):
     with pytest.warns(HookWarning) as caught:
         net(IMAGE)
     assert told(caught) == [("layer1.0/Dropout2d", "replaced")]
+    (again,) = attachments(net)  # made anew from the hooks that are left
+    assert ("layer1.0/Dropout2d", "replaced") in ids(again.verify())
 
 
 def test_nothing_is_told_of_parts_pauses_and_evaluation(net):
