@@ -127,6 +127,11 @@ def _kind(cls: Any) -> str:
 def _model(name: str) -> nn.Module:
     """Build the model of timm with this name, or call the user's ``package.module:factory``."""
     make = _imported(name) if ":" in name else _timm_model(name)
+    with contextlib.suppress(TypeError, ValueError):  # not everything has a signature
+        takes = inspect.signature(make).parameters
+        # the builders of torchvision may download weights by default
+        given = {key: None for key in ("weights", "weights_backbone") if key in takes}
+        make = partial(make, **given) if given else make
     try:
         with torch.device("meta"):
             model = make()
@@ -196,9 +201,13 @@ ARGUMENTS: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
-    options = _parser().parse_args(arguments, argparse.Namespace(json=False, wide=False))
+    options = _parser().parse_args(
+        arguments, argparse.Namespace(json=False, wide=False, modules=[])
+    )
     try:
         with contextlib.redirect_stdout(sys.stderr):  # stdout holds only the result
+            for name in options.modules:
+                _imported(name)
             result: Result = options.run(options)
     except SpecError as error:
         result = Result("", {"problems": error.problems}, str(error))
@@ -222,6 +231,13 @@ def _parser() -> argparse.ArgumentParser:
     shared = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
     shared.add_argument("--json", action="store_true", help="print JSON")
     shared.add_argument("--wide", action="store_true", help="shorten nothing")
+    shared.add_argument(
+        "--import",
+        dest="modules",
+        action="append",
+        metavar="MODULE",
+        help="first import a module of yours that registers regularizers; repeatable",
+    )
     parser = argparse.ArgumentParser(
         prog="dropblock-hooks",
         description="Lists the layers of PyTorch models, and shows the effect of a spec on them.",

@@ -226,7 +226,7 @@ class Attachment:
         return text + (notes if self._run.installed else ", removed")
 
     def __str__(self) -> str:
-        return str(self.report())
+        return "\n".join(map(str, [self.report(), *self.alerts]))
 
     def __repr__(self) -> str:
         return f"<Attachment: {self._title()}>"

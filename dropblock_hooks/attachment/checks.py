@@ -3,12 +3,16 @@
 The first training forward of a window warns of sites that were not called; its end, of the rest.
 """
 
+from __future__ import annotations
+
+import atexit
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -25,6 +29,7 @@ from ..warn import warn
 from .distributed import tell_equal_seeds
 from .watchdog import look_at_forward, new_alerts, tell_alerts
 
+_made: WeakSet[ModelHook] = WeakSet()  # of all attachments; copies are not in it
 _EVALUATIONS = 2  # after which a training that nobody steps is reported
 
 
@@ -49,6 +54,7 @@ class ModelHook:
         dogs = [each for hook in hooks if isinstance(each := hook.site.regularizer, Watchdog)]
         self.every = min((dog.every for dog in dogs if dog.every), default=0)
         self._training, self._turns = False, 0  # the mode of the last forward; turns to training
+        _made.add(self)
 
     def __call__(self, model: nn.Module, *args: Any) -> None:
         run = self.run
@@ -76,6 +82,14 @@ class ModelHook:
             tell(_idle(model, [hook for hook in self.hooks if hook.by_call], window), run.told)
         if self.every:
             look_at_forward(model, run, self.hooks, self.every)
+
+
+@atexit.register
+def tell_at_exit() -> None:
+    """Warn at the end of the process of schedules that nobody has stepped."""
+    for hook in list(_made):
+        if hook.run.installed:
+            tell(not_stepped(each.site for each in hook.hooks), hook.run.told)
 
 
 def find_faults(base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> list[Finding]:

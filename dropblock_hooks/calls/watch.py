@@ -46,5 +46,8 @@ def watch(
     of_attach = {name: options.pop(name) for name in ("grad_scaler", "root") if name in options}
     dog = Watchdog(rules, action=action, every=every, **options)  # type: ignore[arg-type]  # checked
     # a layer that a function selects need not be called
-    layers = Select(where=lambda name, layer: not isinstance(layer, torch.jit.ScriptModule))
-    return attach(model, {layers: dog}, **of_attach)
+    return attach(model, {Select(where=_takes_hooks): dog}, **of_attach)
+
+
+def _takes_hooks(name: str, layer: nn.Module) -> bool:
+    return not isinstance(layer, torch.jit.ScriptModule)

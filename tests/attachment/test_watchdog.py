@@ -153,6 +153,7 @@ def test_it_looks_at_the_forwards_1_2_4_8_and_every_nth_and_raises():
         else:
             model(torch.ones(2, 4))
             assert ids(attached.verify()) == [("1/Watchdog", "nonfinite")]  # and tells nothing
+            assert str(attached).endswith(str(attached.alerts[0]))
     assert looks == [("1/Watchdog", "nonfinite")] * 7
 
 

@@ -48,6 +48,8 @@ still that of C. Calls, active calls and total rates never have windows.
 """
 
 import copy
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -425,6 +427,22 @@ def test_a_forgotten_step_is_told_at_the_end(net, leaves, mode):
         leaves(attached)
     assert told(caught) == [(".", "not_stepped")]
     attached.remove()  # once
+
+
+FORGOTTEN = """
+import torch
+from dropblock_hooks import Dropout, LinearSchedule, attach
+model = torch.nn.Sequential(torch.nn.Linear(2, 2))
+attached = attach(model, {"0": Dropout(LinearSchedule(0.0, 0.5, epochs=3))})
+model(torch.ones(1, 2))
+"""
+
+
+@pytest.mark.parametrize("end", ["", "attached.step(0)"], ids=["forgotten", "stepped"])
+def test_a_forgotten_step_is_told_at_the_end_of_the_process(end):
+    code = [sys.executable, "-c", FORGOTTEN + end]
+    done = subprocess.run(code, capture_output=True, text=True, check=True)
+    assert ("nobody has called step" in done.stderr) is not bool(end)
 
 
 @pytest.mark.parametrize("how", ["end", "middle", "step(0)", "constant", "constant schedule"])

@@ -44,6 +44,11 @@ class Models:
     half = staticmethod(lambda: Net().bfloat16())
 
 
+def pretrained(weights="some", weights_backbone="others"):
+    assert weights is weights_backbone is None
+    return Net()
+
+
 def fails():
     raise RuntimeError("no weights here")
 '''
@@ -65,6 +70,18 @@ def test_a_regularizer_and_a_model_of_a_module_are_planned_from_yaml(command):
     assert code == 0, err
     assert [site["rate"] for site in json.loads(out)["sites"]] == [0.2, 0.1]
     assert "what a module prints is no result" in err
+
+
+def test_without_the_import_it_is_unknown(command):
+    code, out, err = command("check spec.yaml")
+    assert (code, out) == (1, "")
+    assert "unknown regularizer 'Attenuate'" in err
+    assert command("check spec.yaml --import mymodule")[0] == 0
+
+
+def test_weights_are_not_downloaded(command):
+    code, _, err = command("layers mymodule:pretrained --input-size 4")
+    assert code == 0, err
 
 
 @pytest.mark.parametrize("factory", ["Net", "reads_numbers", "Models.half"])
