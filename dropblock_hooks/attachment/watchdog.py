@@ -214,8 +214,8 @@ def _of_forward(first: Sight, sights: Sequence[Sight]) -> Finding:
         if not _finite(p)
     ]
     if bad:
-        cure += f". Not finite now: {listed(bad, 3)}. Go back to a checkpoint, and lower the "
-        cure += "learning rate or clip gradients (ClipGradNorm)"
+        cure += f". Not finite now: {listed(bad, 3)}. Go back to a checkpoint"
+        cure += ", and lower the learning rate or clip gradients (ClipGradNorm)" if makers else ""
     return sight.finding(Kind.NONFINITE, text, cure)
 
 

@@ -168,8 +168,9 @@ class WeightStats(Observer):
     For each parameter also its norm and the relative size of its updates: the norm of its change
     since the epoch began, divided by its norm then. For this, a copy of the parameters is held on
     their device. Use it to find layers that learn too fast, or not at all. Parameters are read at
-    the end of an epoch and for a report, so the layer need not be called. With a ``param:``
-    selector, only this parameter is read. Parameters that FSDP shards are not read.
+    the end of an epoch and for a report, so the layer need not be called. Of a module without
+    parameters of its own, those inside it are read. With a ``param:`` selector, only this parameter
+    is read. Parameters that FSDP shards are not read.
 
     Example:
         >>> attached = attach(nn.Sequential(nn.Linear(2, 3)), {"0": WeightStats()})
@@ -221,11 +222,14 @@ class WeightStats(Observer):
 
 
 def _parameters(module: nn.Module, name: str | None) -> dict[str, Tensor]:
-    """The layer's own parameters, or the one of this name, as far as they hold numbers."""
+    """The layer's own parameters, else those inside it, or the one of this name.
+
+    Those without numbers are left out.
+    """
     if shard_refusal(module) is not None:
         return {}
-    names = module._parameters if name is None else [name]
-    own = {name: getattr(module, name) for name in names}
+    own = {name: getattr(module, name) for name in (module._parameters if name is None else [name])}
+    own = own or dict(module.named_parameters())
     # other classes may hold parts, or wait for other processes
     plain = {name: p.detach() for name, p in own.items() if type(p) in (Tensor, nn.Parameter)}
     return {name: x for name, x in plain.items() if x.is_floating_point() and not x.is_meta}

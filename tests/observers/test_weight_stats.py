@@ -93,6 +93,13 @@ def test_norms_and_updates_of_weight_and_bias_since_the_epoch_began():
     assert of(attached)[0].updates == whole.updates  # nothing yet: of the epoch before
 
 
+def test_of_a_module_without_own_parameters_those_inside_are_read():
+    model = nn.Sequential(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1, bias=False)))
+    (row,) = attach(model, {"0": WeightStats()}).report()
+    assert list(row.observed.norms) == ["0.weight", "0.bias", "2.weight"]
+    assert row.observed.values == 12
+
+
 def test_the_layer_need_not_be_called():
     attention = nn.MultiheadAttention(4, 2)  # takes the weight of its projection
     attached = attach(attention, {"out_proj": WeightStats()})
