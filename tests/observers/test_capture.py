@@ -281,7 +281,7 @@ def test_compiled_code_refuses_to_hold_the_graph():
         ({"keep": 1.5}, "keep must be an integer >= 1, got 1.5"),
         ({"reduce": "men"}, "reduce must be one of None, 'mean'"),
         ({"activations": False}, "activations=False keeps nothing without gradients=True"),
-        ({"device": "gpu"}, "device type at start of device string: gpu"),
+        ({"device": "gpu"}, "device must be one of torch's, such as 'cpu', got 'gpu'"),
         ({"dtype": "int8"}, "dtype must be one of 'float16', .* got 'int8'"),
     ],
 )
