@@ -16,7 +16,7 @@ from ..checks import check_block_size, check_option
 from ..registry import described_in
 from .gamma import Calibration, gamma_of
 from .masks import Mask, bernoulli, check_call, count_ratio, keep_scale
-from .sparse import Blocks, drop_drawn, grow, takes
+from .sparse import Blocks, drop_drawn, grow, once, takes
 
 Normalize: TypeAlias = Literal["batch", "sample", "expected", None]
 
@@ -63,7 +63,7 @@ def draw_blocks(
     gamma = gamma_of(p, size, block, calibration)
     if takes(x):
         blocks = Blocks(x, (1, x.shape[1] if share_channels else 1, *block))
-        return blocks, blocks.draw(gamma, generator)
+        return once(lambda: (blocks, blocks.draw(gamma, generator)))
     # no branch on a value from here on: torch.export traces it for any batch size
     shape = [x.shape[0], 1 if share_channels else x.shape[1]]
     borders: list[int] = []

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..checks import check_option
 from ..registry import described_in
 from .masks import Mask, bernoulli, check_call, in_format_of, keep_scale
-from .sparse import Blocks, Units, draw_units, drop_drawn, takes
+from .sparse import Blocks, Units, draw_units, drop_drawn, once, takes
 
 Mode: TypeAlias = Literal["row", "batch"]
 _LARGE = 64  # elements of a unit, from which a number for each unit is less than a bit per element
@@ -190,10 +190,10 @@ def drop_units(
     if not takes(x, "units" if whole else "blocks"):
         places, drawn = Mask(x.numel()), bernoulli(shape, p, x.device, generator)
     elif whole:
-        places, drawn = Units(x.numel()), draw_units(shape, p, generator)
+        places, drawn = Units(x.numel()), once(lambda: draw_units(shape, p, generator))
     else:
-        places = Blocks(x, [side // part for side, part in zip(x.shape, shape, strict=True)])
-        drawn = places.draw(p, generator)
+        blocks = Blocks(x, [side // part for side, part in zip(x.shape, shape, strict=True)])
+        places, drawn = once(lambda: (blocks, blocks.draw(p, generator)))
     y = drop_drawn(x, keep_scale(p) if rescale else None, places, drawn)
     return x.copy_(y) if inplace else y, places.count(drawn)
 

@@ -6,8 +6,9 @@ has an edge for each axis: (1, 1, 7, 7) for DropBlock, (1, C, 7, 7) with shared 
 """
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from .masks import Mask, bernoulli, scaled
 _PIECE = 2**17  # bytes that stay in the cache
 LEAST = {"blocks": 2**17, "units": 2**18}  # elements, from which the sparse form is faster
 _CPU = torch.device("cpu")
+T = TypeVar("T")
 _FREQUENT = 0.4  # from this chance on, one draw for each position is faster than one for each gap
 _LONG = 64  # contiguous elements, from which writing them costs as much as a pass
 _ROWS = 2**16  # that are written at once
@@ -155,7 +157,7 @@ class Blocks:
         """The number of dropped elements. Overlaps count once."""
         if drawn.dtype is torch.uint8:
             return self.numel - int(popcount_(drawn.view(torch.int64).clone()).sum())
-        return self._union(drawn.to(torch.int64))
+        return once(lambda: self._union(drawn.to(torch.int64)))
 
     def mask(self, drawn: Tensor) -> Tensor:
         """A boolean tensor, True where dropped."""
@@ -294,6 +296,28 @@ def _rows(y: Tensor, mask: Tensor) -> Tensor | None:
     if order[: len(decided)] != decided or not y.permute(order).is_contiguous():
         return None
     return y.permute(order).view(mask.numel(), -1)
+
+
+_reused: tuple[list[Any], bool] | None = None
+
+
+@contextmanager
+def reusing(draws: list[Any]) -> Iterator[None]:
+    """Let `once` keep its results in an empty list, or take them from a list, as in a backward."""
+    global _reused
+    _reused = draws, bool(draws)
+    try:
+        yield
+    finally:
+        _reused = None
+
+
+def once(draw: Callable[[], T]) -> T:
+    draws, again = _reused or ([], False)
+    drawn: T = draws.pop(0) if again and draws else draw()
+    if not again:
+        draws.append(drawn)
+    return drawn
 
 
 class _Drop(torch.autograd.Function):

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from ..axes.view import View
 from ..checkpointing import NO_TASK, graph_task
+from ..functional.sparse import reusing
 from ..handles import define_operator, differentiate, find, is_exporting
 from .act import (
     act_on_activation,
@@ -37,6 +38,7 @@ from .act import (
 from .site import Site
 
 _SEEDS = 2**63 - 1
+_MOST_DRAWS = 16  # that a site keeps; without them, a backward draws from the seed again
 _VIEW = "str layout, SymInt[] grid, SymInt prefix"
 _NONE = -1  # in place of the number of a site that is off, or of a call that is not observed
 _KEY = torch._C.DispatchKey
@@ -102,7 +104,7 @@ def regularize_op(
 
     The row is for the backward. Its number is `_NONE` if the site was not active.
     """
-    *read, training, _, n_rates = options
+    *read, training, linear, n_rates = options
     site: Site | None = find(handle)
     active = False
     if site is not None:
@@ -113,9 +115,14 @@ def regularize_op(
     row = torch.tensor([number, *rates], dtype=torch.float64, device="cpu")
     if site is None or not active or site.regularizer.acts_on == "gradient":
         return _new(x, x), row
-    with _seeded(seed, x.device):
+    draws: list[Any] = []
+    with _seeded(seed, x.device), reusing(draws):
         given = x if layer_input is None else layer_input
         y = act_on_activation(site, x, _form(*read), given, training)
+    if linear and draws:
+        site.kept_draws[int(seed or 0)] = draws
+        if len(site.kept_draws) > _MOST_DRAWS:  # of forwards without a backward
+            site.kept_draws.pop(next(iter(site.kept_draws)))
     return _new(y, x), row
 
 
@@ -170,7 +177,8 @@ def regularize_gradients_op(
     rates = dict(zip(site.values, values, strict=False))
     if site.regularizer.acts_on == "gradient":
         return [_new(regularize_grad(site, form, rates, grad), grad), *nothing]
-    with _seeded(seed, grad.device):
+    draws = site.kept_draws.pop(int(seed or 0), None) or []
+    with _seeded(seed, grad.device), reusing(draws):
         if x is None:
             return [_new(perform(site, grad, form, rates), grad), *nothing]
         with _autograd():

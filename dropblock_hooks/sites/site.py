@@ -71,6 +71,7 @@ class Site:
         self.selector = key  # of its entry
         self.counter = Counter()
         self.handle = new_handle(self)
+        self.kept_draws: dict[int, list[Any]] = {}  # of compiled forwards, by seed
         self.recomputed = False
         self.bound: Any = None  # the callable, which may have a state
         self.set_regularizer(regularizer)
@@ -100,7 +101,7 @@ class Site:
         self.idle = self.rate == 0.0 and self.regularizer.idle_at_zero and activation
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "handle": None}
+        return {**self.__dict__, "handle": None, "kept_draws": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, handle=new_handle(self))  # a copy is another site
