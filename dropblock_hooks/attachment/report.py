@@ -7,7 +7,6 @@ from itertools import chain
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
-from ..findings import Finding, Kind, Severity
 from ..observers.base import Observer
 from ..quoting import kind_of
 from ..registry import stated_fields, text
@@ -141,18 +140,6 @@ def _site_row(site: Site, have: Readings) -> SiteRow:
 def is_clipped(block: tuple[int, ...] | None, regularizer: Regularizer) -> bool:
     """Whether a block is smaller than its regularizer says."""
     return block is not None and block != getattr(regularizer, "edges", block)
-
-
-def block_finding(row: Any) -> Finding | None:
-    """The finding that a block is as large as the map, for a row of a report or plan."""
-    if row.block_size is not None and row.block_size == row.map_size:
-        text = f"the block is as large as the map ({cell(row.map_size)}): it drops whole channels"
-    elif row.clipped:
-        text = f"the blocks are clipped to the map: {cell(row.block_size)} of {cell(row.map_size)}"
-    else:
-        return None
-    cure = "Ask for a smaller block_size, or use a dropout of channels"
-    return Finding(Kind.CLIPPED, Severity.WARNING, (row.site,), text, cure)
 
 
 def block_cell(row: Any, only_limited: bool = False) -> str:

@@ -17,7 +17,7 @@ from torch.autograd.graph import Node
 from torch.utils._pytree import tree_leaves
 
 from ..attachment.place import Placement, install, place, site_keys
-from ..attachment.report import block_cell, block_finding, entry_of, is_clipped
+from ..attachment.report import block_cell, entry_of, is_clipped
 from ..axes.view import View
 from ..findings import Finding, Kind, Severity, grouped, merged
 from ..regularizers.base import Regularizer, rate_range
@@ -29,7 +29,7 @@ from ..sites.hooks import SiteHook
 from ..sites.run import Run, Window
 from ..sites.site import Site, SiteError
 from ..spec.spec import Draft
-from ..tables import Section, Short, Table, counted, named, range_of, ranged
+from ..tables import Section, Short, Table, counted, named, range_of, ranged, shown
 from .builtin import find_doubled
 from .dry_run import Arguments, Copies, dry_run, own_input, with_graph
 from .recording import passes_around, recorded
@@ -179,7 +179,7 @@ def plan_placements(
         findings = [Finding(Kind.NO_PASS, Severity.WARNING, (), f"no shapes, since {error}")]
     fault = partial(Finding, Kind.SPEC, Severity.ERROR)
     problems = [fault((row.site,), row.problem) for row in rows if row.problem is not None]
-    findings += filter(None, map(block_finding, rows))
+    findings += filter(None, map(_of_block, rows))
     findings = [*merged(findings), *find_doubled(base, placements, keys)]
     title = f"{counted(len(keys), 'site')} on {bare_type(base).__name__}"
     return Plan(rows, title, grouped(problems), findings)
@@ -268,3 +268,17 @@ def _probe(
 def _loses_samples(regularizer: Regularizer) -> bool:
     at_output = regularizer.at == "output" and not regularizer.needs_input
     return at_output and unit_dropped(regularizer) == "samples"
+
+
+def _of_block(row: PlanRow) -> Finding | None:
+    """The finding that the map limits the blocks; None if it does not."""
+    if row.block_size is not None and row.block_size == row.map_size:
+        text = f"the block is as large as the map ({shown(row.map_size)}): it drops whole channels"
+    elif row.clipped:
+        text = (
+            f"the blocks are clipped to the map: {shown(row.block_size)} of {shown(row.map_size)}"
+        )
+    else:
+        return None
+    cure = "Ask for a smaller block_size, or use a dropout of channels"
+    return Finding(Kind.CLIPPED, Severity.WARNING, (row.site,), text, cure)
