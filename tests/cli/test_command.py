@@ -1,16 +1,13 @@
 """The command: what it prints, as text and JSON, and how it fails."""
 
-import inspect
 import json
 import subprocess
 import sys
 
 import pytest
 
-import dropblock_hooks
 from dropblock_hooks import Spec
 from dropblock_hooks.cli import main
-from tests.classes import own_classes
 
 pytest.importorskip("timm", reason="models come from timm")
 
@@ -25,12 +22,6 @@ def _in_a_folder_of_its_own(tmp_path, monkeypatch):
 def run(capsys, *arguments):
     code = main(arguments)
     return code, *capsys.readouterr()
-
-
-def data_of(capsys, *arguments):
-    code, out, err = run(capsys, *arguments, "--json")
-    assert (code, err) == (0, "")
-    return json.loads(out)
 
 
 def write(text, name="spec.yaml"):
@@ -61,7 +52,6 @@ FAILS = {
     "layers resnet18 --input-size 5 9 9": "no forward of a copy ran with",
     "layers no_such_module:make": "importing no_such_module:make raised ModuleNotFoundError",
     "layers collections:OrderedDict": "must make a torch.nn.Module, got OrderedDict",
-    "regularizers DropBlok2d": "'DropBlok2d' (closest: DropBlock2d",
 }
 
 
@@ -74,26 +64,11 @@ def test_what_fails_is_one_line_and_exit_code_1(capsys, line):
     assert len(err.splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-    ("line", "text"),
-    [
-        ("", "COMMAND"),
-        ("plan resnet18", "SPEC"),
-        ("plan resnet18 spec.yaml --epochs no", "invalid int value: 'no'"),
-    ],
-)
-def test_wrong_usage_is_exit_code_2(capsys, line, text):
+def test_wrong_usage_is_exit_code_2(capsys):
     with pytest.raises(SystemExit) as stopped:
-        main(line.split())
+        main(["plan", "resnet18"])
     assert stopped.value.code == 2
-    assert text in capsys.readouterr().err
-
-
-def test_without_timm(capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "timm", None)
-    code, _, err = run(capsys, "layers", "resnet18")
-    assert code == 1
-    assert "dropblock-hooks[timm]" in err
+    assert "required: SPEC" in capsys.readouterr().err
 
 
 SPEC = """
@@ -109,10 +84,12 @@ def test_plan(capsys):
     assert (code, err) == (0, "")
     assert "2 sites layer4.*/DropBlock2d" in out
     assert "it drops\n    whole channels" in out
-    data = data_of(capsys, "plan", "resnet18", "spec.yaml", "--epochs", "10")
+    code, out, err = run(capsys, "plan", "resnet18", "spec.yaml", "--epochs", "10", "--json")
+    assert (code, err) == (0, "")
+    data = json.loads(out)
     assert [site["site"] for site in data["sites"]][:1] == ["layer4.0/DropBlock2d"]
     assert data["problems"] == []
-    code, out, _ = run(capsys, "plan", "resnet18", "spec.yaml", "--json")
+    code, out, _ = run(capsys, "--json", "plan", "resnet18", "spec.yaml")
     assert code == 1
     assert "does not say its epochs" in json.loads(out)["problems"][0]
 
@@ -122,17 +99,11 @@ def test_plan_tells_what_is_wrong(capsys):
     code, out, err = run(capsys, "plan", "resnet18", "spec.yaml")
     assert (code, err) == (1, "dropblock-hooks: 1 problem\n")
     assert "fc/DropBlock2d: needs a 4-D tensor" in out
-    code, out, _ = run(capsys, "--json", "plan", "resnet18", "spec.yaml")
-    assert code == 1
-    assert "fc/DropBlock2d: needs a 4-D tensor" in json.loads(out)["problems"][0]
     write("layr4: Dropout\nlayr3: Dropout")
     code, out, err = run(capsys, "plan", "resnet18", "spec.yaml")
     assert (code, out) == (1, "")
     assert err.splitlines()[0] == "dropblock-hooks: 2 problems in the spec in spec.yaml:"
-    assert [line.split(" ")[3:6] for line in err.splitlines()[1:]] == [
-        ["line", "1:", "'layr4':"],
-        ["line", "2:", "'layr3':"],
-    ]
+    assert "line 2: 'layr3':" in err
 
 
 def test_check(capsys):
@@ -140,29 +111,6 @@ def test_check(capsys):
     code, out, err = run(capsys, "check", "spec.yaml")
     assert (code, err) == (0, "")
     assert Spec.from_yaml(out) == Spec.load("spec.yaml")
-    data = data_of(capsys, "check", "spec.yaml")
-    assert data["problems"] == []
-    assert Spec(data["entries"]) == Spec.load("spec.yaml")
-
-
-def test_regularizers(capsys, own_registry):
-    code, out, _ = run(capsys, "regularizers")
-    assert code == 0
-    rows = data_of(capsys, "regularizers")
-    assert {row["name"] for row in rows} == set(own_classes(object))
-    assert all(row["name"] in out for row in rows)
-    kinds = {row["name"]: row["kind"] for row in rows}
-    assert kinds["DropBlock1d"] == "activation"
-    assert kinds["ClipGradNorm"] == "gradient"
-    assert kinds["WeightStats"] == "observer"
-    assert kinds["LinearSchedule"] == "schedule"
-
-
-def test_the_docstring_of_one(capsys):
-    code, out, _ = run(capsys, "regularizers", "DropBlock1d")
-    assert code == 0
-    assert out.startswith("DropBlock1d(p=0.1, block_size=7, calibration='exact', ")
-    assert inspect.getdoc(dropblock_hooks.DropBlock1d) in out
 
 
 @pytest.mark.slow  # a process of its own takes seconds to begin

@@ -47,10 +47,6 @@ class Models:
 def pretrained(weights="some", weights_backbone="others"):
     assert weights is weights_backbone is None
     return Net()
-
-
-def fails():
-    raise RuntimeError("no weights here")
 '''
 
 
