@@ -34,9 +34,8 @@ def drop_block_resnet(
 ) -> Spec:
     """DropBlock as in the paper: after norms and on the shortcuts of groups 3 and 4 of a ResNet.
 
-    Group 3 (``layer3``) has a quarter of the rate of group 4 (``layer4``). In the paper the rate
-    rises over training: ``p=LinearSchedule(0.0, 0.1, epochs)``. Identity shortcuts, which the paper
-    also drops, are no layers, so a hook can't reach them.
+    Group 3 (``layer3``) has a quarter of the rate of group 4 (``layer4``). In the paper the rate is
+    ``p=LinearSchedule(0.0, 0.1, epochs)``, and identity shortcuts, which are no layers, drop too.
 
     Example:
         >>> attach(model, drop_block_resnet(model, p=0.1))  # doctest: +SKIP
@@ -83,10 +82,8 @@ def by_stage(
         first: factor of the rate at the first stage.
     """
     if not isinstance(regularizer, Regularizer) or not regularizer.rates:
-        raise TypeError(
-            "by_stage takes a regularizer with a rate and no model, as in "
-            f"by_stage(DropBlock2d(p=0.1)): got {shown(regularizer)}"
-        )
+        what = "by_stage takes a regularizer with a rate and no model: by_stage(DropBlock2d(p=0.1))"
+        raise TypeError(f"{what}, got {shown(regularizer)}")
     name, rate = next(iter(regularizer.rates.items()))
     spread = regularizer.with_rates(**{name: ByDepth(scaled(rate, first), rate)})
     chosen = stages if isinstance(stages, int) else tuple(stages)
@@ -122,9 +119,8 @@ def stochastic_depth(
 def drop_path(model: nn.Module, p: RateLike = 0.1, example_input: Any = None) -> Spec:
     """`DropPath` at the layers ``drop_path`` of all residual branches, the rate rising from 0 to p.
 
-    timm's blocks end each branch in ``drop_path`` (or ``drop_path1``, ``drop_path2``). Layers that
-    the forward does not call are left out. Make the model without ``drop_path_rate``: ``attach``
-    warns of layers that drop already.
+    In timm, each branch ends in ``drop_path``, ``drop_path1`` or ``drop_path2``. Those that the
+    forward does not call are left out. Make the model without ``drop_path_rate``.
 
     Example:
         >>> attach(model, drop_path(model, p=0.1))  # doctest: +SKIP
@@ -133,9 +129,7 @@ def drop_path(model: nn.Module, p: RateLike = 0.1, example_input: Any = None) ->
         ValueError: for a model without such layers.
     """
     called = record_forward(unwrap(model), example_input)
-    modules = Index(unwrap(model)).modules
-    found = [name for name in matching("**.drop_path*", modules) if called[name].calls]
-    names = [name for name in found if not modules[name].module._modules]
+    names = [name for name in matching("**.drop_path*", called) if called[name].calls]
     kind = "layer drop_path on its branches: use stochastic_depth"
     return _on(model, names, kind, DropPath(ByDepth(0.0, p)))
 
@@ -150,31 +144,26 @@ def layer_drop(model: nn.Module, p: RateLike = 0.1, **options: Any) -> Spec:
 
     Args:
         model: of Transformers, or one whose layers have such names, as ``layers.0`` or ``h.0``.
-        p: rate of each layer.
-        options: of `StochasticDepth`: ``index=0`` for layers that return a tuple.
+        p: rate of each layer or projection.
+        options: of the regularizer, such as ``index=0`` for layers that return a tuple.
 
     Raises:
         ValueError: for a model without such layers.
 
     Reference:
-        Fan, Grave and Joulin, 2019 (https://arxiv.org/abs/1909.11556). They do not scale the layers
-        that are kept.
+        Fan, Grave and Joulin, 2019 (https://arxiv.org/abs/1909.11556), without the scaling.
     """
     kind = "list of layers called layers, h or blocks: use stochastic_depth"
     regularizer = StochasticDepth(p, **{"mode": "batch", **options})
     return _on(model, _outermost(model, _LAYERS), kind, regularizer)
 
 
+@described_in(layer_drop)
 def residual_dropout(model: nn.Module, p: RateLike = 0.1, **options: Any) -> Spec:
-    """`Dropout` on the last projections of attention and feed-forward in a language model.
+    """`Dropout` on the last projections of attention and MLP of a language model that has none.
 
     Example:
         >>> attach(model, residual_dropout(model, p=0.1))  # doctest: +SKIP
-
-    Args:
-        model: of Transformers, without dropout of its own at these places.
-        p: rate of each projection.
-        options: of `Dropout`.
 
     Raises:
         ValueError: for a model without such projections.
@@ -238,6 +227,4 @@ def scaled(rate: RateLike, factor: float) -> RateLike:
         own = {name: scaled(v, factor) for name, v in vars(rate).items() if name in values}
         if own:
             return replace(rate, **own)  # type: ignore[type-var]  # a schedule with fields is a dataclass
-    if callable(rate):
-        raise TypeError(f"{rate!r} can't be scaled: give a number or one of our schedules")
-    return as_number("p", rate, "a number or a schedule") * factor
+    return as_number("p", rate, "a number or a schedule of this package") * factor

@@ -6,7 +6,6 @@ from torch import nn
 
 from dropblock_hooks import (
     ByDepth,
-    CosineSchedule,
     DropBlock2d,
     HookWarning,
     LinearSchedule,
@@ -115,8 +114,6 @@ def test_stochastic_depth_of_a_model_of_ones_own(net):
         presets.stochastic_depth(net)
     with pytest.raises(ValueError, match="no forward of a copy ran"):
         presets.stochastic_depth(net, 0.3, torch.ones(1))
-    with pytest.raises(ValueError, match="Sequential has no residual block that keeps its shape"):
-        presets.stochastic_depth(nn.Sequential(nn.Linear(2, 2)), 0.3, torch.ones(1, 2))
 
 
 @pytest.mark.parametrize(
@@ -151,7 +148,6 @@ def test_drop_path_where_it_can_not_be():
     [
         (0.2, 0.1),
         (LinearSchedule(0.0, 0.2, 5, delay=1), LinearSchedule(0.0, 0.1, 5, delay=1)),
-        (CosineSchedule(0.2, 0.4, 5), CosineSchedule(0.1, 0.2, 5)),
         (StepSchedule({0: 0.2, 3: 0.4}), StepSchedule({0: 0.1, 3: 0.2})),
         (WindowSchedule(0.2, 0, 5, 0.4), WindowSchedule(0.1, 0, 5, 0.2)),
         (ByDepth(LinearSchedule(0.0, 0.2, 5), 0.4), ByDepth(LinearSchedule(0.0, 0.1, 5), 0.2)),
@@ -159,7 +155,7 @@ def test_drop_path_where_it_can_not_be():
 )
 def test_scaled(rate, half):
     assert presets.scaled(rate, 0.5) == half
-    with pytest.raises(TypeError, match="can't be scaled"):
+    with pytest.raises(TypeError, match="must be a number or a schedule of this package"):
         presets.scaled(lambda t: 0.1, 0.5)
 
 
@@ -184,5 +180,5 @@ class Perceptron(nn.Module):
 def test_a_bias_is_no_branch():
     model = nn.Sequential(nn.Linear(8, 8), Perceptron(), Perceptron())
     assert presets.residual_blocks(model, torch.randn(2, 8)) == ("1", "2")
-    with pytest.raises(ValueError, match="has no residual block"):
+    with pytest.raises(ValueError, match="Sequential has no residual block that keeps its shape"):
         presets.stochastic_depth(nn.Sequential(nn.Linear(8, 8), nn.ReLU()), 0.1, torch.randn(2, 8))

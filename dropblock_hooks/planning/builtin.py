@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
@@ -13,16 +13,8 @@ from torch import nn
 
 from ..attachment.place import Placement
 from ..findings import Finding, Kind, Severity
+from ..regularizers import retune
 from ..regularizers.base import highest_rate
-from ..regularizers.retune import (
-    Retune,
-    held_rate,
-    is_read,
-    rate_attribute,
-    reads_own,
-    unit_dropped,
-    unit_of,
-)
 from ..selectors.index import HELD, Index
 from ..selectors.select import Select, Selector, match
 from ..selectors.wrappers import bare_type, submodule, unwrap
@@ -45,6 +37,15 @@ class BuiltinRow:
     aliases: tuple[str, ...]  # other names of the same, shared, layer
 
 
+_COLUMNS: Columns[BuiltinRow] = {
+    "entry of a spec": lambda row: named(f'"{row.selector}": Retune(p={row.rate:g})', row.aliases),
+    "type": attrgetter("type"),
+    "rate": attrgetter("rate"),
+    "on": lambda row: "yes" if row.on else "no",
+    "held by": lambda row: row.retuned or "",  # a table leaves empty columns out
+}
+
+
 class Builtin(Table[BuiltinRow]):
     """The rates of a model; `spec` makes a Spec of them."""
 
@@ -57,10 +58,8 @@ class Builtin(Table[BuiltinRow]):
     def spec(self, p: Any = None) -> Spec:
         """A Spec that retunes all rates, with one entry for the same layer of all blocks.
 
-        With `p`, rates of 0 are set as well. Remove the entries that you do not want.
-
         Args:
-            p: the rate of all layers, or a schedule; by default each keeps its rate.
+            p: the rate or schedule of all layers, also of those with rate 0; None keeps each rate.
 
         Raises:
             ValueError: for a model that drops nothing.
@@ -78,7 +77,7 @@ class Builtin(Table[BuiltinRow]):
                 matched = {target.name for target in match(pattern, self._index)}
                 wanted = {name.removeprefix("attr:") for name in names}
                 selector = pattern if matched == wanted else Select(names=tuple(names))
-            pairs.append((selector, Retune(p=rate if p is None else p)))
+            pairs.append((selector, retune.Retune(p=rate if p is None else p)))
         return Spec(pairs)
 
 
@@ -107,20 +106,20 @@ def builtin(model: nn.Module, *, root: str = "") -> Builtin:
 
 def rates_of(index: Index) -> Iterator[BuiltinRow]:
     """The rates of the dropout layers and modules of a model, in the order of its modules."""
-    for name, target in index.modules.items():
-        module, kind = target.module, bare_type(target.module).__name__
+    for target in dict.fromkeys(index.modules.values()):
+        name, module, kind = target.name, target.module, bare_type(target.module).__name__
         # other layers than dropouts may mean something else by `p`
-        drops = unit_of(kind) and not module._modules
-        own = rate_attribute(module) if drops else None
-        found = [own] if own else list(filter(_is_rate, HELD["attr"].values(module)))
-        for attribute in found if name == target.name else ():
-            rate: Any = getattr(module, attribute)
-            if not own and not isinstance(rate, float):
-                continue
+        drops = retune.unit_of(kind) and not module._modules
+        own = retune.rate_attribute(module) if drops else None
+        held = HELD["attr"].values(module)
+        other = [a for a in held if "drop" in a and a != "layerdrop" and isinstance(held[a], float)]
+        for attribute in [own] if own else other:
+            rate = getattr(module, attribute)
             full = name if own else f"{name}.{attribute}".lstrip(".")
-            used = own or reads_own(module, attribute) or is_read(index.model, (name,), attribute)
-            sites = [hook.site for hook in hooks_on(module)]
-            site = next((x for x in sites if held_rate(x.regularizer) == attribute), None)
+            used = own or retune.reads_own(module, attribute)
+            used = used or retune.is_read(index.model, (name,), attribute)
+            sites = {retune.held_rate(x.site.regularizer): x.site for x in hooks_on(module)}
+            site = sites.get(attribute)
             if site and site.run.enabled:
                 rate = site.rate or 0.0
             yield BuiltinRow(
@@ -135,23 +134,26 @@ def rates_of(index: Index) -> Iterator[BuiltinRow]:
             )
 
 
-def _is_rate(attribute: str) -> bool:
-    return "drop" in attribute and attribute != "layerdrop"
-
-
 def find_doubled(
     base: nn.Module, placements: Sequence[Placement], keys: Sequence[str]
 ) -> list[Finding]:
     """Finds the sites, by their keys, that drop values which the model itself drops too.
 
-    Two independent dropouts with the rates a and b together drop a share of 1 - (1 - a)(1 - b).
+    Two independent dropouts with the rates a and b together drop a share of 1 - (1 - a)(1 - b). The
+    layers that a `Retune` of the same spec sets are left out.
     """
     dropping = [
         (p, key)
         for p, key in zip(placements, keys, strict=True)
-        if unit_dropped(p.regularizer) and highest_rate(p.regularizer) and not p.target.form
+        if retune.unit_dropped(p.regularizer) and highest_rate(p.regularizer) and not p.target.form
     ]
-    droppers = _droppers(base, placements) if dropping else []
+    retuned = {p.target.owner for p in placements if isinstance(p.regularizer, retune.Retune)}
+    droppers = [
+        row
+        for row in (rates_of(Index(base)) if dropping else ())
+        if row.name == row.selector and row.name not in retuned
+        if row.on or (row.rate and not base.training)
+    ]
     shares: dict[str, dict[str, float]] = defaultdict(dict)
     for p, key in dropping:
         own = next((row for row in droppers if _drops_same(p, row)), None)
@@ -166,40 +168,17 @@ def find_doubled(
     return found
 
 
-def _droppers(base: nn.Module, placements: Sequence[Placement]) -> list[BuiltinRow]:
-    """The layers of a model that drop in training, at the rates that the placements set."""
-    retuned = {
-        (p.target.owner or ".", held_rate(p.regularizer)): highest_rate(p.regularizer)
-        for p in placements
-        if isinstance(p.regularizer, Retune)
-    }
-    layers = [row for row in rates_of(Index(base)) if row.name == row.selector]
-    trained = [row for row in layers if row.on or row.rate == 0 or not base.training]
-    rows = [replace(r, rate=retuned.get((r.name, r.attribute), r.rate)) for r in trained]
-    return [row for row in rows if row.rate > 0]
-
-
 def _drops_same(p: Placement, row: BuiltinRow) -> bool:
     """Whether a layer of the model drops the same values: this layer, or one of a block around it.
 
     Models keep the layers that drop samples or blocks as children of the block. The rate of whole
     samples and the rate of parts of a sample do not add up.
     """
-    unit, own = unit_dropped(p.regularizer), unit_of(row.type)
+    unit, own = retune.unit_dropped(p.regularizer), retune.unit_of(row.type)
+    names = [name or "." for name in (p.target.name, *p.target.aliases)]
+    if row.name in names:
+        return (unit == "samples") == (own == "samples")
     block = row.name[: row.name.rfind(".") + 1]
-    for name in (p.target.name, *p.target.aliases):
-        if (name or ".") == row.name:
-            return (unit == "samples") == (own == "samples")
-        start = name if unit == "blocks" else f"{name}."  # a block's own output is no branch
-        if unit == own and unit in ("samples", "blocks") and start and start.startswith(block):
-            return True
-    return False
-
-
-_COLUMNS: Columns[BuiltinRow] = {
-    "entry of a spec": lambda row: named(f'"{row.selector}": Retune(p={row.rate:g})', row.aliases),
-    "type": attrgetter("type"),
-    "rate": attrgetter("rate"),
-    "on": lambda row: "yes" if row.on else "no",
-    "held by": lambda row: row.retuned or "",  # a table leaves empty columns out
-}
+    end = "" if unit == "blocks" else "."  # a block's own output is no branch
+    inside = any(f"{name}{end}".startswith(block) for name in names)
+    return inside and unit == own and unit in ("samples", "blocks")

@@ -1,7 +1,6 @@
-"""A forward of a deep copy, on fake tensors where that works. The model itself is never touched.
+"""A forward of a deep copy, on fake tensors where that works: they have shapes and no values.
 
-Fake tensors have shapes and no values, so a copy of any size costs nothing. The copy must be deep:
-models keep tensors in caches, and a fake one left there would break their next real forward.
+The copy must be deep, since a fake tensor in a cache of the model would break its next forward.
 """
 
 import copy
@@ -9,7 +8,6 @@ import functools
 import gc
 import logging
 import random
-import sys
 import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,22 +22,17 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 from ..handles import as_written
 from ..quoting import described, quote
 
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 _T = TypeVar("_T")
 _DEEPEST = 4  # containers between a tensor and the cache that holds it
 _LRU: type = type(functools.lru_cache(lambda: None))
 
 
-Arguments = tuple[tuple[Any, ...], dict[str, Any]]
-Copies = dict[int, Any]
-
-
-def dry_run(
-    model: nn.Module, example: Any, look: Callable[[nn.Module, Arguments, Copies], _T]
-) -> _T:
+def dry_run(model: nn.Module, example: Any, look: Callable[[nn.Module, Arguments], _T]) -> _T:
     """What `look` returns for a copy on fake tensors or, if that fails, on real ones.
 
-    `look` runs the copy once with its arguments, and gets the copies of all modules by `id`. Its
-    result must not hold tensors of the copy. If no forward runs, a ValueError says why.
+    `look` runs the copy once with its arguments. Its result must not hold tensors of the copy. A
+    ValueError says why no forward ran.
     """
     example = own_input(model) if example is None else example
     if example is None:
@@ -51,9 +44,11 @@ def dry_run(
     for mode in modes:
         try:
             with _undisturbed():
-                copied = _copied(model, example, mode)
+                with FakeCopyMode(mode) if mode else nullcontext():
+                    copied, inputs = copy.deepcopy((model, example))
+                _clear_hooks(copied)
                 with mode or nullcontext():
-                    return look(*copied)
+                    return look(copied, arguments_of(inputs))
         except Exception as error:  # a model may fail in any way
             reason = described(error)
         finally:
@@ -68,8 +63,7 @@ def dry_run(
 @contextmanager
 def _undisturbed() -> Iterator[None]:
     """Restore the states of random numbers, and hide warnings, which a real forward will give."""
-    numpy: Any = sys.modules.get("numpy.random")  # not imported: not in use
-    states = random.getstate(), numpy and numpy.get_state()
+    state = random.getstate()
     logger = logging.getLogger("torch._subclasses.fake_tensor")  # the error says it
     disabled, logger.disabled = logger.disabled, True
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
@@ -79,40 +73,30 @@ def _undisturbed() -> Iterator[None]:
             yield
     finally:
         logger.disabled = disabled
-        random.setstate(states[0])
-        if numpy:
-            numpy.set_state(states[1])
+        random.setstate(state)
 
 
-def _copied(
-    model: nn.Module, example: Any, mode: FakeTensorMode | None
-) -> tuple[nn.Module, Arguments, Copies]:
-    for name, module in model.named_modules():
+def _clear_hooks(copied: nn.Module) -> None:
+    """Remove all hooks of the user from a copy: they may change objects outside of it."""
+    for name, module in copied.named_modules():
         forward = vars(module).get("forward")
         if isinstance(forward, types.FunctionType) and forward.__closure__:
             # the copy would run the model's own modules
             raise ValueError(f"the forward of '{name or '.'}' was replaced by a function")
-    copies: Copies = {}
-    with FakeCopyMode(mode) if mode else nullcontext():
-        copied, inputs = copy.deepcopy((model, example), copies)
-    for m in copied.modules():  # a user's hook may change objects outside of the copy
-        forward_hooks: Any = m._forward_hooks, m._forward_pre_hooks
-        for hooks in (*forward_hooks, m._backward_hooks, m._backward_pre_hooks):
-            hooks.clear()
-    return copied, arguments_of(inputs), copies
+        hooks: Any = module._forward_hooks, module._forward_pre_hooks
+        for each in (*hooks, module._backward_hooks, module._backward_pre_hooks):
+            each.clear()
 
 
 def own_input(model: nn.Module) -> Tensor | None:
     """Two empty images of the size in the configuration of a timm model; None without one."""
-    config: Any = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None)
-    told = config if isinstance(config, Mapping) else vars(config) if config else {}
-    if not told.get("input_size"):
+    config = getattr(model, "pretrained_cfg", None)
+    if not isinstance(config, Mapping) or not config.get("input_size"):
         return None
-    channels, *edges = told["input_size"]
+    channels, *edges = config["input_size"]
     first = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
     built = getattr(getattr(model, "patch_embed", None), "img_size", None)
-    edges = built if isinstance(built, tuple | list) else edges
-    return empty_input(model, (first.in_channels if first else channels, *edges))
+    return empty_input(model, (first.in_channels if first else channels, *(built or edges)))
 
 
 def empty_input(model: nn.Module, size: Sequence[int]) -> Tensor:
@@ -147,25 +131,19 @@ def shape_of(output: Any) -> Any:
 
 
 def _take_out(mode: FakeTensorMode) -> None:
-    """Remove the fake tensors of a mode from global dicts and from ``functools.lru_cache``.
-
-    They may keep tensors for the next forward of any model. A fake one would break it.
-    """
+    """Remove the fake tensors of a mode from caches, where they would break a later forward."""
     gc.collect()
     # some objects lie about their class when asked, so the type is taken
-    for each in [each for each in gc.get_objects() if type(each) is FakeTensor]:
-        if getattr(each, "fake_mode", None) is mode:
-            _release(each, 0)
-
-
-def _release(held: Any, depth: int) -> None:
-    for holder in gc.get_referrers(held):
-        if isinstance(holder, types.FrameType) or depth > _DEEPEST:
-            continue
-        if type(holder) is _LRU:
-            holder.cache_clear()  # type: ignore[attr-defined]  # of what `type` is, mypy knows nothing
-        elif type(holder) is dict:
-            for key in [key for key, value in holder.items() if value is held]:
-                del holder[key]
-        elif isinstance(holder, tuple | list) or type(holder).__name__ == "_lru_list_elem":
-            _release(holder, depth + 1)
+    fake = [each for each in gc.get_objects() if type(each) is FakeTensor]
+    held: list[Any] = [each for each in fake if each.fake_mode is mode]
+    del fake
+    for _ in range(_DEEPEST + 1):
+        ids, inside, held = set(map(id, held)), held, []
+        for holder in gc.get_referrers(*inside):
+            if type(holder) is _LRU:
+                holder.cache_clear()
+            elif type(holder) is dict:
+                for key in [key for key, value in holder.items() if id(value) in ids]:
+                    del holder[key]
+            elif isinstance(holder, tuple | list) or type(holder).__name__ == "_lru_list_elem":
+                held += [holder] if holder is not inside else []

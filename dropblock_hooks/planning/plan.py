@@ -1,14 +1,10 @@
-"""``plan``: the dry run of a spec on a model, before anything is attached.
+"""``plan``: the dry run of a spec on a model, by the real hooks in one forward of a copy."""
 
-The real hooks of the spec run in one forward of a copy. A site that can't work notes its error, and
-the forward goes on.
-"""
-
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
-from types import MethodType
 from typing import Any
 
 import torch
@@ -19,10 +15,9 @@ from torch.utils._pytree import tree_leaves
 from ..attachment.place import Placement, install, place, site_keys
 from ..attachment.report import block_cell, entry_of, is_clipped
 from ..axes.view import View
-from ..findings import Finding, Kind, Severity, grouped, merged
-from ..regularizers.base import Regularizer, rate_range
+from ..findings import Finding, Kind, Severity, merged
+from ..regularizers.base import rate_range
 from ..regularizers.retune import held_rate, unit_dropped
-from ..selectors.index import HELD
 from ..selectors.wrappers import bare_type, submodule, unwrap
 from ..sites.counter import Snapshot
 from ..sites.hooks import SiteHook
@@ -31,7 +26,7 @@ from ..sites.site import Site, SiteError
 from ..spec.spec import Draft
 from ..tables import Section, Short, Table, counted, named, range_of, ranged, shown
 from .builtin import find_doubled
-from .dry_run import Arguments, Copies, dry_run, own_input, with_graph
+from .dry_run import Arguments, dry_run, with_graph
 from .recording import passes_around, recorded
 
 Size = tuple[int, ...]
@@ -59,6 +54,18 @@ class PlanRow:
     problem: str | None  # why it can't work there
 
 
+_COLUMNS: dict[str, Any] = {
+    "site": lambda row: named(row.site, row.aliases),
+    "type": lambda row: Short(row.type),
+    "shape": attrgetter("shape"),
+    "layout": attrgetter("layout"),
+    "calls": attrgetter("calls"),
+    "block": block_cell,
+    "rate": lambda row: ranged(row.rate),
+    "expected": lambda row: ranged(row.expected_share),
+}
+
+
 class Plan(Table[PlanRow]):
     """The planned sites as a table, with problems and warnings below it.
 
@@ -72,57 +79,14 @@ class Plan(Table[PlanRow]):
         findings: the warnings as `Finding` objects, grouped by cause.
     """
 
-    def __init__(
-        self, rows: Sequence[PlanRow], title: str, problems: list[str], findings: list[Finding]
-    ) -> None:
-        self.problems, self.findings = tuple(problems), tuple(findings)
-        self.warnings = tuple(map(str, findings))
+    def __init__(self, rows: Sequence[PlanRow], title: str, findings: list[Finding]) -> None:
+        each = merged(findings)
+        self.problems = tuple(str(f) for f in each if f.severity == Severity.ERROR)
+        self.findings = tuple(f for f in each if f.severity != Severity.ERROR)
+        self.warnings = tuple(map(str, self.findings))
         notes = {"problems": self.problems, "warnings": self.warnings}
         section = Section(rows, _COLUMNS, entry=lambda row: entry_of(row.selector, row))
         super().__init__(rows, _COLUMNS, title, sections=[section], notes=notes)
-
-
-_COLUMNS: dict[str, Any] = {
-    "site": lambda row: named(row.site, row.aliases),
-    "type": lambda row: Short(row.type),
-    "shape": attrgetter("shape"),
-    "layout": attrgetter("layout"),
-    "calls": attrgetter("calls"),
-    "block": block_cell,
-    "rate": lambda row: ranged(row.rate),
-    "expected": lambda row: ranged(row.expected_share),
-}
-
-
-def plan_row(
-    key: str, p: Placement, site: Site | None = None, shape: Any = None, problem: str | None = None
-) -> PlanRow:
-    """The row of a placement; without a forward there is no site that has met anything."""
-    regularizer, target = p.regularizer, p.target
-    size, calls = (None, None) if site is None else (site.map_size, site.calls)
-    block = None if size is None else regularizer.block_in_force(size)
-    held = getattr(target.module, target.local) if site and target.form else None
-    rates, now = rate_range(regularizer) or (), regularizer.values(0.0)
-    name = next(iter(now), "")
-    shares = [regularizer.expected_share({**now, name: rate}, size or None) for rate in rates]
-    idle = calls == 0 and not held_rate(regularizer)  # which may be read without a call
-    return PlanRow(
-        site=key,
-        selector=str(p.entry.selector),
-        regularizer=repr(regularizer),
-        type=bare_type(target.module).__name__,
-        at=HELD[target.form].noun if target.form else regularizer.at,
-        shape=tuple(held.shape) if isinstance(held, Tensor) else shape,
-        layout=site.layout or None if site and calls else None,
-        calls=calls,
-        aliases=target.aliases,
-        map_size=size,
-        block_size=block,
-        clipped=is_clipped(block, regularizer),
-        rate=range_of(rates),
-        expected_share=0.0 if idle else range_of(shares),
-        problem=problem,
-    )
 
 
 def plan(
@@ -135,10 +99,9 @@ def plan(
 ) -> Plan:
     """The dry run of a spec on a model: its sites, shapes, calls and blocks, and its faults.
 
-    The spec is put on a deep copy of the model, without your own hooks, and the copy runs one
-    training forward on fake tensors, which hold no numbers and cost nothing. If that fails, real
-    tensors are used. If that fails too, the plan has no shapes, and says why. The model, its
-    buffers and caches, and the states of random numbers are not touched.
+    The spec is put on a deep copy of the model, without your own hooks. The copy runs one training
+    forward on fake tensors, which hold no numbers and cost nothing, or on real ones if that fails.
+    If that fails too, the plan has no shapes, and says why. The model itself is not touched.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(inplace=True))
@@ -161,124 +124,133 @@ def plan(
     """
     base = submodule(unwrap(model), root)
     placements, told, unsaid = place(base, Draft.of(spec), epochs)
-    planned = plan_placements(unwrap(model), base, placements, example_input)
-    findings = [*(Finding(Kind.SPEC, Severity.NOTE, (), line) for line in told), *planned.findings]
-    return Plan(planned.rows, planned.title, [*unsaid, *planned.problems], findings)
+    findings = [Finding(Kind.SPEC, Severity.NOTE, (), line) for line in told]
+    findings += [Finding(Kind.SPEC, Severity.ERROR, (), line) for line in unsaid]
+    return plan_placements(unwrap(model), base, placements, example_input, findings)
 
 
 def plan_placements(
-    model: nn.Module, base: nn.Module, placements: list[Placement], example: Any
+    model: nn.Module,
+    base: nn.Module,
+    placements: list[Placement],
+    example: Any,
+    findings: Sequence[Finding] = (),
 ) -> Plan:
     """The plan of a spec that is resolved; `model` takes the example, `base` is in it."""
     keys = site_keys(placements)
-    example = own_input(base) if example is None else example
     try:
-        rows, findings = dry_run(model, example, partial(_probe, base, placements))
+        rows, found = dry_run(model, example, partial(_run, model, base, placements))
     except ValueError as error:
-        rows = [plan_row(*each) for each in zip(keys, placements, strict=True)]
-        findings = [Finding(Kind.NO_PASS, Severity.WARNING, (), f"no shapes, since {error}")]
-    fault = partial(Finding, Kind.SPEC, Severity.ERROR)
-    problems = [fault((row.site,), row.problem) for row in rows if row.problem is not None]
-    findings += filter(None, map(_of_block, rows))
-    findings = [*merged(findings), *find_doubled(base, placements, keys)]
+        each = zip(keys, placements, strict=True)
+        rows = [_row(p, Site(key, p.target, p.regularizer, Run()), ran=False) for key, p in each]
+        found = [Finding(Kind.NO_PASS, Severity.WARNING, (), f"no shapes, since {error}")]
     title = f"{counted(len(keys), 'site')} on {bare_type(base).__name__}"
-    return Plan(rows, title, grouped(problems), findings)
+    return Plan(rows, title, [*findings, *found, *find_doubled(base, placements, keys)])
 
 
-class SiteProbe:
-    """Calls the hook of a site on the copy, and notes its tensors and errors."""
-
-    def __init__(self, hook: SiteHook) -> None:
-        self.hook, self.site = hook, hook.site
-        self.error: str | None = None  # why it can't work there
-        self.shape: tuple[int, ...] | None = None  # of the last tensor that the site read
-        self.nodes: list[Node] = []  # of the tensors that the site read
-        self.site.idle = False  # a schedule that starts at 0 must not hide the layout and the map
-        self._read = self.site.reader.view
-        self.site.reader.view = self._view  # type: ignore[method-assign]
-        # torch registers a method of the hook, as always
-        hook.__call__ = MethodType(self._called, hook)  # type: ignore[method-assign]
-
-    def _called(self, hook: SiteHook, module: nn.Module, *given: Any) -> Any:
-        try:
-            return type(hook).__call__(hook, module, *given)
-        except SiteError as error:
-            self.error = str(error).removeprefix(str(self.site.error("")))
-            return None
-
-    def _view(self, x: Tensor) -> View:
-        self.shape = tuple(x.shape)
-        self.nodes += [] if x.grad_fn is None else [x.grad_fn]
-        return self._read(x)
-
-
-def _probe(
+def _run(
+    model: nn.Module,
     base: nn.Module,
     placements: list[Placement],
     copied: nn.Module,
     given: Arguments,
-    copies: Copies,
 ) -> tuple[list[PlanRow], list[Finding]]:
     """A row for each placement, and the findings, from one training forward of a copy."""
     if not copied.training:
         copied.train()
-    model, shared = copies[id(base)], Run()
-    shared.looked = True  # the plan itself reports the faults that a first forward warns of
-    probes: list[SiteProbe] = []
+    copies = dict(zip(model.modules(), copied.modules(), strict=True))
+    targets = [replace(p.target, module=copies[p.target.module]) for p in placements]
+    moved = [replace(p, target=target) for p, target in zip(placements, targets, strict=True)]
+    hooks: list[SiteHook] = []
+    errors: dict[str, str] = {}  # why a site can't work
+    read: dict[str, list[tuple[Size, Node | None]]] = defaultdict(list)  # the tensors of a site
 
     def make(site: Site, p: Placement) -> SiteHook:
-        probes.append(SiteProbe(p.hook(site, p.target.local)))
-        return probes[-1].hook
+        hook, view = p.hook(site, p.target.local), site.reader.view
+        act = hook._act
 
-    moved = [
-        replace(p, target=replace(p.target, module=copies[id(p.target.module)])) for p in placements
+        def noted(module: nn.Module, *args: Any) -> Any:
+            try:
+                return act(module, *args)
+            except SiteError as error:
+                errors[site.key] = str(error).removeprefix(str(site.error("")))
+                return None
+
+        def viewed(x: Tensor) -> View:
+            read[site.key].append((tuple(x.shape), x.grad_fn))
+            return view(x)
+
+        site.idle = False  # a schedule that starts at 0 must not hide the layout and the map
+        hook._act, site.reader.view = noted, viewed  # type: ignore[method-assign]
+        hooks.append(hook)
+        return hook
+
+    losing = [
+        unit_dropped(each) == "samples" and each.at == "output" and not each.needs_input
+        for each in (p.regularizer for p in placements)
     ]
-    losing = [_loses_samples(p.regularizer) for p in placements]
-    with recorded(model) as layers, torch.enable_grad():
-        install(model, moved, shared, make)
-        if any(losing):
-            given = with_graph(given)
+    run = Run(looked=True)  # the plan itself reports the faults that a first forward warns of
+    with recorded(copies[base]) as layers, torch.enable_grad():
+        install(copies[base], moved, run, make)
+        given = with_graph(given) if any(losing) else given
         sources = {x.grad_fn for x in tree_leaves(given) if getattr(x, "grad_fn", None)}
         output = copied(*given[0], **given[1])
     outputs = [x for x in tree_leaves(output) if isinstance(x, Tensor)]
-    counts = {probe.site.key: probe.site.counter.window() for probe in probes}
+    counts = {hook.site.key: hook.site.counter.window() for hook in hooks}
     window = Window(counts, model=Snapshot(trained=1), backward=False)
     rows: list[PlanRow] = []
     findings: list[Finding] = []
-    for probe, p, loses in zip(probes, placements, losing, strict=True):
-        site, keys = probe.site, (probe.site.key,)
-        fault = None if probe.error else probe.hook.diagnose(model, window)
-        if fault is not None:
-            wrong = fault.kind in (Kind.NEVER_CALLED, Kind.NEVER_ACTIVE)
-            severity = Severity.WARNING if wrong else Severity.NOTE
-            findings.append(replace(fault, severity=severity))
-        if probe.hook.holds_rate and site.moves:
-            text = "torch.compile reads the rate as a constant and compiles again for each value"
-            cure = "Use a StepSchedule of few values"
-            findings.append(Finding(Kind.RECOMPILES, Severity.NOTE, keys, text, cure))
-        if loses and not all(passes_around(outputs, sources, node) for node in probe.nodes):
+    for hook, p, loses in zip(hooks, placements, losing, strict=True):
+        site, found = hook.site, partial(Finding, sites=(hook.site.key,))
+        tensors = read[site.key] or [(layers[p.target.owner].shape, None)]
+        rows.append(_row(p, site, tensors[-1][0], errors.get(site.key)))
+        fault = hook.diagnose(copies[base], window)
+        if site.key in errors:
+            findings.append(found(Kind.SPEC, Severity.ERROR, text=errors[site.key]))
+        elif fault is not None and fault.kind in (Kind.NEVER_CALLED, Kind.NEVER_ACTIVE):
+            findings.append(replace(fault, severity=Severity.WARNING))
+        nodes = [node for _, node in tensors if node is not None]
+        if loses and not all(passes_around(outputs, sources, node) for node in nodes):
             text = "it loses the whole sample, since no shortcut runs around the layer"
             cure = "Use StochasticDepth on a block, or DropPath on its branch"
-            findings.append(Finding(Kind.LOSES_SAMPLES, Severity.WARNING, keys, text, cure))
-        shape = probe.shape or layers[p.target.owner].shape
-        rows.append(plan_row(site.key, p, site, shape, probe.error))
+            findings.append(found(Kind.LOSES_SAMPLES, Severity.WARNING, text=text, cure=cure))
+        if text := _why_clipped(rows[-1]):
+            cure = "Ask for a smaller block_size, or use a dropout of channels"
+            findings.append(found(Kind.CLIPPED, Severity.WARNING, text=text, cure=cure))
     return rows, findings
 
 
-def _loses_samples(regularizer: Regularizer) -> bool:
-    at_output = regularizer.at == "output" and not regularizer.needs_input
-    return at_output and unit_dropped(regularizer) == "samples"
+def _row(
+    p: Placement, site: Site, shape: Any = None, problem: str | None = None, ran: bool = True
+) -> PlanRow:
+    regularizer, target = p.regularizer, p.target
+    held = getattr(target.module, target.local) if ran and target.form else None
+    rates, now = rate_range(regularizer) or (), regularizer.values(0.0)
+    name, size = next(iter(now), ""), site.map_size or None
+    shares = [regularizer.expected_share({**now, name: rate}, size) for rate in rates]
+    idle = ran and not site.calls and not held_rate(regularizer)  # which is read without a call
+    return PlanRow(
+        site=site.key,
+        selector=str(p.entry.selector),
+        regularizer=repr(regularizer),
+        type=site.module_type,
+        at=site.at,
+        shape=tuple(held.shape) if isinstance(held, Tensor) else shape,
+        layout=site.layout or None if site.calls else None,
+        calls=site.calls if ran else None,
+        aliases=site.aliases,
+        map_size=site.map_size,
+        block_size=site.block_size,
+        clipped=is_clipped(site.block_size, regularizer),
+        rate=range_of(rates),
+        expected_share=0.0 if idle else range_of(shares),
+        problem=problem,
+    )
 
 
-def _of_block(row: PlanRow) -> Finding | None:
-    """The finding that the map limits the blocks; None if it does not."""
+def _why_clipped(row: PlanRow) -> str:
+    """How the map limits the blocks; an empty text if it does not."""
     if row.block_size is not None and row.block_size == row.map_size:
-        text = f"the block is as large as the map ({shown(row.map_size)}): it drops whole channels"
-    elif row.clipped:
-        text = (
-            f"the blocks are clipped to the map: {shown(row.block_size)} of {shown(row.map_size)}"
-        )
-    else:
-        return None
-    cure = "Ask for a smaller block_size, or use a dropout of channels"
-    return Finding(Kind.CLIPPED, Severity.WARNING, (row.site,), text, cure)
+        return f"the block is as large as the map ({shown(row.map_size)}): it drops whole channels"
+    blocks = f"{shown(row.block_size)} of {shown(row.map_size)}"
+    return f"the blocks are clipped to the map: {blocks}" if row.clipped else ""

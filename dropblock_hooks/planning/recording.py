@@ -1,8 +1,4 @@
-"""What each layer of a model does in one forward, and where shortcuts run around it; ``layers``.
-
-Shortcuts are read from the autograd graph. `DropPath` zeroes whole samples of its layer's output:
-with a shortcut around the layer the sample skips a branch, without one the sample is lost.
-"""
+"""What each layer does in a forward, and where shortcuts in its graph run around it; ``layers``."""
 
 import re
 from collections.abc import Container, Iterable, Iterator
@@ -19,7 +15,7 @@ from torch.autograd.graph import Node
 from ..selectors.index import Index
 from ..selectors.wrappers import bare_type, named_modules, unwrap
 from ..tables import Table, named
-from .dry_run import Arguments, Copies, dry_run, shape_of
+from .dry_run import Arguments, dry_run, shape_of
 
 # operations that keep the residual stream: sums, views, and activations behind the sum
 _CARRIES = re.compile(
@@ -36,31 +32,27 @@ class LayerCalls:
     calls: int = 0
     order: int = 0  # the place of its last call among the ends of all calls
     shape: Any = None  # the shape of the last output, see `shape_of`
-    adds: bool = False  # as a residual block: it adds to its input and keeps the shape
+    adds: bool = False  # to its input, and keeps the shape, if there is a graph that shows it
 
 
 @contextmanager
-def recorded(model: nn.Module, *, residual: bool = False) -> Iterator[dict[str, LayerCalls]]:
-    """Record the forward within a ``with`` block; the dict has all names of each layer.
-
-    `residual` looks for residual blocks; this needs the graph of autograd.
-    """
+def recorded(model: nn.Module) -> Iterator[dict[str, LayerCalls]]:
+    """Record the forward within a ``with`` block; the dict has all names of each layer."""
     ends = count()
     names = dict(named_modules(model))
     layers = {module: LayerCalls() for module in names.values()}
-    handles = []
 
     def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         layer = layers[module]
         layer.calls, layer.order, layer.shape = layer.calls + 1, next(ends), shape_of(output)
         x = args[0] if args else None
-        if residual and isinstance(x, Tensor) and isinstance(output, Tensor):
-            adds = x.shape == output.shape and carries_stream(output.grad_fn, x.grad_fn)
+        if isinstance(x, Tensor) and isinstance(output, Tensor):
+            adds = x.shape == output.shape and _adds(output.grad_fn, x.grad_fn)
             layer.adds = adds and (layer.adds or layer.calls == 1)
 
-    for module in layers:
-        if not isinstance(module, torch.jit.ScriptModule):  # it takes no hooks
-            handles.append(module.register_forward_hook(hook))
+    # a ScriptModule takes no hooks
+    hooked = [module for module in layers if not isinstance(module, torch.jit.ScriptModule)]
+    handles = [module.register_forward_hook(hook) for module in hooked]
     try:
         yield {name: layers[module] for name, module in names.items()}
     finally:
@@ -68,15 +60,12 @@ def recorded(model: nn.Module, *, residual: bool = False) -> Iterator[dict[str, 
             handle.remove()
 
 
-def record_forward(
-    model: nn.Module, example: Any, *, residual: bool = False
-) -> dict[str, LayerCalls]:
-    """The calls of the layers in a forward of a copy in eval mode."""
+def record_forward(model: nn.Module, example: Any, residual: bool = False) -> dict[str, LayerCalls]:
+    """The calls of the layers in a forward of a copy in eval mode; `residual` sees `adds`."""
 
-    def look(copied: nn.Module, given: Arguments, copies: Copies) -> dict[str, LayerCalls]:
-        copied.eval()
-        copied.requires_grad_(residual)
-        with recorded(copied, residual=residual) as layers, torch.set_grad_enabled(residual):
+    def look(copied: nn.Module, given: Arguments) -> dict[str, LayerCalls]:
+        copied.eval().requires_grad_(residual)
+        with recorded(copied) as layers, torch.set_grad_enabled(residual):
             copied(*given[0], **given[1])
         return layers
 
@@ -91,7 +80,7 @@ def passes_around(outputs: Iterable[Tensor], sources: set[Node], node: Node) -> 
     )
 
 
-def carries_stream(output: Node | None, source: Node | None) -> bool:
+def _adds(output: Node | None, source: Node | None) -> bool:
     """Whether a layer is a residual block: it adds something to its input and returns the sum."""
     stream = _made_from(output, {source}, _CARRIES)
     for node in stream - {source} if source in stream else ():
@@ -133,8 +122,7 @@ class LayerRow:
 def layers(model: nn.Module, example_input: Any = None) -> Table[LayerRow]:
     """The layers of a model by name, type and parameters; with an example, shapes and calls too.
 
-    The model is not touched: the forward runs in evaluation on a deep copy, without gradients, and
-    on fake tensors where that works.
+    The forward runs in evaluation on a deep copy, and the model is not touched.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
@@ -154,20 +142,14 @@ def layers(model: nn.Module, example_input: Any = None) -> Table[LayerRow]:
         ValueError: if no forward of a copy runs with the example.
     """
     model = unwrap(model)
-    index = Index(model)
     seen = {} if example_input is None else record_forward(model, example_input)
-    rows = [
-        LayerRow(
-            name=name,
-            type=bare_type(target.module).__name__,
-            parameters=sum(p.numel() for p in target.module.parameters()),
-            aliases=target.aliases,
-            shape=getattr(seen.get(name), "shape", None),
-            calls=getattr(seen.get(name), "calls", None),
-        )
-        for name, target in index.modules.items()
-        if name == target.name
-    ]
+    rows = []
+    for name, target in Index(model).modules.items():
+        if name == target.name:
+            kind = bare_type(target.module).__name__
+            size = sum(p.numel() for p in target.module.parameters())
+            met = (seen[name].shape, seen[name].calls) if seen else ()
+            rows.append(LayerRow(name, kind, size, target.aliases, *met))
     columns: dict[str, Any] = {
         "name": lambda row: named(row.name or ".", row.aliases),
         "type": attrgetter("type"),

@@ -3,7 +3,6 @@
 import functools
 import random
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -19,7 +18,6 @@ from dropblock_hooks import (
     GaussianNoise,
     HookWarning,
     LinearSchedule,
-    Retune,
     SpecError,
     StochasticDepth,
     attach,
@@ -176,10 +174,8 @@ def test_spec_faults_are_raised(net):
         plan(net, {"layer1.0": Dropout(0.1)}, IMAGE)
     assert plan(net, {"layer1.1": Dropout(0.1)}, IMAGE).findings == ()
     assert attached.sites[0].calls == 0
-    with pytest.raises(ValueError, match="root='layr' is not a submodule"):
+    with pytest.raises(ValueError, match="root=.layr. is not a submodule"):
         plan(net, {"0": Dropout(0.1)}, IMAGE, root="layr")
-    with pytest.raises(TypeError, match=r"must be a torch\.nn\.Module"):
-        plan(3, {"0": Dropout(0.1)}, IMAGE)
 
 
 def test_without_an_example(net):
@@ -187,6 +183,8 @@ def test_without_an_example(net):
     assert [row.site for row in planned] == ["layer1.0/Dropout2d", "layer1.1/Dropout2d"]
     assert planned[0].shape is planned[0].calls is None
     assert kinds(planned) == ["no_pass"]
+    shape = plan(net, {"layer1.*": Dropout2d(0.1)}, (2, 3, 16, 16))
+    assert "Give a tensor in place of its shape" in line(shape, "no_pass")
     for example in (IMAGE, (IMAGE,), {"x": IMAGE}):
         assert plan(net, {"layer1.*": Dropout2d(0.1)}, example)[0].shape == (2, 8, 8, 8)
     net.pretrained_cfg = {"input_size": (3, 32, 32)}
@@ -226,21 +224,9 @@ def test_where_fake_tensors_fail_a_real_copy_runs(how):
         attach(model, {"fc": Dropout(0.1)}, example_input=torch.ones(2, 3))
 
 
-X23 = torch.ones(2, 3)
-
-
-@pytest.mark.parametrize(
-    ("model", "example", "said"),
-    [
-        (nn.Linear(6, 6), X23, "of (2, 3): RuntimeError"),
-        (nn.Linear(6, 6), (X23, 4), "of ((2, 3), 'int'): TypeError"),
-        (Reads("item"), torch.ones(2, 4), "of (2, 4): RuntimeError"),  # not why fake tensors fail
-    ],
-    ids=["another width", "in a tuple", "with numbers alone"],
-)
-def test_what_the_model_does_not_take_is_said_once(model, example, said):
-    text = line(plan(model, {".": Dropout(0.1)}, example), "no_pass")
-    assert f"no forward of a copy ran with example_input {said}" in text
+def test_the_error_of_the_real_forward_is_said_once():
+    text = line(plan(Reads("item"), {".": Dropout(0.1)}, torch.ones(2, 4)), "no_pass")
+    assert "no forward of a copy ran with example_input of (2, 4): RuntimeError" in text
     assert text.count("Error") == 1
 
 
@@ -257,7 +243,7 @@ class Keeps(nn.Module):
         key = x.shape[0]
         if key not in self.cache:
             self.cache[key] = self.fc.weight.detach().sum() + torch.zeros(3, device=x.device)
-        random.random(), np.random.rand(), torch.rand(1)
+        random.random(), torch.rand(1)
         self.plain[0].add_(1)
         x = nn.functional.dropout(x * self.plain[0] + self.cache[key], 0.1, self.training)
         return nn.functional.linear(self.fc(self.norm(x)), self.tied)
@@ -268,13 +254,12 @@ def test_nothing_is_touched(faked, hook_count):
     model = nn.Sequential(Keeps(), *([] if faked else [Reads("item")]))
     model[0].norm.eval()
     state = {name: value.clone() for name, value in model.state_dict().items()}
-    generators = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()
+    generators = torch.get_rng_state(), random.getstate()
     flags = [module.training for module in model.modules()]
     plan(model, {"0.*": [Dropout(0.1), ClipGradNorm(1.0)]}, torch.ones(4, 3))
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
     assert torch.equal(torch.get_rng_state(), generators[0])
     assert random.getstate() == generators[1]
-    assert np.array_equal(np.random.get_state()[1], generators[2])
     assert [module.training for module in model.modules()] == flags
     assert hook_count(model) == 0
     assert model[0].cache == {}
@@ -313,26 +298,17 @@ def test_caches_outside_of_the_model_hold_no_fake_tensor():
     assert _mask.cache_info().currsize == 1
 
 
-_SEEN: list = []
-
-
-def _shifts(module, args, output):
-    return output + 1
-
-
 def test_hooks_of_the_user():
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 4))
     kept = []
     model[0].register_forward_hook(lambda module, args, output: kept.append(output))
-    model[0].register_forward_hook(lambda module, args, output: _SEEN.append(output))
-    model[1].register_forward_hook(_shifts)
     prune.l1_unstructured(model[1], "weight", 1)  # works by a hook, which stays
     spec = {"*": Dropout(0.1), "param:1.weight_orig": ClampGrad(-1, 1)}
     planned = plan(model, spec, torch.ones(2, 3))
-    assert kept == _SEEN == []
+    assert kept == []
     assert planned.findings == ()
     assert planned[1].shape == (2, 4)
-    assert len(model[0]._forward_hooks) == 2
+    assert len(model[0]._forward_hooks) == 1
     model(torch.ones(2, 3))
     assert len(kept) == 1
 
@@ -373,14 +349,6 @@ def test_a_rate_that_begins_at_0_is_planned_as_any_other():
     assert "say grid=" in planned.problems[0]
 
 
-def test_rates_that_compiled_code_reads_as_constants():
-    model = nn.Sequential(nn.Dropout(0.5), nn.AlphaDropout(0.5), nn.AlphaDropout(0.5))
-    ramp = LinearSchedule(0.1, 0.3, epochs=3)
-    planned = plan(model, {"[01]": Retune(ramp), "2": Retune(0.2)}, torch.ones(2, 3))
-    assert found(planned, "recompiles").sites == ("1/Retune",)
-    assert [layer.p for layer in model] == [0.5] * 3
-
-
 @pytest.mark.parametrize(("block_size", "mark"), [(7, "whole map"), (9, "clipped")])
 def test_a_block_as_large_as_the_map_is_reported(block_size, mark):
     def model():
@@ -398,6 +366,3 @@ def test_a_block_as_large_as_the_map_is_reported(block_size, mark):
     attached = attach(net, spec)
     net(x)
     assert f"7x7 ({mark})" in str(attached.report())
-    smaller = {"0": DropBlock2d(0.1, block_size=3)}
-    assert plan(model(), smaller, x).findings == ()
-    attach(net, {"1": DropBlock2d(0.1, block_size=3)}, example_input=x)
