@@ -30,17 +30,10 @@ from .calls.sample import Sampled, sample
 from .calls.watch import watch
 from .checks import Range
 from .findings import Alert, Finding, Kind, Severity, WatchdogError
-from .observers import (
-    ActivationStats,
-    Capture,
-    GradientStats,
-    Observer,
-    Record,
-    Seen,
-    Watch,
-    Watchdog,
-    WeightStats,
-)
+from .observers.base import Observer, Seen, Watch
+from .observers.capture import Capture, Record
+from .observers.stats import ActivationStats, GradientStats, WeightStats
+from .observers.watchdog import Watchdog
 from .planning.builtin import builtin
 from .planning.plan import Plan, plan
 from .planning.recording import layers

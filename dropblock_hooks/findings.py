@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Self
 
-from .quoting import described, listed, quote
+from .quoting import listed
 from .warn import warn
 
 
@@ -54,7 +54,6 @@ class Kind(_Described):
     NO_OPTIMIZER = "no_optimizer", "accumulated gradients need the optimizer, which is not known"
     DIFFERS = "differs", "the ranks of a distributed training differ"
     EQUAL_GENERATORS = "equal_generators", "several ranks draw the same masks"
-    ACTION_FAILED = "action_failed", "the function that a Watchdog calls raised an error"
 
     # rules of the Watchdog
     NONFINITE = "nonfinite", "NaN or Inf in a forward or a backward"
@@ -90,7 +89,7 @@ class Finding:
     Args:
         kind: the kind of fault, for programs.
         severity: how bad it is.
-        sites: keys of the sites; empty for the attachment or the model as a whole.
+        sites: keys of the sites; empty for the attachment or the whole model.
         text: the description, for people.
         cure: the advice; may be empty.
         epoch: the time at which it was found.
@@ -167,22 +166,16 @@ def tell(
     told: set[tuple[str, str]],
     action: str | Callable[[Finding], Any] = "warn",
 ) -> None:
-    """Report the findings that were not reported yet: their `ids` are not in `told`, and are added.
+    """Warn of the findings whose `ids` are not in `told`, which are added, or take another action.
 
-    The action is ``"warn"``, ``"raise"`` (a `WatchdogError`), or a function of a finding. Training
-    goes on if that function raises an error.
+    It may be ``"raise"`` (a `WatchdogError`), or a function of a finding.
     """
     news = [each for each in findings if not told >= each.ids]
     for each in news:
         told |= each.ids
     if callable(action):
         for each in news:
-            try:
-                action(each)
-            except Exception as error:  # the function of a user may raise anything
-                text = f"the function {quote(action)} failed with {described(error)}"
-                text += "; training goes on"
-                tell([Finding(Kind.ACTION_FAILED, Severity.WARNING, (), text)], told)
+            action(each)
     elif news and action == "raise":
         raise WatchdogError(news)
     elif news:

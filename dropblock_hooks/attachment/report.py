@@ -180,10 +180,9 @@ def _sections(
     columns: Columns[SiteRow] = {}
     calls: Columns[SiteRow] = {"calls\ntotal": attrgetter("calls")}
     if isinstance(first, Observer):
-        note, found = first.headings()
-        note = note.replace(first.label, f"{first.label}, {window}", 1)
+        note = f"{first.label}, {window}" if first.by_epoch else ""
         seen: Any = next((row.observed for row in rows if row.observed is not None), {})
-        found = found or {head: itemgetter(head) for head in seen}
+        found = first.columns or {head: itemgetter(head) for head in seen}
         calls |= {head: partial(_observed, find) for head, find in found.items()}
     else:
         calls["active\ntotal"] = attrgetter("active_calls")

@@ -24,16 +24,8 @@ State: TypeAlias = dict[str, Any]
 class Observer(Regularizer):
     """Base of the classes that measure a layer and change nothing.
 
-    A subclass defines `start`, `update` and `compute`. They run as ordinary Python, also where
-    torch.compile has compiled the model. A class may also set these variables:
-
-    - ``sees_gradients = True``: ``update`` also gets each gradient.
-    - ``sees_values = False``: ``update`` gets no activations.
-    - ``whole = True``: without `index`, it sees all tensors of a nested output, if any.
-    - ``reads_given = True``: ``update`` uses ``seen.given``.
-    - ``keeps_graph = True``: the tensors are not detached from the autograd graph.
-    - ``by_epoch = False``: one state for the whole training, which the report does not show.
-    - ``needs_calls = False``: it is no fault that the layer is never called.
+    A subclass defines `start`, `update` and `compute`, which run as ordinary Python in compiled
+    models too. The page "A regularizer of your own" explains the class variables.
 
     Example:
         >>> from dropblock_hooks import register
@@ -62,21 +54,14 @@ class Observer(Regularizer):
 
     random: ClassVar[bool] = False
     states_defaults: ClassVar[bool] = False
-    sees_values: ClassVar[bool] = True
-    sees_gradients: ClassVar[bool] = False
-    whole: ClassVar[bool] = False
-    reads_given: ClassVar[bool] = False
-    keeps_graph: ClassVar[bool] = False
-    by_epoch: ClassVar[bool] = True
-    needs_calls: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        sees = self.sees_values or self.sees_gradients
-        needed = {"start": True, "update": sees, "compute": self.by_epoch}
-        for name in filter(needed.get, needed):
-            if getattr(type(self), name) is getattr(Observer, name):
-                raise TypeError(f"{type(self).__name__} must define {name}()")
-        super().__post_init__()
+    sees_values: ClassVar[bool] = True  # whether `update` gets activations
+    sees_gradients: ClassVar[bool] = False  # whether `update` gets gradients
+    whole: ClassVar[bool] = False  # whether it gets all tensors of a nested output
+    reads_given: ClassVar[bool] = False  # whether it uses `Seen.given`
+    keeps_graph: ClassVar[bool] = False  # whether tensors keep their autograd graph
+    by_epoch: ClassVar[bool] = True  # False: one state of all time, which is not in the report
+    needs_calls: ClassVar[bool] = True  # whether a layer that is never called is a fault
+    columns: ClassVar[Columns[Any]] = {}  # of the report; {}: what `compute` returns, by name
 
     def start(self) -> State:
         """Return an empty state. `Watch` adds ``state["calls"]``, the number of calls."""
@@ -85,25 +70,25 @@ class Observer(Regularizer):
     def update(self, state: State, seen: Seen) -> None:
         """Add one call of the layer, or one gradient, to the state.
 
-        It may run while the device is still busy, so it should not read numbers from it. It is not
-        called when activation checkpointing recomputes the forward.
+        The device may still be busy, so numbers should not be read from it. Calls that activation
+        checkpointing recomputes are left out.
         """
+        raise NotImplementedError(f"{type(self).__name__} must define update(state, seen)")
 
     def compute(self, state: State) -> Any:
-        """Return the result for the report: numbers by name, or an object with ``scalars()``.
+        """Return the result: numbers by name, or an object with ``scalars()``.
 
         The tensors of the state are on the CPU. It is called only after at least one call.
         """
+        raise NotImplementedError(f"{type(self).__name__} must define compute(state)")
 
     def merge(self, a: State, b: State) -> State:
         """Return the state of two ranks together: the sum of each number and tensor."""
-        return {**b, **{name: _sum(value, b.get(name)) for name, value in a.items()}}
+        both = [name for name in a if name in b and isinstance(a[name], (Tensor, int, float))]
+        return {**b, **a, **{name: a[name] + b[name] for name in both}}
 
     def look(self, state: State, module: nn.Module, parameter: str | None) -> None:
-        """Look at the layer after attaching, at both ends of an epoch, and before a report.
-
-        At a parameter, `module` is its owner and `parameter` its name.
-        """
+        """Look at the layer, or a parameter's owner, at both ends of an epoch and to report."""
 
     def is_empty(self, state: State) -> bool:
         """Return whether the report should show the epoch before this one."""
@@ -113,24 +98,10 @@ class Observer(Regularizer):
         """Return the `Watch` of a site."""
         return Watch(self)
 
-    def headings(self) -> tuple[str, Columns[Any]]:
-        """Return a line above its rows in the report, and the columns of what `compute` returns.
-
-        Without columns, the report shows the numbers of `compute` by name.
-        """
-        return self.label if self.by_epoch else "", {}
-
     def check(self, values: Mapping[str, float]) -> None:
         if self.at == "input" and self.sees_gradients:
-            raise ValueError(
-                f"{self.label} can't see gradients at at='input': observe the output of the layer "
-                "before, whose gradient is the same"
-            )
-
-    @property
-    def kind(self) -> object:
-        """What may be on a layer only once: the class, at one place."""
-        return type(self), self.at, self.when, self.index
+            text = "observe the output of the layer before, whose gradient is the same"
+            raise ValueError(f"{self.label} can't see gradients at at='input': {text}")
 
 
 class Seen(NamedTuple):
@@ -141,21 +112,18 @@ class Seen(NamedTuple):
         tensor([1., 1.])
 
     Attributes:
-        tensors: the observed tensors, detached unless the observer `keeps_graph`; or a single
-            gradient.
+        tensors: the observed tensors, detached unless the observer `keeps_graph`; or one gradient.
         epoch: the time.
-        shared: a dict that all sites of the attachment share. Each class uses its own key.
+        shared: a dict of all sites of the attachment. Each class uses its own key.
         gradient: whether it is a gradient. Then only the last three of the following are set.
         training: whether the layer was in training mode.
         differentiable: whether a gradient may come to one of the tensors.
-        nesting: returns the nested structure of the output: of each tensor its index in `tensors`,
-            None in other places.
+        nesting: returns the nested structure of the output, with indices in `tensors` and None.
         given: the floating-point tensors among the layer's arguments, where `reads_given`.
         form: how the axes of a tensor are read; None if its channels are not known.
         at: the index of the tensor whose gradient it is.
         scale: the factor of the loss (AMP).
-        ticket: the number of the call; None in a reentrant checkpoint, -1 where compiled code
-            recomputes the call.
+        ticket: the number of the call; None or -1 where a checkpoint has recomputed it.
     """
 
     tensors: Sequence[Tensor]
@@ -226,12 +194,10 @@ class Watch:
 
     def shown(self) -> State | None:
         """Return the state for the report, on the CPU; None without any call."""
-        state = self.open
-        if self.closed is not None and self.observer.is_empty(state):
-            state = self.closed
-        if not (self.observer.by_epoch and state["calls"]):
-            return None
-        return on_device(state, torch.device("cpu"))
+        empty = self.observer.is_empty(self.open)
+        state = self.closed if empty and self.closed is not None else self.open
+        known = self.observer.by_epoch and state["calls"]
+        return on_device(state, torch.device("cpu")) if known else None
 
     def result(self) -> Any:
         """Return the result of the observer for the present state."""
@@ -252,10 +218,3 @@ def on_device(state: State, device: torch.device) -> State:
         name: x.to(device, wide.get(x.dtype, x.dtype)) if isinstance(x, Tensor) else x
         for name, x in state.items()
     }
-
-
-def _sum(a: Any, b: Any) -> Any:
-    """Add numbers and tensors, and join flags; of other values, return the first."""
-    if isinstance(a, Tensor) and a.dtype is torch.bool and b is not None:
-        return a | b
-    return a + b if isinstance(a, (Tensor, int, float)) and b is not None else a

@@ -1,9 +1,7 @@
 """``Capture``: the activations and gradients of a layer, kept in a training run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -32,8 +30,8 @@ class Record(NamedTuple):
     Attributes:
         epoch: the time of the call.
         call: the number of the call, counted from 0.
-        value: the output of the layer with its nesting. Objects other than floating-point tensors
-            are None; all is None where activations are not kept.
+        value: the output of the layer with its nesting; None in place of objects other than
+            floating-point tensors, and where activations are not kept.
         grad: the gradients of these tensors, with the same nesting; None before a backward.
         training: whether the layer was in training mode.
     """
@@ -45,26 +43,22 @@ class Record(NamedTuple):
     training: bool
 
 
-@dataclass
-class _Call:
-    """One call that is kept: values and gradients by their index in `nesting`."""
+class _Call(NamedTuple):
+    """A call that is kept, without its gradients, and these by their index in `nesting`."""
 
-    epoch: float
-    training: bool
+    record: Record
     nesting: Any
     forms: list[View | None]  # the axes, by which gradients are reduced as the values are
-    differentiable: bool
-    values: dict[int, Tensor]
-    grads: dict[int, Tensor] = field(default_factory=dict)
+    grads: dict[int, Tensor]
 
 
 @register
 class Capture(Observer):
     """Keeps the last activations of a layer, and their gradients: read ``attached.captured()``.
 
-    A copy of each tensor is kept, so later in-place operations do not change it. Every call of the
-    layer counts, also if a forward calls it several times, but not the calls that activation
-    checkpointing recomputes. Use it during a training; `capture` is for a single forward.
+    Copies are kept, which later in-place operations do not change. Every call of the layer counts,
+    but those that activation checkpointing recomputes. Use it in a training; `capture` makes a
+    single forward.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(inplace=True))
@@ -75,16 +69,15 @@ class Capture(Observer):
         [(3, torch.Size([8, 3]), torch.Size([8, 3])), (4, torch.Size([8, 3]), torch.Size([8, 3]))]
 
     Args:
-        gradients: True keeps the gradients of the values; under AMP, of the scaled loss. The
-            gradient regularizers of this layer have changed them, also with ``when="before"``.
-            Reentrant checkpoints are refused. In compiled code inside a checkpoint, the gradients
-            of the last call must come first.
+        gradients: True keeps the gradients of the values; under AMP, of the scaled loss. They come
+            after the gradient regularizers of this layer, also with ``when="before"``. Reentrant
+            checkpoints, and checkpoints in compiled code, are refused.
         activations: False keeps no values, which needs ``gradients=True``.
         every: keep each n-th call of the layer, at least 1; the first one is included.
         keep: the number of records, the last ones, at least 1; None keeps all, and memory grows.
         reduce: keep the ``"mean"`` or ``"norm"`` of each tensor over all axes but the first, the
             mean of each channel (``"channels"``, a tensor (N, C)), or the result of a function of
-            the tensor. A function can't be written to a file.
+            the tensor, which can't be written to a file.
         device: the device of the kept tensors; by default their own.
         dtype: the type of the kept tensors, such as ``"float16"``; by default their own.
         detach: False keeps the autograd graph of the values, and its memory, until other records
@@ -122,8 +115,6 @@ class Capture(Observer):
             check_option("reduce", self.reduce, (None, "mean", "norm", "channels"))
         if not (self.gradients or self.activations):
             raise ValueError("activations=False keeps nothing without gradients=True")
-        if not (self.detach or self.activations):
-            raise ValueError("detach=False is for activations, and activations=False keeps none")
         if self.device is not None:  # its name, which a file can hold
             try:
                 vars(self)["device"] = str(torch.device(self.device))
@@ -140,29 +131,30 @@ class Capture(Observer):
     def update(self, state: State, seen: Seen) -> None:
         kept: dict[int, _Call] = state["kept"]
         if seen.gradient:
-            call = _call_of(kept, seen)
+            if seen.ticket is None or seen.ticket < 0:
+                raise ValueError(
+                    "gradients can't be matched with calls in a reentrant or compiled checkpoint: "
+                    "take use_reentrant=False without torch.compile, or keep no gradients"
+                )
+            call = kept.get(seen.ticket)
             if call is not None:
-                with torch.no_grad():
-                    call.grads[seen.at] = self._copy(seen.tensor, call.forms[seen.at])
+                call.grads[seen.at] = self._copy(seen.tensor, call.forms[seen.at])
         elif state["calls"] % self.every == 0 and (self.activations or seen.differentiable):
             forms = [seen.form(x) if self.channelwise else None for x in seen.tensors]
-            pairs = zip(seen.tensors, forms, strict=True) if self.activations else ()
-            values = {i: self._copy(x, form) for i, (x, form) in enumerate(pairs)}
-            kept[state["calls"]] = _Call(
-                seen.epoch, seen.training, seen.nesting(), forms, seen.differentiable, values
-            )
-            while self.keep is not None and len(kept) > self.keep:
+            value, nesting = None, seen.nesting()
+            if self.activations:
+                copies = dict(enumerate(map(self._copy, seen.tensors, forms)))
+                value = tree_map(copies.get, nesting)
+            record = Record(seen.epoch, state["calls"], value, None, seen.training)
+            kept[record.call] = _Call(record, nesting, forms, {})
+            if self.keep is not None and len(kept) > self.keep:
                 del kept[next(iter(kept))]
 
     def compute(self, state: State) -> list[Record]:
-        records = []
-        for number, call in list(state["kept"].items()):
-            value, grad = (
-                tree_map(kept.get, call.nesting) if kept else None
-                for kept in (call.values, call.grads)
-            )
-            records.append(Record(call.epoch, number, value, grad, call.training))
-        return records
+        return [
+            record._replace(grad=tree_map(grads.get, nesting)) if grads else record
+            for record, nesting, _, grads in list(state["kept"].values())
+        ]
 
     def _copy(self, x: Tensor, form: View | None) -> Tensor:
         """Return the part of a tensor that is kept."""
@@ -172,28 +164,11 @@ class Capture(Observer):
                 raise TypeError(f"reduce must return a tensor, got {kind_of(x)}")
         elif self.reduce == "channels" and x.ndim > 1:
             if form is None:
-                raise ValueError(
-                    f"reduce='channels' can't tell the channels of a tensor of shape "
-                    f"{tuple(x.shape)}: give layout, 'NCHW' or 'NHWC' say"
-                )
-            y = form.take(x)
-            x = y.flatten(2).mean(2) if y.ndim > 2 else y
+                text = f"can't tell the channels of a tensor of shape {tuple(x.shape)}"
+                raise ValueError(f"reduce='channels' {text}: give layout, 'NCHW' or 'NHWC' say")
+            x = form.take(x).unsqueeze(-1).flatten(2).mean(2)
         elif self.reduce is not None and x.ndim > 1:
             rows = x.flatten(1)
             x = rows.mean(1) if self.reduce == "mean" else torch.linalg.vector_norm(rows, dim=1)
         dtype = getattr(torch, self.dtype) if self.dtype else x.dtype
         return x.to(self.device or x.device, dtype, copy=True)
-
-
-def _call_of(kept: dict[int, _Call], seen: Seen) -> _Call | None:
-    """The call that a gradient belongs to, if it is kept."""
-    if seen.ticket is None:
-        raise ValueError(
-            "gradients can't be matched with calls in a reentrant checkpoint: use "
-            "torch.utils.checkpoint.checkpoint(..., use_reentrant=False), or keep no gradients"
-        )
-    if seen.ticket != -1:
-        return kept.get(seen.ticket)
-    # compiled code has recomputed the call: gradients of the last call come first
-    waiting = (c for c in reversed(kept.values()) if c.differentiable and seen.at not in c.grads)
-    return next(waiting, None)

@@ -1,31 +1,160 @@
 """Observers of statistics: of activations, of gradients and of parameters, by epoch."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.linalg import vector_norm as norm
+from torch.linalg import vector_norm
 
 from ..checks import Range, as_count, as_number
+from ..functional.masks import wide_dtype
 from ..registry import register
 from ..selectors.wrappers import shard_refusal
 from ..tables import Columns, Short
 from .base import Observer, Seen, State, Unsaved, on_device
-from .moments import (
-    KEPT,
-    SQUARES,
-    Statistics,
-    add_alive,
-    add_moments,
-    add_shares,
-    new_moments,
-    statistics,
-)
+
+_KEPT, _COUNT, _SUM, _SQUARES, _NORMS, _ZEROS, _NONFINITE, _BINS = range(8)
+"""The places in ``state["sums"]``: kept calls, their values, sums of these; shares; the bins."""
+_ROW = 4096  # values that are added up in float32
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """The statistics of an epoch. None without values to compute it from."""
+
+    calls: int  # for `WeightStats`, the number of parameters
+    left_out: int  # calls with NaN or Inf, left out of the moments, from `values` to `norm`
+    values: int  # the number of values
+    histogram: tuple[int, ...]  # the number of magnitudes below, between and above the ``edges``
+    mean: float | None = None
+    std: float | None = None  # of the population; rough below 1e-4 of the mean
+    rms: float | None = None
+    largest: float | None = None  # the largest magnitude
+    norm: float | None = None  # the mean norm of a call; for `WeightStats`, of all values
+    zeros: float | None = None  # the share of values that are zero in float32
+    nonfinite: float | None = None  # the share of values that are NaN or Inf in float32
+    channels: int | None = None  # their number, if their axis is known
+    dead: int | None = None  # channels that were exactly zero in every call
+    # of a BatchNorm, means over channels: |mean of batches - running mean| / running deviation,
+    # and |log(variance of batches / running variance)|; with the eps of the layer
+    mean_shift: float | None = None
+    variance_shift: float | None = None
+    norms: Mapping[str, float] = field(default_factory=dict)  # of `WeightStats`, by parameter
+    # the norm of the change of each parameter since the epoch began, divided by its norm then
+    updates: Mapping[str, float] = field(default_factory=dict)
+
+    def scalars(self) -> dict[str, float]:
+        """Return the numbers for a logger, by name."""
+        named = vars(self).items()
+        found = {name: x for name, x in named if isinstance(x, float) or name == "left_out"}
+        if self.dead is not None:
+            found["dead"] = self.dead
+        found |= {f"norm/{name}": norm for name, norm in self.norms.items()}
+        return found | {f"update/{name}": update for name, update in self.updates.items()}
+
+
+def _new_sums(edges: Sequence[float]) -> State:
+    """Return an empty state, with a bin between each two edges and one beyond each end."""
+    return {
+        "sums": torch.zeros(_BINS + len(edges) + 1, dtype=torch.float64),
+        "largest": torch.zeros((), dtype=torch.float64),
+        "looked": 0,  # the number of values in the calls that gave the shares
+    }
+
+
+def _add_moments(state: State, x: Tensor, scale: float | Tensor = 1.0) -> None:
+    """Add the moments of the values of a call, divided by `scale`."""
+    sums, count = state["sums"], x.numel()
+    x = x if count else x.new_zeros(1)  # which adds nothing but the call
+    low, high = torch.aminmax(x)
+    largest = torch.maximum(high, -low).to(sums.dtype)
+    total, norm = _sum_and_norm(x, largest)
+    total, norm, largest = total / scale, norm / scale, largest / scale
+    ones = torch.ones_like(norm)
+    found = torch.stack((ones, ones * count, total, norm.square(), norm))
+    finite = torch.isfinite(largest)
+    sums[_KEPT:_ZEROS].add_(torch.where(finite, found, 0.0))
+    state["largest"].clamp_(min=torch.where(finite, largest, 0.0))
+
+
+def _sum_and_norm(x: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
+    wide = wide_dtype(x.device)
+    # on the CPU, torch adds up float32 in float64 ten times slower than in float32: so rows of some
+    # thousand values are added up in float32, unless they may overflow or cancel
+    if x.device.type == "cpu" and x.dtype.itemsize <= 4 and 1e-12 < float(largest) < 1e15:
+        in_memory = x.permute(sorted(range(x.ndim), key=x.stride, reverse=True))
+        flat = in_memory.reshape(-1).float()
+        whole = flat.numel() // _ROW * _ROW
+        rows, rest = flat[:whole].view(-1, _ROW), flat[whole:].double()
+        total = rows.sum(1).sum(dtype=wide) + rest.sum()
+        norm = torch.hypot(vector_norm(vector_norm(rows, dim=1), dtype=wide), vector_norm(rest))
+        if float(norm) ** 2 > 1.01 * float(total) ** 2 / x.numel():
+            return total, norm
+    return x.sum(dtype=wide), vector_norm(x, dtype=wide)
+
+
+def _add_shares(state: State, x: Tensor, edges: Sequence[float]) -> None:
+    """Count in float32 zeros, values that are not finite, and magnitudes by octave: exponent."""
+    state["looked"] += x.numel()
+    exponents = ((x.view(torch.int32) >> 23) & 255).reshape(-1)  # 127 from 1 to 2
+    if x.device.type == "cpu":
+        counts = torch.bincount(exponents, minlength=256)
+    else:  # bincount would wait for the device
+        counts = torch.histc(exponents, 256, 0, 256)
+    first = int(math.log2(edges[0])) + 127
+    last = first + len(edges) - 1
+    zeros = x.numel() - torch.count_nonzero(x)
+    found = zeros, counts[255], counts[:first].sum() - zeros, *counts[first:last]
+    state["sums"][_ZEROS:].add_(torch.stack([*found, counts[last:255].sum()]))
+
+
+def _statistics(state: State) -> Statistics:
+    """Return the sums in a state."""
+    sums, calls, looked = state["sums"].tolist(), state["calls"], state["looked"]
+    kept, values = int(sums[_KEPT]), int(sums[_COUNT])
+    found = Statistics(calls, calls - kept, values, tuple(map(int, sums[_BINS:])))
+    if kept:
+        found = replace(found, norm=sums[_NORMS] / kept)
+    if looked:
+        found = replace(found, zeros=sums[_ZEROS] / looked, nonfinite=sums[_NONFINITE] / looked)
+    if values:
+        mean, square = sums[_SUM] / values, sums[_SQUARES] / values
+        std, largest = math.sqrt(max(square - mean * mean, 0.0)), state["largest"].item()
+        found = replace(found, mean=mean, std=std, rms=math.sqrt(square), largest=largest)
+    return found
+
+
+def add_alive(state: State, x: Tensor, zero: float = 0.0) -> None:
+    """Note which channels of a call (N, C, ...) were alive: had a magnitude above `zero`."""
+    flags = state.get("alive")
+    if flags is None or flags.shape != x.shape[1:2] or flags.device != x.device:
+        flags = torch.zeros(x.shape[1], dtype=torch.bool, device=x.device)
+    if x.numel() and not (x.device.type == "cpu" and bool(flags.all())):
+        flags = flags | ~(x.abs().amax([0, *range(2, x.ndim)]) <= zero)  # true for NaN
+    state["alive"] = flags
+
+
+def _dead(s: Statistics) -> str | None:
+    return None if s.dead is None else f"{s.dead} of {s.channels}"
+
+
+def _running(s: Statistics) -> str:
+    return "" if s.mean_shift is None else f"{s.mean_shift:.2g}, {s.variance_shift:.2g}"
+
+
+def _updates(s: Statistics) -> Short:
+    short = ", ".join(f"{update:.2g}" for update in s.updates.values())
+    return Short(short, ", ".join(f"{name} {update:.2g}" for name, update in s.updates.items()))
+
+
+_MOMENTS: Columns[Any] = {
+    **{name: attrgetter(name) for name in ("mean", "std", "largest", "norm", "zeros")},
+    "nan/inf": attrgetter("nonfinite"),
+}
 
 
 @dataclass(frozen=True, repr=False)
@@ -35,15 +164,16 @@ class Measuring(Observer):
     Args:
         every: zeros, values that are not finite and the histogram are counted at each n-th call of
             an epoch, the first included; at least 1.
-        low: lower bound of the histogram of magnitudes, at least 1e-30. Its bins are octaves: the
-            bound is rounded down to a power of 2.
-        high: upper bound of the histogram, above `low` and at most 1e30. It is rounded up to a
-            power of 2.
+        low: lower bound of the histogram of magnitudes, at least 1e-30, rounded down to a power of
+            2. Its bins are octaves.
+        high: upper bound of the histogram, above `low`, at most 1e30; rounded up to a power of 2.
     """
 
     every: int = 10
     low: float = 1e-8
     high: float = 1e4
+
+    columns: ClassVar[Columns[Any]] = _MOMENTS
 
     def check(self, values: Mapping[str, float]) -> None:
         super().check(values)
@@ -58,31 +188,27 @@ class Measuring(Observer):
         return tuple(2.0**octave for octave in range(first, last + 1))
 
     def start(self) -> State:
-        return new_moments(self.edges)
+        return _new_sums(self.edges)
 
     def update(self, state: State, seen: Seen) -> None:
-        add_moments(state, seen.tensor, seen.scale)
+        _add_moments(state, seen.tensor, seen.scale)
         if state["calls"] % self.every == 0:
-            add_shares(state, seen.tensor, self.edges, seen.scale)
+            _add_shares(state, seen.tensor.float() / seen.scale, self.edges)
 
     def compute(self, state: State) -> Statistics:
-        return statistics(state)
+        return _statistics(state)
 
     def merge(self, a: State, b: State) -> State:
         return {**super().merge(a, b), "largest": torch.maximum(a["largest"], b["largest"])}
-
-    def headings(self) -> tuple[str, Columns[Any]]:
-        return f"{self.label}: zeros, nan/inf: 1 call in {self.every}", dict(_MOMENTS)
 
 
 @register
 class ActivationStats(Measuring):
     """Mean, deviation, largest magnitude and norm of the output of a layer by epoch; dead channels.
 
-    Use it on activation functions, norms and blocks. No call waits for the device. A call with NaN
-    or Inf is counted, but left out of the moments. A channel is dead if it was exactly zero in
-    every call of the epoch. The running statistics of a BatchNorm are compared with each n-th batch
-    (`every`).
+    Use it on activation functions, norms and blocks. No call waits for the device. Calls with NaN
+    or Inf are left out of the moments. A channel is dead if it was exactly zero in all calls. The
+    running statistics of a BatchNorm are compared with each n-th batch (`every`).
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
@@ -95,14 +221,15 @@ class ActivationStats(Measuring):
 
     channelwise: ClassVar[bool] = True
     reads_given: ClassVar[bool] = True
+    columns: ClassVar[Columns[Any]] = {**_MOMENTS, "dead\nchannels": _dead, "running": _running}
 
     def look(self, state: State, module: nn.Module, parameter: str | None) -> None:
         layer: Any = module
         is_norm = isinstance(module, nn.modules.batchnorm._BatchNorm)
         if is_norm and type(layer.running_mean) is Tensor and not layer.running_mean.is_meta:
-            one = torch.ones_like(layer.running_mean)  # ranks are added up, and then divided by it
-            running = layer.running_mean, layer.running_var, layer.eps * one, one
-            state["running"] = torch.stack(running).to(state["sums"])
+            given = layer.running_mean, layer.running_var
+            mean, variance = (x.to("cpu", torch.float64, copy=True) for x in given)
+            state["running"] = mean, variance + layer.eps, layer.eps
 
     def update(self, state: State, seen: Seen) -> None:
         super().update(state, seen)
@@ -117,24 +244,18 @@ class ActivationStats(Measuring):
                 state["batches"] = state.get("batches", 0.0) + batch
 
     def compute(self, state: State) -> Statistics:
-        found = statistics(state)
+        found = _statistics(state)
         if "alive" in state:
             alive = state["alive"]
             found = replace(found, channels=len(alive), dead=int((~alive).sum()))
-        if "batches" in state and "running" in state:
-            batches, running = state["batches"].double(), state["running"].double()
-            mean, variance = batches[:2] / batches[2]
-            running_mean, running_variance, eps = running[:3] / running[3]
-            of_mean = (mean - running_mean).abs() / (running_variance + eps).sqrt()
-            of_variance = ((variance + eps) / (running_variance + eps)).log().abs()
+        if "batches" in state:
+            mean, variance, _ = state["batches"] / state["batches"][-1]
+            running_mean, running_variance, eps = state["running"]
+            of_mean = (mean - running_mean).abs() / running_variance.sqrt()
+            of_variance = ((variance + eps) / running_variance).log().abs()
             shifts = of_mean.mean().item(), of_variance.mean().item()
             found = replace(found, mean_shift=shifts[0], variance_shift=shifts[1])
         return found
-
-    def headings(self) -> tuple[str, Columns[Any]]:
-        note, columns = super().headings()
-        columns = {**columns, "dead": _dead, "running": _running}
-        return f"{note}; dead: channels, always zero", columns
 
 
 @register
@@ -165,12 +286,11 @@ class GradientStats(Measuring):
 class WeightStats(Observer):
     """Mean, deviation, largest magnitude and norm of a layer's own parameters, all taken together.
 
-    For each parameter also its norm and the relative size of its updates: the norm of its change
-    since the epoch began, divided by its norm then. For this, a copy of the parameters is held on
-    their device. Use it to find layers that learn too fast, or not at all. Parameters are read at
-    the end of an epoch and for a report, so the layer need not be called. Of a module without
-    parameters of its own, those inside it are read. With a ``param:`` selector, only this parameter
-    is read. Parameters that FSDP shards are not read.
+    For each parameter also its norm and its update: the norm of its change since the epoch began,
+    divided by its norm then; a copy of the parameters is held for this. Use it to find layers that
+    learn too fast, or not at all. Parameters are read at the end of an epoch and for a report, so
+    the layer need not be called. Of a module without parameters of its own, those inside it are
+    read; with a ``param:`` selector only this parameter; none that FSDP shards.
 
     Example:
         >>> attached = attach(nn.Sequential(nn.Linear(2, 3)), {"0": WeightStats()})
@@ -182,78 +302,44 @@ class WeightStats(Observer):
     acts_on: ClassVar[Literal["activation", "gradient"]] = "gradient"  # as what parameters take
     sees_values: ClassVar[bool] = False
     needs_calls: ClassVar[bool] = False
+    columns: ClassVar[Columns[Any]] = {**_MOMENTS, "updates\nrelative": _updates}
     edges: ClassVar[tuple[float, ...]] = GradientStats(low=1e-8).edges
 
     def start(self) -> State:
-        return {**new_moments(self.edges), "began": Unsaved()}
+        return {**_new_sums(self.edges), "began": Unsaved()}
 
     def look(self, state: State, module: nn.Module, parameter: str | None) -> None:
-        parameters = _parameters(module, parameter)
-        state.update(new_moments(self.edges), calls=len(parameters), moved=False)
-        state.update(norms={}, updates={})
-        for name, x in parameters.items():
+        found = _parameters(module, parameter)
+        state.update(_new_sums(self.edges), calls=len(found), moved=False, norms={}, updates={})
+        for name, x in found.items():
             state.update(on_device(state, x.device))
-            add_moments(state, x)
-            add_shares(state, x, self.edges)
+            _add_moments(state, x)
+            _add_shares(state, x.float(), self.edges)
             began = state["began"].setdefault(name, x.clone()).to(x.device)
-            change = x - began
-            state["moved"] |= bool(change.any())  # true for NaN
-            state["norms"][name] = float(norm(x))
-            state["updates"][name] = float(norm(change) / norm(began))
+            change = vector_norm(x - began)
+            state["moved"] |= bool(change)  # true for NaN
+            for key, value in ("norms", vector_norm(x)), ("updates", change / vector_norm(began)):
+                if value.isfinite():
+                    state[key][name] = float(value)
 
     def is_empty(self, state: State) -> bool:
         return not state["moved"]
 
     def compute(self, state: State) -> Statistics:
-        sums = state["sums"]
-        whole = math.sqrt(sums[SQUARES].item()) if sums[KEPT] else None
-        norms, updates = (
-            {name: x for name, x in state[which].items() if math.isfinite(x)}
-            for which in ("norms", "updates")
-        )
-        return replace(statistics(state), norm=whole, norms=norms, updates=updates)
+        found = _statistics(state)
+        whole = None if found.rms is None else found.rms * math.sqrt(found.values)
+        return replace(found, norm=whole, norms=state["norms"], updates=state["updates"])
 
     def merge(self, a: State, b: State) -> State:
         return a  # ranks hold the same parameters
 
-    def headings(self) -> tuple[str, Columns[Any]]:
-        note = f"{self.label}: updates: norm of the change, relative"
-        return note, {**_MOMENTS, "updates": _updates}
-
 
 def _parameters(module: nn.Module, name: str | None) -> dict[str, Tensor]:
-    """The layer's own parameters, else those inside it, or the one of this name.
-
-    Those without numbers are left out.
-    """
+    """The parameter of this name, or the layer's own parameters, or else those inside it."""
     if shard_refusal(module) is not None:
         return {}
-    own = {name: getattr(module, name) for name in (module._parameters if name is None else [name])}
-    own = own or dict(module.named_parameters())
+    own = module._parameters if name is None else {name: getattr(module, name)}
+    named = dict(own or module.named_parameters())
     # other classes may hold parts, or wait for other processes
-    plain = {name: p.detach() for name, p in own.items() if type(p) in (Tensor, nn.Parameter)}
+    plain = {name: p.detach() for name, p in named.items() if type(p) in (Tensor, nn.Parameter)}
     return {name: x for name, x in plain.items() if x.is_floating_point() and not x.is_meta}
-
-
-def _number(name: str) -> Callable[[Statistics], str | None]:
-    """The column of a number, in three digits: there are many in a row."""
-    return lambda s: None if getattr(s, name) is None else f"{getattr(s, name):.3g}"
-
-
-def _dead(s: Statistics) -> str | None:
-    return None if s.dead is None else f"{s.dead} of {s.channels}"
-
-
-def _running(s: Statistics) -> str:
-    return "" if s.mean_shift is None else f"{s.mean_shift:.2g}, {s.variance_shift:.2g}"
-
-
-def _updates(s: Statistics) -> Short:
-    short = ", ".join(f"{update:.2g}" for update in s.updates.values())
-    return Short(short, ", ".join(f"{name} {update:.2g}" for name, update in s.updates.items()))
-
-
-_MOMENTS: Columns[Any] = {
-    **{name: _number(name) for name in ("mean", "std", "largest", "norm", "zeros")},
-    "nan/inf": _number("nonfinite"),
-}

@@ -1,11 +1,9 @@
 """``Watchdog``: its sites keep numbers, which ``attachment.watchdog`` judges together."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -16,21 +14,18 @@ from ..functional.masks import wide_dtype
 from ..quoting import quote, shown
 from ..registry import register
 from .base import Observer, Seen, State
-from .moments import add_alive
+from .stats import add_alive
 
 RULES = ("nonfinite", "vanishing", "exploding", "dead", "saturated", "no_gradient")
 _MOST_UNREAD = 4096
 _INF = math.inf
 _ZERO = 1e-12  # the largest magnitude of a channel that counts as zero
 _NEAR = 0.01  # how near to a bound a value is saturated, as a share of the distance of both
+_SHARE = Range(0, 1, open_low=True, open_high=True)
+# layers are known by the names of their classes, which copies of torch's classes keep
 _CAN_DIE = {"relu", "relu6", "threshold", "hardswish", "gelu", "silu", "swish", "mish"}
-_BOUNDS = {  # by the name of the class, so that copies of torch's classes are known as well
-    "sigmoid": (0.0, 1.0),
-    "hardsigmoid": (0.0, 1.0),
-    "tanh": (-1.0, 1.0),
-    "hardtanh": (-1.0, 1.0),
-    "softsign": (-1.0, 1.0),
-}
+_BOUNDS = dict.fromkeys(("sigmoid", "hardsigmoid"), (0.0, 1.0))
+_BOUNDS |= dict.fromkeys(("tanh", "hardtanh", "softsign"), (-1.0, 1.0))
 
 
 @register
@@ -39,9 +34,8 @@ class Watchdog(Observer):
 
     Attach it to blocks and to the layers inside them. It looks at its numbers when an epoch
     (``attached.step``) or the ``with`` block of the attachment ends, and at each n-th training
-    forward (`every`); for NaN and Inf also at the forwards 1, 2, 4, 8, and so on. Between two looks
-    it does not wait for a device. Of several faults in one look it names the first as the cause,
-    and lists the others as likely effects. The rules:
+    forward (`every`); for NaN and Inf also at the forwards 1, 2, 4, 8, and so on. It waits for a
+    device only then. Of several faults, it names the first as the likely cause. The rules:
 
     - ``nonfinite``: NaN or Inf: the layer that computed it or, in the backward, the first layer
       that such a gradient reaches. With a GradScaler that the attachment knows, gradients count
@@ -50,8 +44,7 @@ class Watchdog(Observer):
       larger, by `max_ratio` than in the last quarter, and not zero.
     - ``dead``: channels of a ReLU, or a similar activation, were zero in all calls.
     - ``saturated``: values of a sigmoid, a tanh or the like are within 1 % of their bounds.
-    - ``no_gradient``: a layer with trained parameters gets no gradient, or only zeros, while other
-      layers get gradients.
+    - ``no_gradient``: a layer with trained parameters gets none, or zeros, while others get some.
 
     Example:
         >>> model, found = nn.Sequential(nn.Linear(4, 4), nn.Sigmoid(), nn.Linear(4, 2)), []
@@ -65,7 +58,7 @@ class Watchdog(Observer):
     Args:
         rules: the name of a rule or several names, or ``"all"``.
         action: ``"warn"``; ``"raise"``, which raises a `WatchdogError`; or a function to call
-            with each `Finding`. A function cannot be written to a file.
+            with each `Finding`, whose errors stop the training. It cannot be written to a file.
         every: look at each n-th training forward of the model, at least 1; 0 or None: only when an
             epoch or the block ends. Forwards are not counted where the whole model is compiled.
         max_ratio: the largest ratio of gradients at both ends of the model, above 1.
@@ -93,30 +86,27 @@ class Watchdog(Observer):
 
     def __post_init__(self) -> None:
         if isinstance(self.rules, str) and self.rules != "all":
-            object.__setattr__(self, "rules", (self.rules,))
+            vars(self)["rules"] = (self.rules,)
         super().__post_init__()
 
     @property
     def names(self) -> Sequence[str]:
-        """The names of its rules."""
         return RULES if self.rules == "all" else self.rules
 
     def check(self, values: Mapping[str, float]) -> None:
         check_option("at", self.at, ("output",))
-        super().check(values)
         if not isinstance(self.rules, Sequence) or not self.rules:
             raise TypeError(f"rules must be names of rules, got {shown(self.rules)}")
         for rule in self.names:
             check_option("rules", rule, RULES)
         if self.action not in ("warn", "raise") and not callable(self.action):
-            given = quote(self.action)
-            raise ValueError(f"action must be 'warn', 'raise' or a function, got {given}")
+            text = "action must be 'warn', 'raise' or a function"
+            raise ValueError(f"{text}, got {quote(self.action)}")
         as_count("every", self.every or 0, 0)
         as_count("min_calls", self.min_calls)
         as_number("max_ratio", self.max_ratio, allowed=Range(1, open_low=True))
-        for name in ("max_dead", "max_saturated"):
-            share = Range(0, 1, open_low=True, open_high=True)
-            as_number(name, getattr(self, name), allowed=share)
+        as_number("max_dead", self.max_dead, allowed=_SHARE)
+        as_number("max_saturated", self.max_saturated, allowed=_SHARE)
 
     def start(self) -> State:
         return {"watched": Watched()}
@@ -146,9 +136,8 @@ class Clock:
     alerts: dict[tuple[str, str], Any] = field(default_factory=dict)  # by site and rule
 
     @classmethod
-    def of(cls, shared: dict[str, Any]) -> Clock:
-        """Return the clock of an attachment."""
-        clock: Clock = shared.setdefault("Watchdog", cls())
+    def of(cls, shared: dict[str, Any]) -> Self:
+        clock: Self = shared.setdefault("Watchdog", cls())
         return clock
 
 
@@ -168,7 +157,8 @@ class Watched:
     norm: float = 0.0  # the sum of the finite gradient norms, in units of the unscaled loss
     near: Tensor | float = 0.0  # the sum over calls of the share of values at the bounds
     units: State = field(default_factory=dict)  # the flags of `add_alive`
-    unread: list[tuple[bool, int, list[Tensor]]] = field(default_factory=list)  # norms with times
+    # of each gradient or call the time and the norms of the value and of what the layer was given
+    unread: list[tuple[bool, int, Tensor, Tensor]] = field(default_factory=list)
 
     def forget(self, statistics: bool) -> None:
         """Forget values that were not finite, and with `statistics` all counts and sums."""
@@ -183,18 +173,18 @@ class Watched:
         self.at, x = time, seen.tensor
         self.calls += 1
         worst = _largest_norm(seen.tensors)
-        if worst is None:
-            return
         if worst.device.type != "cpu" or not worst < _INF:  # otherwise there is nothing to note
             # -inf counts in the first argument only: masks of attention hold it
             masks = [y.float().amax().clamp(min=0) for y in seen.given[1:] if y.numel()]
             given = _largest_norm([*seen.given[:1], *masks])
-            self.unread.append((False, time, [worst] if given is None else [worst, given]))
-        if self.can_die and x.ndim > 1 and x.numel():
+            self.unread.append((False, time, worst, given))
+        if not x.numel():
+            return
+        if self.can_die and x.ndim > 1:
             mapped = seen.channels_first()
             mapped = x.movedim(-1 if x.ndim != 4 else 1, 1) if mapped is None else mapped
             add_alive(self.units, mapped, _ZERO)
-        if self.bounds is not None and x.numel():
+        if self.bounds is not None:
             lower, upper = self.bounds
             edge = _NEAR * (upper - lower)
             at_bounds = (x < lower + edge) | (x > upper - edge)
@@ -204,41 +194,40 @@ class Watched:
         """Add one gradient."""
         if seen.tensor.numel():
             self.grads += 1
-            self.unread.append((True, time, [_norm(seen.tensor) / seen.scale]))
+            norm = _norm(seen.tensor) / seen.scale
+            self.unread.append((True, time, norm, norm))
 
     def read(self) -> None:
         """Count what was noted. A device is waited for."""
+        if not self.unread:
+            return
         unread, self.unread = self.unread, []
-        flat = [x for *_, numbers in unread for x in numbers]
-        values = iter(_together(flat).tolist() if flat else [])
-        for gradient, time, numbers in unread:
-            number, *given = [next(values) for _ in numbers]
-            if gradient and number < _INF:
-                self.norm += number
+        norms = _together([x for _, _, *norms in unread for x in norms]).tolist()
+        for (gradient, time, *_), norm, given in zip(unread, norms[::2], norms[1::2], strict=True):
+            if gradient and norm < _INF:
+                self.norm += norm
             elif gradient:
                 self.grad_bad = min(self.grad_bad, time)
-            elif not number < _INF:
+            elif not norm < _INF:
                 self.bad_calls += 1
                 self.bad = min(self.bad, time)
-                if not given or given[0] < _INF:
+                if given < _INF:
                     self.made = min(self.made, time)
 
 
 def _together(numbers: Sequence[Tensor]) -> Tensor:
-    """Return numbers of any devices in one tensor."""
     device = numbers[0].device
     return torch.stack([x.to(device, wide_dtype(device)) for x in numbers])
 
 
-def _largest_norm(tensors: Sequence[Tensor]) -> Tensor | None:
-    """Return a number that is finite if all values are; None of no values."""
+def _largest_norm(tensors: Sequence[Tensor]) -> Tensor:
+    """Return a number that is finite if all values are."""
     norms = [_norm(x) for x in tensors if x.numel()]
-    return _together(norms).amax() if norms else None
+    return _together(norms).amax() if norms else torch.zeros(())
 
 
 def _norm(x: Tensor) -> Tensor:
     """Return the norm; it is finite if all values are, whose squares may not fit into float32."""
-    x = x.float() if x.element_size() == 1 else x
     fast = x.device.type == "cpu" and x.dtype is not torch.float64
     norm: Tensor = vector_norm(x, dtype=torch.float32 if fast else wide_dtype(x.device))
     if fast and not norm < _INF:

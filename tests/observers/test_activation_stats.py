@@ -7,11 +7,7 @@ import pytest
 import torch
 from torch import distributed, nn
 
-from dropblock_hooks import (
-    ActivationStats,
-    GradientStats,
-    attach,
-)
+from dropblock_hooks import ActivationStats, attach
 from tests.pair import run_pair
 
 NAMES = ("mean", "std", "rms", "largest", "norm", "zeros")
@@ -60,27 +56,28 @@ def observed(attached, distributed=False):
     }
 
 
-def assert_is(found, calls):
+def assert_moments(found, calls):
     wanted = reference(calls)
     for name in NAMES:
         value = getattr(found, name)
         assert value == pytest.approx(wanted[name], rel=1e-5, abs=1e-6 * wanted["rms"]), name
     assert found.calls == len(calls)
+
+
+def assert_is(found, calls):
+    assert_moments(found, calls)
     assert found.values == sum(call.size for call in calls)
     others = range(calls[0].ndim)
     zero = np.stack([(call == 0).all(tuple(a for a in others if a != 1)) for call in calls])
     assert found.dead == zero.all(0).sum()
 
 
-@pytest.mark.parametrize("backward", [True, False], ids=["training", "forward"])
-def test_an_epoch_of_uneven_batches_against_numpy(backward):
+def test_an_epoch_of_uneven_batches_against_numpy():
     model = make_model()
     wanted = collected(copy.deepcopy(model), ("0", "1", "3"), batches())
     attached = attach(model, {name: ActivationStats(every=1) for name in wanted})
     for x in batches():
-        y = model(x)
-        if backward:
-            y.sum().backward()
+        model(x).sum().backward()
     found = observed(attached)
     for name, calls in wanted.items():
         assert_is(found[name], calls)
@@ -132,10 +129,9 @@ def test_over_two_processes(tmp_path):
         ({"every": 0}, "every must be an integer >= 1, got 0"),
     ],
 )
-@pytest.mark.parametrize("kind", [ActivationStats, GradientStats])
-def test_bad_options(kind, options, message):
+def test_bad_options(options, message):
     with pytest.raises(ValueError, match=message):
-        kind(**options)
+        ActivationStats(**options)
 
 
 def test_running_statistics_against_those_of_the_batches():
@@ -169,7 +165,7 @@ def test_a_window_is_an_epoch():
         for _ in range(3):
             model(torch.full((2, 2), value))
         found = observed(attached)["0"]
-        assert (found.mean, found.calls, found.looked) == (value, 3, 8)
+        assert (found.mean, found.calls, sum(found.histogram)) == (value, 3, 8)
     attached.step()
     assert observed(attached)["0"].mean == 3.0
     model.eval()(torch.zeros(2, 2))

@@ -53,13 +53,6 @@ class Sums(Observer):
 
 
 @register
-class WholeSums(Sums):
-    """The same of all that a layer gives."""
-
-    whole: ClassVar[bool] = True
-
-
-@register
 class GradientSums(Sums):
     """The same of gradients alone."""
 
@@ -145,7 +138,7 @@ def test_gradients_at_an_input_are_refused(observer):
 
 def test_off_in_evaluation_unless_always_and_while_paused():
     model = nn.Sequential(nn.Linear(2, 2))
-    attached = attach(model, {"0": [Sums(), WholeSums(active="always")]})
+    attached = attach(model, {"0": [Sums(), Sums(active="always", when="before")]})
     model.eval()(torch.ones(1, 2))
     train, always = (sums_of(attached, site)[1] for site in attached)
     assert (train, always) == (0, 1)

@@ -109,12 +109,11 @@ def test_at_the_input_and_one_element():
     assert list(attached.captured("often/Capture#2")) == ["often"]
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_once_in_a_checkpoint_with_its_own_gradient(when):
+def test_once_in_a_checkpoint_with_its_own_gradient():
     torch.manual_seed(0)
     layer = nn.Linear(4, 4)
     block = nn.Sequential(layer, nn.Tanh(), layer, nn.Tanh())
-    attached = attach(block, {"0": Capture(gradients=True, keep=None, when=when)})
+    attached = attach(block, {"0": Capture(gradients=True, keep=None)})
     plain_block = nn.Sequential(*copy.deepcopy(block))
     for hooks in (plain_block[0]._forward_hooks, plain_block[0]._forward_pre_hooks):
         hooks.clear()
@@ -179,13 +178,6 @@ def test_the_mean_of_each_channel_in_any_layout():
     (record,) = attached.captured()["0"]
     torch.testing.assert_close(record.value, y.detach().mean((1, 2)))
     torch.testing.assert_close(record.grad, 2 * y.detach().mean((1, 2)))
-
-
-def test_unknown_channels_are_refused():
-    model = nn.TransformerEncoderLayer(4, 2, 8)
-    attach(model, {".": Capture(reduce="channels")})
-    with pytest.raises(SiteError, match=r"can't tell the channels .* \(2, 5, 4\): give layout"):
-        model(torch.ones(2, 5, 4))
 
 
 def test_with_the_graph_where_it_is_asked_for():
@@ -261,9 +253,6 @@ def test_compiled_as_a_whole(backend):
             here = tensors_of(record.value), tensors_of(record.grad)
             there = values, [g for g in grads if g is not None]
             torch.testing.assert_close(here, there, **tolerance)
-    value = records[0].value
-    assert set(value) == {"a", "b"}
-    assert isinstance(value["b"], list)
 
 
 def test_compiled_code_refuses_to_hold_the_graph():
@@ -301,6 +290,10 @@ def test_bad_uses():
         attached.captured("1")
     with pytest.raises(KeyError, match="no site is '7'"):
         attached.captured("7")
+    layer = nn.TransformerEncoderLayer(4, 2, 8)
+    attach(layer, {".": Capture(reduce="channels")})
+    with pytest.raises(SiteError, match=r"can't tell the channels .* \(2, 5, 4\): give layout"):
+        layer(torch.ones(2, 5, 4))
 
 
 def test_reading_what_was_never_kept_tells_the_causes():

@@ -69,23 +69,6 @@ class Target(nn.Module):
         return self.student(x + 0.1 * torch.randn_like(x)), wanted
 
 
-class Vae(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.encode = named(fc=nn.Linear(16, 32), act=nn.ReLU(), both=nn.Linear(32, 8))
-        self.decode = named(fc=nn.Linear(4, 32), act=nn.ReLU(), out=nn.Linear(32, 16))
-
-    def forward(self, x):
-        mean, log_variance = self.encode(x).chunk(2, -1)
-        z = mean + torch.randn_like(mean) * (log_variance / 2).exp()
-        return self.decode(z), mean, log_variance
-
-
-def elbo(y, target):
-    x, mean, log_variance = y
-    return mse(x, torch.zeros_like(x)) + (mean**2 + log_variance.exp() - log_variance).mean() / 100
-
-
 def unet():
     inner = Residual(down=nn.Conv2d(8, 16, 3, 2, 1), act=nn.SiLU(), up=nn.ConvTranspose2d(
         16, 8, 2, 2))  # fmt: skip
@@ -120,7 +103,6 @@ TRAININGS = {  # the model, the optimizer, its learning rate, the loss, and the 
     "LSTM, Adam": (Recurrent, ADAM, 1e-2, cross_entropy),
     "GRU, SGD": (lambda: Recurrent(nn.GRU), SGD, 0.5, cross_entropy),
     "student and target": (Target, ADAM, 1e-3, lambda y, t: mse(*y)),
-    "VAE": (Vae, ADAM, 1e-3, elbo),
 }  # fmt: skip
 
 

@@ -123,15 +123,6 @@ def test_a_call_with_a_value_that_is_not_finite_is_left_out_and_counted(bad, n):
     assert found.nonfinite == pytest.approx(1 / (3 * n))
 
 
-def test_a_channel_is_dead_that_was_zero_in_all_calls():
-    x = torch.zeros(2, 4, 3)
-    x[0, 1, 0] = 1e-40  # not exactly zero
-    y = torch.zeros(5, 4, 3)
-    y[4, 2, 2] = -1.0
-    found = seen(x, y, channels=True)
-    assert (found.channels, found.dead) == (4, 2)
-
-
 def test_parts_add_up_to_the_whole():
     torch.manual_seed(0)
     calls = [torch.randn(n, 40).clamp_min(-1) + 3 for n in (3, 5, 2)]

@@ -26,18 +26,6 @@ def alerts_of(fault, epochs=2, steps=12):
     return found
 
 
-def judged(fault, found):
-    """Whether the first alert names the cause."""
-    if not found:
-        return False
-    first = found[0]
-    return (
-        first.kind == fault.kind
-        and first.layer in fault.layers.split()
-        and fault.says in f"{first.text} {first.cure}"
-    )
-
-
 MISSED = {
     "BatchNorm of equal samples",  # no rule compares the samples of a batch
     "gradient times 0",  # a hook of the user, which acts behind that of the Watchdog
@@ -64,5 +52,9 @@ def case(fault):
 )
 def test_the_first_alert_names_the_cause(fault):
     found = alerts_of(fault)
-    assert judged(fault, found), "\n".join(map(str, found)) or "no alert"
+    text = "\n".join(map(str, found))
+    assert found, "no alert"
+    assert found[0].kind == fault.kind, text
+    assert found[0].layer in fault.layers.split(), text
+    assert fault.says in f"{found[0].text} {found[0].cure}", text
     assert len(found) == 1 or fault.kind != "nonfinite", "NaN has one cause"

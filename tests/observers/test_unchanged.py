@@ -30,6 +30,7 @@ from dropblock_hooks import (
     attach,
     register,
 )
+from tests.observers.faulty import Code
 
 
 @register
@@ -56,21 +57,6 @@ class Block(nn.Module):
         return self.act(out)
 
 
-class Halves(nn.Module):
-    """Gives views of what it is given, in a tuple."""
-
-    def forward(self, x):
-        x = x * 1.5
-        return x[:, :2], x[:, 2:]
-
-
-class Turned(nn.Module):
-    """Gives a view, in another order in memory."""
-
-    def forward(self, x):
-        return x.transpose(2, 3)
-
-
 class Net(nn.Module):
     """Residual blocks, one of them called twice, one checkpointed; views, and tuples of them."""
 
@@ -79,7 +65,9 @@ class Net(nn.Module):
         self.stem = nn.Conv2d(3, 4, 3)
         self.first, self.shared, self.last = Block(), Block(), Block()
         self.shared.twin = self.first.bn2  # one module in two places
-        self.halves, self.turned, self.same = Halves(), Turned(), nn.Identity()
+        self.halves = Code(lambda x: tuple((1.5 * x).split(2, 1)))  # views, in a tuple
+        self.turned = Code(lambda x: x.transpose(2, 3))  # a view, in another order in memory
+        self.same = nn.Identity()
         self.drop = nn.Dropout(0.1)
         self.pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
         self.head = nn.Linear(4, 2)
@@ -154,13 +142,9 @@ OF_PARAMETERS = [
 
 
 def lists(acting, watching):
-    """Some of both, in any order; each class of what acts once, and each observer at one place."""
+    """Some of both, in any order; each class once at one place."""
     chosen = st.lists(st.sampled_from([*acting, *watching]), min_size=1, max_size=5)
-    return chosen.map(lambda each: list({_kind(one): one for one in each}.values()))
-
-
-def _kind(one):
-    return one.kind if isinstance(one, Observer) else (type(one), one.at)
+    return chosen.map(lambda each: list({(type(one), one.at): one for one in each}.values()))
 
 
 entries = st.one_of(

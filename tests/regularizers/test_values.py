@@ -306,5 +306,5 @@ def test_a_class_must_define_its_methods():
         def update(self, state, seen):
             pass
 
-    with pytest.raises(TypeError, match=r"WithoutCompute must define compute\(\)"):
-        WithoutCompute()
+    with pytest.raises(NotImplementedError, match=r"WithoutCompute must define compute\(state\)"):
+        WithoutCompute().compute({})
