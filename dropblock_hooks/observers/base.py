@@ -95,7 +95,6 @@ class Observer(Regularizer):
         return not state["calls"]
 
     def bind(self) -> Any:
-        """Return the `Watch` of a site."""
         return Watch(self)
 
     def check(self, values: Mapping[str, float]) -> None:
@@ -194,8 +193,9 @@ class Watch:
 
     def shown(self) -> State | None:
         """Return the state for the report, on the CPU; None without any call."""
-        empty = self.observer.is_empty(self.open)
-        state = self.closed if empty and self.closed is not None else self.open
+        state = self.open
+        if self.closed is not None and self.observer.is_empty(state):
+            state = self.closed
         known = self.observer.by_epoch and state["calls"]
         return on_device(state, torch.device("cpu")) if known else None
 

@@ -11,14 +11,13 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from dropblock_hooks import (
-    HookWarning,
     Watchdog,
     WatchdogError,
     attachments,
     watch,
 )
 from tests.cases import rest_slow
-from tests.told import ids, told
+from tests.told import ids
 
 
 def plain_net(depth, activation, gain=1.0, width=16):

@@ -48,7 +48,7 @@ def test_they_are_read_as_they_are_now():
     (found,) = of(attached)
     assert (found.mean, found.norm, found.left_out) == (None, None, 2)
     assert found.nonfinite == pytest.approx(41 / 3040)
-    assert "0.0135" in str(attached)
+    assert "0.01349" in str(attached)
 
 
 def test_the_epoch_before_is_shown_until_something_has_moved():
