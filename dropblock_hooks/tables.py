@@ -15,8 +15,7 @@ from .quoting import shorten
 Row = TypeVar("Row")
 Columns = dict[str, Callable[[Row], Any]]
 """For each heading, a function from the row to the cell; a heading may have two lines."""
-WIDTH = 100
-"""The width of printed tables, in characters, if the width of the terminal is not known."""
+WIDTH = 100  # characters in a printed line, if the width of the terminal is not known
 _PREFIX = 10  # a longer prefix of all names is printed only once
 
 
@@ -39,8 +38,7 @@ class Varying:
 class Section(Generic[Row]):
     """Rows under one heading; the first column has the names, and `note` is a line above.
 
-    In a table of sites, `entry` gives the entry of the spec that a row belongs to. Equal rows of an
-    entry print as one line, and a common prefix of all names prints once.
+    Equal rows of an `entry` of a spec print as one line, and a common prefix of all names once.
     """
 
     rows: Sequence[Row]
@@ -86,11 +84,10 @@ class Table(Sequence[Row], Generic[Row]):
         return pandas.DataFrame(self.to_dict())
 
     def to_text(self, width: int = WIDTH, wide: bool = False) -> str:
-        """The table as text: equal sites of an entry of the spec print as one line.
+        """The table as text; texts are shortened to `width` characters, but no names and numbers.
 
-        Args:
-            width: in characters; longer texts are shortened, but no names and numbers.
-            wide: print a line for each row, and shorten nothing.
+        Equal sites of an entry of the spec print as one line. `wide` prints a line for each row,
+        and shortens nothing.
         """
         width = sys.maxsize if wide else width
         parts = ["\n".join(_lines(section, width, wide)) for section in self._sections]
@@ -119,49 +116,36 @@ def _lines(section: Section[Row], width: int, wide: bool) -> list[str]:
     cells = [[find(row) for find in section.columns.values()] for row in section.rows]
     notes = [section.note] if section.note else []
     if section.entry is not None and not wide:
-        prefix = _shared([line[0] for line in cells])
+        parts = zip(*(line[0].split(".")[:-1] for line in cells), strict=False)
+        prefix = "".join(f"{e[0]}." for e in takewhile(lambda e: len(set(e)) == 1, parts))
         cells = _merged([section.entry(row) for row in section.rows], cells)
         if len(prefix) > _PREFIX and any(isinstance(line[0], str) for line in cells):
             notes.append(f"names begin with {prefix}")
             for line in cells:
                 line[0] = shown(line[0]).removeprefix(prefix)
     height = 1 + max((head.count("\n") for head in section.columns), default=0)
-    columns, widths, spares = [], [], []
+    columns: dict[int, list[str]] = {}
     for i, head in enumerate(section.columns):
         texts = [shown(line[i], wide) for line in cells]
         if any(texts) or not cells:
-            heading = [*head.split("\n"), ""][:height]
-            columns.append([*heading, *texts])
-            widths.append(max(map(len, columns[-1])))
-            short = any(isinstance(line[i], Short) for line in cells)
-            spares.append(widths[-1] - max(4, *map(len, heading)) if short else 0)
-    excess = sum(widths) + 2 * (len(widths) - 1) - width
-    for i, spare in enumerate(spares):
-        cut = max(0, min(excess, spare))
-        widths[i] -= cut
-        excess -= cut
-    for column, n in zip(columns, widths, strict=True):
+            columns[i] = [*[*head.split("\n"), ""][:height], *texts]
+    excess = sum(max(map(len, column)) + 2 for column in columns.values()) - 2 - width
+    for i, column in columns.items():
+        longest = n = max(map(len, column))
+        if any(isinstance(line[i], Short) for line in cells):
+            n = min(n, max(n - excess, 4, *map(len, column[:height])))
+        excess -= longest - n
         column.insert(height, "-" * n)
         column[:] = [shorten(text, n).ljust(n) for text in column]
-    return [*notes, *("  ".join(line).rstrip() for line in zip(*columns, strict=True))]
-
-
-def _shared(names: Sequence[str]) -> str:
-    """The components with which all names begin."""
-    components = zip(*(name.split(".")[:-1] for name in names), strict=False)
-    return "".join(f"{each[0]}." for each in takewhile(lambda e: len(set(e)) == 1, components))
+    lines = zip(*columns.values(), strict=True)
+    return [*notes, *("  ".join(line).rstrip() for line in lines)]
 
 
 def _merged(entries: Sequence[str | None], cells: list[list[Any]]) -> list[list[Any]]:
-    """The cells, with the largest group of equal lines of each entry put together.
-
-    It stands at the place of its first line. All others stay, so that each line names its rows.
-    """
+    """Put the largest group of equal lines of each entry together; the others keep their names."""
     alike: dict[tuple[Hashable, ...], list[int]] = defaultdict(list)
     for i, (entry, line) in enumerate(zip(entries, cells, strict=True)):
-        kept = [
-            cell.value is None if isinstance(cell, Varying) else shown(cell) for cell in line[1:]
-        ]
+        kept = [c.value is None if isinstance(c, Varying) else shown(c) for c in line[1:]]
         alike[entry, *kept].append(i)
     lines = dict(enumerate(cells))
     for entry, n in Counter(entries).items():
@@ -170,7 +154,7 @@ def _merged(entries: Sequence[str | None], cells: list[list[Any]]) -> list[list[
             of = "" if len(group) == n else f" of {n}"
             columns = zip(*(lines.pop(i)[1:] for i in group), strict=True)
             name = Varying(f"{len(group)}{of} sites {entry}")
-            lines[group[0]] = [name, *map(_together, columns)]
+            lines[group[0]] = [name, *map(_together, columns)]  # at the place of the first line
     return [lines[i] for i in sorted(lines)]
 
 
@@ -220,7 +204,5 @@ def ranged(value: float | tuple[Any, Any] | None) -> str:
 
 def range_of(values: Iterable[float | None]) -> float | tuple[float, float] | None:
     """The lowest and the highest value, or one number if they are equal."""
-    known = [value for value in values if value is not None]
-    if not known:
-        return None
-    return known[0] if min(known) == max(known) else (min(known), max(known))
+    known = sorted({value for value in values if value is not None})
+    return (known[0], known[-1]) if len(known) > 1 else next(iter(known), None)
