@@ -2,10 +2,9 @@
 
 ``figure.savefig("picture.png")`` writes it. Without matplotlib, ImportError is raised.
 
-maps    `plot_feature_maps`: the channels of a sample; `overlay`: a map over its image
+maps    `plot_feature_maps`: the channels of a sample; `overlay`: a map over its image; the Figure
 depth   `plot_activations`, `plot_gradient_flow`: the results of observers, layer by layer
 masks   `plot_masks`: the dropped positions of the maps of a model, over its image
-figure  the Figure to draw on, numbers and images: what all pictures share
 """
 
 from .depth import plot_activations, plot_gradient_flow

@@ -35,7 +35,6 @@ def test_a_row_for_each_layer_and_the_share_of_all_its_channels(at):
     assert all(site.calls == 0 for site in attached)
     assert torch.equal(random, torch.get_rng_state())
     assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items())
-    assert not any(len(m._forward_hooks) > 2 for m in model.modules())
 
 
 @pytest.mark.parametrize(
@@ -67,17 +66,15 @@ def test_what_is_dark_is_what_is_dropped():
 @pytest.mark.parametrize(
     "spec",
     [
-        {},
         {"0": ClampGrad(-1, 1)},
         {"0": DropBlock2d(LinearSchedule(0.0, 0.1, 5), 3)},
         {"4": Dropout(0.5)},
     ],
-    ids=["nothing attached", "gradients", "a rate of 0", "no map"],
+    ids=["gradients", "a rate of 0", "no map"],
 )
 def test_where_there_is_nothing_to_draw(spec):
     model = nn.Sequential(*net(), nn.Flatten(), nn.Linear(6 * 16 * 16, 2))
-    if spec:
-        attach(model, spec)
+    attach(model, spec)
     with pytest.raises(RuntimeError, match="nothing to draw"):
         plot_masks(model, torch.rand(1, 3, 32, 32))
 
@@ -85,6 +82,7 @@ def test_where_there_is_nothing_to_draw(spec):
 def test_an_image_is_needed():
     model = nn.Sequential(nn.Identity())
     attach(model, {"0": Dropout(0.5)})
-    for x in (torch.rand(4, 3), torch.rand(0, 3, 8, 8), torch.rand(1, 2, 8, 8)):
-        with pytest.raises(ValueError, match="x must hold an image"):
-            plot_masks(model, (x,))
+    with pytest.raises(ValueError, match="x must hold an image"):
+        plot_masks(model, (torch.rand(4, 3), torch.rand(0, 3, 8, 8)))
+    with pytest.raises(ValueError, match="image must have 1 or 3 channels"):
+        plot_masks(model, torch.rand(1, 2, 8, 8))

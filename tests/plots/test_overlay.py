@@ -40,10 +40,10 @@ def test_a_map_lies_over_its_image(image):
 @pytest.mark.parametrize(
     ("cam_map", "image", "message"),
     [
-        (MAP[None], IMAGE, r"cam_map must be one map, .* as cam.maps\[0\], got shape \(1, 2, 2\)"),
-        (MAP, torch.rand(4, 8, 8), "image must be one image, .* 1 or 3 channels"),
-        (CAM(MAP[None], MAP[None], None), IMAGE, "cam_map must be a tensor or an array, got CAM"),
-        (torch.full((3, 4), torch.nan), IMAGE, "cam_map must hold finite numbers alone, got NaN"),
+        (MAP[None], IMAGE, r"cam_map must be one map .* as cam.maps\[0\], .*, got \(1, 2, 2\)"),
+        (MAP, torch.rand(4, 8, 8), "image must have 1 or 3 channels"),
+        (CAM(MAP[None], MAP[None], None), IMAGE, "cam_map must be .*, got CAM of 3"),
+        (torch.full((3, 4), torch.nan), IMAGE, "cam_map must be .* of finite numbers"),
     ],
     ids=["maps", "channels", "CAM", "NaN"],
 )
@@ -54,6 +54,5 @@ def test_bad_input(cam_map, image, message):
 
 def test_without_matplotlib(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    message = r"matplotlib, .*: pip install 'dropblock-hooks\[plot\]'"
-    with pytest.raises(ImportError, match=message):
+    with pytest.raises(ImportError, match="matplotlib"):
         overlay(MAP, IMAGE)
