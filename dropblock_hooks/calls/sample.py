@@ -12,7 +12,7 @@ from ..planning.dry_run import arguments_of
 from ..quoting import listed
 from ..selectors.wrappers import unwrap
 from ..warn import warn
-from .once import evaluation, main_tensor, same_function, summary
+from .once import evaluation, main_tensor, summary
 
 
 class Sampled(NamedTuple):
@@ -49,8 +49,8 @@ def sample(
     """Run a model n times in evaluation, each time with a new mask: Monte-Carlo dropout.
 
     The sites with ``active="always"`` act, and within ``attached.always()`` all random sites. All
-    other layers are in evaluation mode, the model's own dropouts too. Afterwards every module is in
-    its former mode. The outputs have no gradient. Masks use torch's global generator.
+    else is in evaluation mode, the model's own dropouts too; afterwards modes are as before. The
+    outputs have no gradient. Masks use torch's global generator.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
@@ -66,7 +66,7 @@ def sample(
         n: the number of forwards, at least 2.
         transform: another name of `target`.
         target: a function of each output that returns the tensor to sample. By default the output
-            is taken, or its ``logits`` or ``out``. It must pick a tensor from any other output.
+            is taken, or its ``logits`` or ``out``.
 
     Raises:
         RuntimeError: if nothing random is active in evaluation.
@@ -74,12 +74,11 @@ def sample(
         ValueError: if n is below 2.
 
     Reference:
-        Gal and Ghahramani, 2016, "Dropout as a Bayesian Approximation"
-        (https://arxiv.org/abs/1506.02142).
+        Gal and Ghahramani, 2016 (https://arxiv.org/abs/1506.02142).
     """
     bare, n = unwrap(model), as_count("n", n, 2)
     sites = [site for attached in attachments(bare) for site in attached if site.draws]
-    acting = [s for s in sites if s.run.enabled and s.is_on(False) and s.rate != 0.0]
+    acting = [site for site in sites if site.acts(False) and site.rate != 0.0]
     if not acting:
         keys = listed([site.key for site in sites], 3) or "the model without such a regularizer"
         raise RuntimeError(
@@ -88,17 +87,13 @@ def sample(
             "paused attachment draw none"
         )
     args, kwargs = arguments_of(x)
-    picked = same_function(target, "transform", transform) or (lambda output: output)
-    before = sum(site.calls for site in acting)
+    pick, before = target or transform, sum(site.calls for site in acting)
     with evaluation(model), torch.no_grad():
-        samples = torch.stack(
-            [main_tensor(picked(model(*args, **kwargs))).clone() for _ in range(n)]
-        )
+        outputs = [main_tensor(model(*args, **kwargs), pick).clone() for _ in range(n)]
+        samples = torch.stack(outputs)
         std, mean = torch.std_mean(samples.to(torch.result_type(samples, 1.0)), 0)
     # compiled code may not count these calls, so equal samples are needed too
     if sum(site.calls for site in acting) == before and bool((samples == samples[:1]).all()):
-        warn(
-            f"the {n} forwards called no layer of {listed([site.key for site in acting], 3)}, so "
-            "nothing drew random numbers: are these layers used in evaluation?"
-        )
+        keys = listed([site.key for site in acting], 3)
+        warn(f"the {n} forwards called no layer of {keys}: are these layers used in evaluation?")
     return Sampled(mean, std, samples)

@@ -19,24 +19,20 @@ def watch(
     every: int | None = 100,
     **options: Any,
 ) -> Attachment:
-    """Put a `Watchdog` on all layers: it warns of the first fault and names the layer.
-
-    Layers of torch.jit are left out.
+    """Put a `Watchdog` on all layers but those of torch.jit: it warns of the first fault.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
         >>> with watch(model) as attached:
         ...     model(torch.ones(3, 4)).sum().backward()
-        ...     attached.step()
-        ...     attached.verify()
+        ...     attached.alerts
         []
 
     Args:
         model: any model, wrapped or not.
         rules: the name of a rule, a list of names, or ``"all"``; see `Watchdog`.
         action: ``"warn"``, ``"raise"``, or a function of a `Finding`.
-        every: as for `Watchdog`: look at each n-th training forward; 0 or None: only when an epoch
-            or the ``with`` block ends.
+        every: look at each n-th training forward; 0 or None: only when an epoch or the block ends.
         options: other fields of `Watchdog`, and ``grad_scaler`` and ``root`` of `attach`.
 
     Raises:

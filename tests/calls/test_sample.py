@@ -1,6 +1,5 @@
 """`sample`: Monte-Carlo dropout."""
 
-import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -91,20 +90,18 @@ def modes(model):
 
 
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("fails", [True, False])
-def test_modes_are_as_before(training, fails):
+def test_modes_are_as_before(training):
     model, attached = prepared()
     model.train(training)
     model.norm.train(not training)  # frozen, or forgotten
     before = modes(model)
     seen = []
     model.register_forward_hook(lambda module, args, y: seen.append(modes(module)))
-    if fails:
-        with attached.always(), pytest.raises(ZeroDivisionError):
+    with attached.always():
+        sample(model, images(), n=2)
+        assert modes(model) == before
+        with pytest.raises(ZeroDivisionError):
             sample(model, images(), n=2, transform=lambda y: 1 / 0)
-    else:
-        with attached.always():
-            sample(model, images(), n=2)
     assert modes(model) == before
     assert not any(map(any, seen))
     assert seen
@@ -178,15 +175,9 @@ def test_the_logits_of_an_output_are_found(wrap):
     assert sample(model, x, n=2).samples.shape == (2, 2, 3)
     _, grads = capture(model, x, "inner", gradients=True)
     assert torch.equal(grads["inner"], torch.ones(2, 3))
-    net = nn.Sequential(nn.Conv2d(3, 3, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), Returns(wrap))
-    images = torch.rand(2, 3, 8, 8)
-    found, bare = gradcam(net, images, "0"), copy.deepcopy(net)
-    bare[3].wrap = lambda y: y
-    assert torch.equal(found.raw, gradcam(bare, images, "0").raw)
 
 
 NOTHING_RANDOM = {
-    "nothing": None,
     "train": Dropout2d(0.3),
     "foreign": Foreign(nn.Dropout),
     "gradient always": ClampGrad(-1.0, 1.0, active="always"),
@@ -197,8 +188,7 @@ NOTHING_RANDOM = {
 @pytest.mark.parametrize("case", NOTHING_RANDOM)
 def test_nothing_random(case):
     model = Small()
-    if NOTHING_RANDOM[case] is not None:
-        attach(model, {"conv": NOTHING_RANDOM[case]})
+    attach(model, {"conv": NOTHING_RANDOM[case]})
     called = []
     model.register_forward_hook(lambda *given: called.append(given))
     with pytest.raises(RuntimeError, match=r"all samples would be equal: .*attached.always\(\)"):
@@ -255,9 +245,3 @@ def test_target_is_the_function_of_the_output_in_each_call():
     _, grads = capture(model, x, "1", gradients=True, target=lambda y: 3 * y[0].sum())
     assert grads["1"].unique().tolist() == [0.0, 3.0]
     assert gradcam(model, x, "0", target=lambda y: y.sum(1)).target is None
-    for call in (
-        lambda f: sample(model, x, transform=f, target=f),
-        lambda f: capture(model, x, "1", gradients=True, loss=f, target=f),
-    ):
-        with pytest.raises(TypeError, match="is another name of target: give one of them"):
-            call(lambda y: y.sum())
