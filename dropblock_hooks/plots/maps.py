@@ -126,7 +126,8 @@ def as_values(name: str, given: Any, form: str, *ranks: int, gaps: bool = False)
     fits = isinstance(given, Tensor) and given.ndim in ranks and given.isfinite().any()
     if not (fits and (gaps or given.isfinite().all())):
         raise ValueError(f"{name} must be {form} of finite numbers, got {shape_of(given)}")
-    return given.detach().float().cpu()
+    values: Tensor = given.detach().float().cpu()
+    return values
 
 
 def pixels_of(given: Any) -> Tensor:

@@ -25,9 +25,8 @@ def plot_masks(
 ) -> Any:
     """Draw what regularizers drop in one training forward of a copy of the model.
 
-    A row is a layer. It shows some channels of the first sample, with dropped elements dark, and at
-    the right the share of all channels that is dropped at each position. The model, its counts
-    and the random states do not change.
+    A row is a layer: some channels of the first sample, dropped elements dark, and at the right the
+    dropped share of all channels at each position. Model, counts and random states do not change.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU())
@@ -55,8 +54,7 @@ def plot_masks(
     if not batches:
         raise ValueError("x must hold an image, a tensor (N, C, H, W) with 1 or 3 channels")
     grey = pixels_of(batches[0][0]).mean(-1)
-    most = 4 if which is None else None
-    masks = list(_masks(model, which, args, kwargs).items())[:most]
+    masks = list(_masks(model, which, args, kwargs).items())[: 4 if which is None else None]
     figure = new_figure(figsize=(1.5 * (channels + 1) + 0.8, 1.7 * len(masks)))
     figure.suptitle("dark: dropped in one training forward", fontsize=9)
     rows = figure.subplots(len(masks), channels + 1, squeeze=False)
