@@ -80,16 +80,14 @@ def closest(word: str, known: Iterable[str], n: int = 3) -> str:
 
 
 def check_option(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
-    """Raise ValueError unless `value` is among the allowed words or numbers."""
+    """Raise ValueError unless `value` is allowed."""
     if not isinstance(value, str | int | None) or value not in allowed:
-        words = [word for word in allowed if isinstance(word, str)]
-        hint = closest(value, words) if isinstance(value, str) else ""
+        hint = closest(str(value), map(str, allowed))
         options = ", ".join(map(repr, allowed))
         raise ValueError(f"{name} must be one of {options}, got {quote(value)}{hint}")
 
 
 def check_floating(input: Tensor) -> None:
-    """Raise TypeError unless `input` holds floating-point numbers."""
     if not input.is_floating_point():
         raise TypeError(f"input must be a floating-point tensor, got {input.dtype}")
 

@@ -6,18 +6,15 @@ from typing import Any
 
 from .registry import text
 
-LIMIT = 200
-"""The highest number of characters of a value in a message."""
 
-
-def shorten(line: str, limit: int = LIMIT) -> str:
+def shorten(line: str, limit: int = 200) -> str:
     """`line`, without its middle if it is longer than `limit`: ``layer…conv2``."""
     if len(line) <= limit:
         return line
     return f"{line[: limit // 2]}…{line[len(line) - (limit - 1) // 2 :]}"
 
 
-def quote(value: Any, limit: int = LIMIT) -> str:
+def quote(value: Any, limit: int = 200) -> str:
     """The repr of a value in at most `limit` characters."""
     return shorten(" ".join(text(value).split()), limit)
 
@@ -27,9 +24,8 @@ def shown(value: Any) -> str:
     hint = ""
     if isinstance(value, str):
         with contextlib.suppress(ValueError):
-            number = int(value) if value.strip().isdigit() else float(value)
-            if abs(number) < float("inf"):
-                hint = f"; that is text, write {number!r}"
+            number = float(value)
+            hint = f"; that is text, write {int(number) if value.strip().isdigit() else number}"
     return f"{quote(value, 100)} ({kind_of(value)}{hint})"
 
 
@@ -47,11 +43,9 @@ def listed(names: Iterable[str], most: int) -> str:
 
 
 def kind_of(value: Any) -> str:
-    """The name of the class of a value."""
     return type(value).__name__
 
 
 def described(error: BaseException) -> str:
-    """The class and the message of an exception."""
     message = shorten(" ".join(str(error).split()))
     return f"{kind_of(error)}: {message}" if message else kind_of(error)

@@ -1,7 +1,6 @@
 """A spec: which regularizers go on which layers.
 
 spec        `Spec`: entries, to YAML and JSON and back; `Draft`: the same with its faults
-            (`attachment.place` adds those of the model)
 convert     regularizers, schedules and selectors from plain data, and back
 files       plain data from YAML and JSON, with limits and lines
 """

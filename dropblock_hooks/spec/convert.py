@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from typing import Any, TypeVar, get_args
+from typing import Any, get_args
 
 from ..checks import closest
 from ..quoting import quote, shown
@@ -20,15 +20,9 @@ from ..regularizers.rates import hints_of
 from ..schedules.base import Schedule
 from .files import Keys
 
-_T = TypeVar("_T", Regularizer, Schedule)
-
 
 class PlainError(ValueError):
-    """Plain data with faults; each fault is a path of keys and a message."""
-
-    def __init__(self, *faults: tuple[Keys, str]) -> None:
-        super().__init__(faults[0][1])
-        self.faults = faults
+    """Plain data with faults; each argument is a path of keys and a message."""
 
 
 def is_list(value: Any) -> bool:
@@ -36,38 +30,33 @@ def is_list(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
 
 
-def regularizer_from(value: Any, path: Keys) -> Regularizer:
+def regularizer_from(value: Any, path: Keys) -> Any:
     """A regularizer from a regularizer, a module of another library, or plain data."""
     if isinstance(value, Regularizer):
         return value
-    if not is_foreign(value) or isinstance(value, Schedule):
-        return _built(Regularizer, value, path)
-    try:
+    if is_foreign(value) and not isinstance(value, Schedule):
         return Foreign(value)
-    except (TypeError, ValueError) as error:
-        raise PlainError((path, str(error))) from error
+    return _built(Regularizer, value, path)
 
 
-def _built(base: type[_T], value: Any, path: Keys) -> _T:
+def _built(base: type, value: Any, path: Keys) -> Any:
     """An object of a registered class, from ``{Name: fields}`` or the text of a call."""
-    kind = base.__name__.lower()
+    kind, known = base.__name__.lower(), registered(base)
     if isinstance(value, str):
-        name, given = _parse_call(value, path)
+        value = {value: None} if value.isidentifier() else _parsed(value, path)
     elif isinstance(value, Mapping) and len(value) == 1:
-        name, given = next(iter(value.items()))
-        path = (*path, str(name))
+        path = (*path, str(next(iter(value))))
     else:
         expected = f"expected a {kind} object or {{Name: {{field: value}}}}"
         hint = f": write {value.__name__}(...)" if isinstance(value, type) else ""
         raise PlainError((path, f"{expected}, got {shown(value)}{hint}"))
-    known = registered(base)
+    ((name, given),) = value.items()
     if name not in known:
         hint = closest(str(name), known) or f" (known: {', '.join(known)})"
         raise PlainError((path, f"unknown {kind} {quote(name)}{hint}"))
     if given is not None and not isinstance(given, Mapping):
         raise PlainError((path, f"write {{{name}: {{field: value}}}}, got {shown(given)}"))
-    found: _T = construct(known[name], given or {}, path)
-    return found
+    return construct(known[name], given or {}, path)
 
 
 def construct(cls: Any, given: Mapping[Any, Any], path: Keys) -> Any:
@@ -77,14 +66,16 @@ def construct(cls: Any, given: Mapping[Any, Any], path: Keys) -> Any:
     faults: list[tuple[Keys, str]] = []
     for key, value in given.items():
         below = (*path, str(key))
-        if key not in names:
-            hint = closest(str(key), names) or f" (fields: {', '.join(names)})"
-            faults.append((below, f"{cls.__name__} has no field {quote(key)}{hint}"))
-            continue
         try:
-            arguments[key] = _field(value, below, _takes_schedule(hints.get(key)))
+            if key not in names:
+                hint = closest(str(key), names) or f" (fields: {', '.join(names)})"
+                raise PlainError((below, f"{cls.__name__} has no field {quote(key)}{hint}"))
+            is_call = isinstance(value, str) and ("(" in value or value in registered(Schedule))
+            if (is_call or isinstance(value, Mapping)) and _takes_schedule(hints.get(key)):
+                value = _built(Schedule, value, below)
+            arguments[key] = tuple(value) if is_list(value) else value
         except PlainError as error:
-            faults += error.faults
+            faults += error.args
     try:
         made = cls(**arguments)
     except (TypeError, ValueError, OverflowError) as error:
@@ -101,23 +92,14 @@ def _takes_schedule(hint: Any) -> bool:
     return hint is Schedule or any(map(_takes_schedule, get_args(hint)))
 
 
-def _field(value: Any, path: Keys, may_be_schedule: bool) -> Any:
-    is_call = isinstance(value, str) and ("(" in value or value in registered(Schedule))
-    if may_be_schedule and (is_call or isinstance(value, Mapping)):
-        return _built(Schedule, value, path)
-    return tuple(value) if is_list(value) else value
-
-
-def _parse_call(text: str, path: Keys) -> tuple[str, dict[str, Any]]:
-    """Name and fields of ``Name(1, field=2)``; the text is not run."""
-    if text.isidentifier():
-        return text, {}
+def _parsed(text: str, path: Keys) -> Mapping[str, Any]:
+    """``{Name: {field: value}}`` of the text ``Name(1, field=2)``; the text is not run."""
     try:
         ((name, given),) = _literal(ast.parse(text.strip(), mode="eval").body).items()
     except (SyntaxError, ValueError, TypeError, AttributeError, RecursionError, MemoryError):
         problem = f"can't read {shown(text)}: expected Name(field=value, ...), in quotes"
         raise PlainError((path, problem)) from None
-    return name, given
+    return {name: given}
 
 
 def _literal(node: ast.expr) -> Any:
@@ -135,29 +117,25 @@ def _literal(node: ast.expr) -> Any:
     return {node.func.id: given}
 
 
-def to_plain(obj: Any) -> Any:
-    """``{Name: fields}`` of a regularizer or schedule of a registered class."""
-    if type(obj) not in registered(object).values():
-        raise ValueError(
-            f"{quote(obj)} can't be written to a file: it holds code, or is not registered"
-        )
-    return {name_of(type(obj)): plain_fields(obj)}
+def to_plain(value: Any) -> Any:
+    """A value as files hold it; of a regularizer or schedule ``{Name: fields}``."""
+    if isinstance(value, Regularizer | Schedule):
+        if type(value) not in registered(object).values():
+            raise ValueError(
+                f"{quote(value)} can't be written to a file: it holds code, or is not registered"
+            )
+        return {name_of(type(value)): plain_fields(value)}
+    if isinstance(value, Mapping):
+        if all(isinstance(key, str) for key in value):
+            return {key: to_plain(item) for key, item in value.items()}
+        return [[key, to_plain(item)] for key, item in value.items()]  # JSON's keys are text
+    if is_list(value):
+        return [to_plain(item) for item in value]
+    if callable(value) and not isinstance(value, type):
+        raise ValueError(f"{quote(value)} is a function, which can't be written to a file")
+    return value.__name__ if isinstance(value, type) else value
 
 
 def plain_fields(obj: Any) -> dict[str, Any]:
     """The fields of a dataclass that differ from their defaults, as plain data."""
-    return {name: _plain(value) for name, value in stated_fields(obj).items()}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Schedule):
-        return to_plain(value)
-    if isinstance(value, Mapping):
-        if all(isinstance(key, str) for key in value):
-            return {key: _plain(item) for key, item in value.items()}
-        return [[key, _plain(item)] for key, item in value.items()]  # JSON's keys are text
-    if is_list(value):
-        return [_plain(item) for item in value]
-    if callable(value) and not isinstance(value, type):
-        raise ValueError(f"{quote(value)} is a function, which can't be written to a file")
-    return value.__name__ if isinstance(value, type) else value
+    return {name: to_plain(value) for name, value in stated_fields(obj).items()}

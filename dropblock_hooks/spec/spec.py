@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -59,6 +58,12 @@ class Entry(NamedTuple):
     selector: Selector
     regularizers: tuple[Regularizer, ...] | None
 
+    @property
+    def value(self) -> Any:
+        """What a spec holds for the selector: None, one regularizer, or a list."""
+        items = list(self.regularizers or ())
+        return items[0] if len(items) == 1 else items or None
+
 
 @dataclass(frozen=True, init=False, repr=False)
 class Spec:
@@ -87,7 +92,10 @@ class Spec:
     entries: tuple[Entry, ...]
 
     def __init__(self, spec: Any) -> None:
-        vars(self)["entries"] = Draft.of(spec).checked()
+        draft = spec if isinstance(spec, Draft) else Draft.of(spec)
+        if draft.problems:
+            raise SpecError(draft.problems, draft.source)
+        vars(self)["entries"] = tuple(draft.entries)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Spec:
@@ -96,28 +104,22 @@ class Spec:
 
     @classmethod
     def from_yaml(cls, text: str, source: str = "<yaml>") -> Spec:
-        """Read YAML; `source` is its name in errors.
-
-        Example:
-            >>> Spec.from_yaml("layer4.*: DropBlock2d(p=0.1, block_size=3)")
-            Spec({'layer4.*': DropBlock2d(p=0.1, block_size=3)})
-        """
-        return cls(Draft.of_text(text, source).checked())
+        """Read YAML; `source` is its name in errors."""
+        return cls(Draft.of_text(text, source))
 
     @classmethod
     def from_json(cls, text: str, source: str = "<json>") -> Spec:
         """Read JSON; `source` is its name in errors."""
-        return cls(Draft.of_text(text, source, is_json=True).checked())
+        return cls(Draft.of_text(text, source, is_json=True))
 
     def to_plain(self) -> Any:
         """The spec as plain data: a mapping, or a list of ``{select, apply}`` where it must be."""
-        selectors = [entry.selector for entry in self.entries]
-        values = [_one_or_several([to_plain(r) for r in e.regularizers or ()]) for e in self]
-        if all(isinstance(each, str) for each in selectors) and len(set(selectors)) == len(self):
-            return dict(zip(selectors, values, strict=True))
+        pairs = [(each.selector, to_plain(each.value)) for each in self]
+        if all(isinstance(each, str) for each, _ in pairs) and len(dict(pairs)) == len(self):
+            return dict(pairs)
         return [
             {"select": each if isinstance(each, str) else plain_fields(each), "apply": value}
-            for each, value in zip(selectors, values, strict=True)
+            for each, value in pairs
         ]
 
     def to_yaml(self) -> str:
@@ -145,15 +147,12 @@ class Spec:
         return len(self.entries)
 
     def __repr__(self) -> str:
-        pairs = [(e.selector, _one_or_several(list(e.regularizers or ()))) for e in self]
-        return f"Spec({{{', '.join(f'{key!r}: {value!r}' for key, value in pairs)}}})"
+        entries = (f"{each.selector!r}: {each.value!r}" for each in self)
+        return f"Spec({{{', '.join(entries)}}})"
 
 
 class Draft:
-    """A spec that may have faults, from a file with the name `source`, or from Python.
-
-    ``attach`` resolves these entries on the model, so that all faults come in one error.
-    """
+    """A spec that may have faults; ``attach`` raises them with those of the model in one error."""
 
     def __init__(self, data: Any, lines: Lines | None = None, source: str = "") -> None:
         self.source, self._lines = source, lines or {}
@@ -165,7 +164,13 @@ class Draft:
                 self._read((str(selector),), selector, value)
         elif is_list(data):
             for i, item in enumerate(data):
-                self._read_item(str(i), item)
+                if isinstance(item, Mapping) and set(item) == {"select", "apply"}:
+                    self._read((str(i), "apply"), item["select"], item["apply"])
+                elif is_list(item) and len(item) == 2:
+                    self._read((str(i), "1"), *item)
+                else:
+                    forms = "(selector, regularizers) or {select: ..., apply: ...}"
+                    self._note((str(i),), f"an entry of a list is {forms}, got {shown(item)}")
         else:
             problem = f"a spec is a mapping from selectors to regularizers, got {shown(data)}"
             self.problems.append(problem)
@@ -194,24 +199,7 @@ class Draft:
         except ValueError as error:
             raise SpecError([str(error)], source) from None
 
-    def checked(self) -> tuple[Entry, ...]:
-        """Return the entries; raise SpecError if there are problems."""
-        if self.problems:
-            raise SpecError(self.problems, self.source)
-        return tuple(self.entries)
-
-    def _read_item(self, i: str, item: Any) -> None:
-        """Read an entry of a list."""
-        if isinstance(item, Mapping) and set(item) == {"select", "apply"}:
-            self._read((i, "apply"), item["select"], item["apply"])
-        elif is_list(item) and len(item) == 2:
-            self._read((i, "1"), *item)
-        else:
-            forms = "an entry of a list is (selector, regularizers) or {select: ..., apply: ...}"
-            self._note((i,), f"{forms}, got {shown(item)}")
-
     def _read(self, path: Keys, selector: Any, value: Any) -> None:
-        """Read the selector and the regularizers of an entry."""
         items: list[tuple[Keys, Any]] = [] if value is None else [(path, value)]
         if isinstance(value, Mapping) and len(value) > 1:
             items = [(path, {name: given}) for name, given in value.items()]
@@ -219,23 +207,22 @@ class Draft:
             items = [((*path, str(i)), item) for i, item in enumerate(value)]
         if not items and value is not None:
             self._note(path, "has no regularizer: write None (null) to remove earlier entries")
-        found = []
-        for where, item in items:
-            with self._noting():
-                found.append(regularizer_from(item, where))
-        with self._noting():
-            regularizers = None if value is None else tuple(found)
-            self.entries.append(Entry(_selector(selector, path), regularizers))
+        made = [self._made(regularizer_from, item, where) for where, item in items]
+        found = None if value is None else tuple(each for each in made if each)
+        chosen = self._made(_selector, selector, path)
+        if chosen is not None:
+            self.entries.append(Entry(chosen, found))
             self.places.append(self._place(path))
 
-    @contextlib.contextmanager
-    def _noting(self) -> Iterator[None]:
-        """Add the faults that are raised inside to `problems`."""
+    def _made(self, make: Callable[[Any, Keys], Any], value: Any, path: Keys) -> Any:
+        """What `make` makes of plain data; None if there are faults, which become problems."""
         try:
-            yield
-        except PlainError as error:
-            for path, message in error.faults:
-                self._note(path, message)
+            return make(value, path)
+        except (TypeError, ValueError) as error:
+            faults = error.args if isinstance(error, PlainError) else [(path, str(error))]
+            for where, message in faults:
+                self._note(where, message)
+            return None
 
     def _note(self, path: Keys, message: str) -> None:
         keys = shorten(" → ".join(map(label, path)))
@@ -247,18 +234,12 @@ class Draft:
         return f"line {self._lines[path]}: " if path else ""
 
 
-def _selector(value: Any, path: Keys) -> Selector:
+def _selector(value: Any, path: Keys) -> Any:
     if isinstance(value, str | Select):
         return value
     if isinstance(value, Mapping):
-        select: Select = construct(Select, value, (*path[:-1], "select"))
-        return select
+        return construct(Select, value, (*path[:-1], "select"))
     hint = f": write 'type:{value.__name__}'" if isinstance(value, type) else ""
     if isinstance(value, nn.Module):
         hint = ": use its name, which layers(model) lists"
     raise PlainError((path, f"a selector is text in quotes or a Select, got {shown(value)}{hint}"))
-
-
-def _one_or_several(items: list[Any]) -> Any:
-    """The value of an entry: None, one item, or a list."""
-    return items[0] if len(items) == 1 else items or None

@@ -93,13 +93,6 @@ def n_files(n):
     return pytest.mark.parametrize("n", [n, pytest.param(4 * n, marks=pytest.mark.slow)])
 
 
-@pytest.mark.parametrize("text", VALID, ids=list("abcdef"))
-def test_the_files_are_valid_before_they_are_changed(net, tmp_path, text):
-    path = tmp_path / "spec.yaml"
-    path.write_text(text)
-    assert outcome(net, path) is None
-
-
 @n_files(150)
 def test_any_file(net, tmp_path, hook_count, n):
     texts = []
@@ -126,16 +119,11 @@ def bomb(levels):
         ("[" * 500 + "]" * 500, "line 1: it is nested too deeply, more than 100 levels"),
         ("[" + "0, " * 100_001 + "0]", "it has more than 100,000 values"),
         ("# " + "x" * 1_000_000, "1,000,000 bytes"),
-        (bomb(30), "100,000 values; an alias counts as the values it stands for"),
-        (
-            "a: &a {Dropout: {p: *a}}",
-            "nested too deeply, .*, or an alias names itself",
-        ),
+        (bomb(30), "100,000 values, counted at each use of an anchor"),
+        ("a: &a {Dropout: {p: *a}}", "nested too deeply, .*, or contains itself"),
         (f"a: {{Dropout: {{p: {'9' * 5000}}}}}", "a value can't be read: Exceeds"),
     ],
-    ids=[
-        *("levels", "values", "bytes", "aliases", "itself", "digits"),
-    ],
+    ids=["levels", "values", "bytes", "aliases", "itself", "digits"],
 )
 def test_limits(text, part):
     with pytest.raises(SpecError, match=part):
