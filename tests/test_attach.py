@@ -250,7 +250,7 @@ def test_a_parameter_that_is_not_initialized(hook_count):
 
 def test_root_and_what_is_below_it(net, hook_count):
     wrapped = nn.ModuleDict({"model": net})
-    meant = "did you mean '**.layer1.*' (model.layer1.0, model.layer1.1)?"
+    meant = "matches nothing (closest: **.layer1"
     refused(wrapped, hook_count, {"layer1.*": Dropout()}, meant)
     refused(
         wrapped,

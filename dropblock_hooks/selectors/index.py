@@ -1,6 +1,6 @@
 """The modules of a model, and the parameters and rates that they hold, by name."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -24,16 +24,12 @@ class Target:
     aliases: tuple[str, ...] = ()  # other names of the same, shared, layer
 
     @property
-    def owner(self) -> str:
-        """The name of the module."""
+    def owner(self) -> str:  # the name of the module
         return self.name.rpartition(".")[0] if self.form else self.name
 
 
 class Index:
-    """The modules of a model, and the values that they hold, by name.
-
-    A shared module or parameter has several names, and is the target of its first one.
-    """
+    """The modules of a model and what they hold; a shared one is the target of its first name."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -49,34 +45,32 @@ class Index:
     def table(self, form: str) -> dict[str, Target]:
         """The targets of a form of selector: a key of `HELD`, or ``""`` for the modules."""
         if form not in self._tables:
-            self._tables[form] = dict(self._held(form))
-        return self._tables[form]
-
-    def _held(self, form: str) -> Iterator[tuple[str, Target]]:
-        first: dict[Any, Target] = {}
-        for name, layer in self.modules.items():
-            for local, value in HELD[form].values(layer.module).items():
-                if value is not None:
-                    full = f"{name}.{local}" if name else local
+            table: dict[str, Target] = {}
+            first: dict[Any, Target] = {}
+            for name, layer in self.modules.items():
+                for local, value in HELD[form].values(layer.module).items():
+                    target = Target(f"{name}.{local}".lstrip("."), layer.module, form, local)
                     # a tensor may be shared, and equal numbers may be the same object
                     key = id(value) if isinstance(value, Tensor) else (id(layer.module), local)
-                    target = Target(full, layer.module, form, local)
-                    yield full, first.setdefault(key, target)
+                    table[target.name] = first.setdefault(key, target)
+            self._tables[form] = table
+        return self._tables[form]
 
     def order(self, targets: Iterable[Target]) -> list[Target]:
         """The targets without repetition, in model order."""
-        wanted = {(target.form, target.name) for target in targets}
-        return [
-            target
-            for form in sorted({form for form, _ in wanted})
-            for name, target in self.table(form).items()
-            if name == target.name and (form, name) in wanted
-        ]
+        wanted = set(targets)
+        tables = [self.table(form) for form in sorted({target.form for target in wanted})]
+        ordered = dict.fromkeys(target for table in tables for target in table.values())
+        return [target for target in ordered if target in wanted]
 
 
 def is_share(value: Any) -> bool:
     """Whether a value is a number in [0, 1]."""
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
+
+
+def _parameters(module: nn.Module) -> dict[str, Any]:
+    return {local: value for local, value in module._parameters.items() if value is not None}
 
 
 def _rates(module: nn.Module) -> dict[str, Any]:
@@ -92,11 +86,8 @@ class Held(NamedTuple):
     """A kind of values that a module holds."""
 
     noun: str
-    values: Callable[[nn.Module], Mapping[str, Any]]  # finds them in a module, by name
+    values: Callable[[nn.Module], dict[str, Any]]  # finds them in a module, by name
 
 
-HELD = {
-    "param": Held("parameter", lambda module: module._parameters),
-    "attr": Held("attribute", _rates),
-}
-"""The kinds of values that can be targets, by the form of their selectors."""
+# the kinds of values that can be targets, by the form of their selectors
+HELD = {"param": Held("parameter", _parameters), "attr": Held("attribute", _rates)}

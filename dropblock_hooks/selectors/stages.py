@@ -1,7 +1,6 @@
 """Feature stages, as timm's ``feature_info`` lists them."""
 
 import re
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -17,7 +16,7 @@ class Stage(NamedTuple):
     """One entry of ``feature_info``."""
 
     stated: str  # the name that it gives
-    name: str | None  # of its module, if the model has it
+    ends: list[str]  # the stage and the last layers in it; none if the model does not have it
     stride: int | None  # of the image, between two positions of its map
     channels: int | None
 
@@ -27,61 +26,48 @@ def stage_target(index: Index, kind: str, text: str, whole: bool = False) -> Tar
     if not re.fullmatch(r"-?\d{1,9}", text):
         raise NoMatchError(f"{kind}: takes an integer, got {quote(text)}")
     stages, number = _stages(index), int(text)
-    while number < 0 and len(stages) > 1 and stages[-1].name is None:
-        stages.pop()  # features_only removes the stages that no output needs
-    n = len(stages)
-    given = [(i, i - n) if kind == "stage" else (stages[i].stride,) for i in range(n)]
-    found = [stages[i] for i in range(n) if number in given[i]]
+    found = [each for each in stages if each.stride == number]
+    if kind == "stage":
+        found = stages[number:][:1] if -len(stages) <= number < len(stages) else []
     if not found:
         known = [f"{i}: {each.stated}, stride {each.stride}" for i, each in enumerate(stages)]
         hint = shorten("; ".join(known))
         raise NoMatchError(f"{kind}:{number} is no stage of the model ({hint})")
-    stated, name, *_ = found[-1]
-    if name is None:
+    stated, ends, *_ = found[-1]
+    if not ends:
         raise NoMatchError(f"feature_info names {quote(stated)}, which the model does not have")
-    return index.modules[name if whole else [*_ends(index, name)][-1]]
+    return index.modules[ends[0 if whole else -1]]
 
 
-def stage_channels(index: Index) -> dict[str, int]:
+def stage_channels(index: Index) -> dict[str, int | None]:
     """The channels of every stage, by the names of the layers that end it; of other models none."""
     try:
         stages = _stages(index)
     except NoMatchError:
         return {}
-    return {
-        index.modules[end].name: stage.channels
-        for stage in stages
-        if stage.name is not None and stage.channels is not None
-        for end in _ends(index, stage.name)
-    }
+    return {index.modules[end].name: each.channels for each in stages for end in each.ends}
 
 
 def _stages(index: Index) -> list[Stage]:
     """The stages of a model; NoMatchError for one without ``feature_info``, or with several."""
-    host = _host(index)
-    entries = [e for e in _entries(index.modules[host].module) or [] if "module" in e]
-    names = [e["module"] or "(no layer)" for e in entries]
-    prefix = f"{host}." if host else ""
-    places = (_find(index, prefix, names, name) for name in names)
-    return [
-        Stage(prefix + name, place, entry.get("reduction"), entry.get("num_chs"))
-        for name, place, entry in zip(names, places, entries, strict=True)
-    ]
-
-
-def _host(index: Index) -> str:
-    """The only outermost submodule that has ``feature_info``."""
-    outer: list[str] = []
+    hosts: list[str] = []  # the outermost modules that have it, as names in them begin
     for name, target in index.modules.items():  # parents come first
-        inside = name.startswith(tuple(f"{host}." if host else "" for host in outer))
+        inside = name.startswith(tuple(hosts))
         if name == target.name and not inside and _entries(target.module) is not None:
-            outer.append(name)
-    if len(outer) != 1:
-        found = f"several submodules have it: {listed(outer, 12)}" if outer else "no module has it"
-        layers = listed(index.model._modules, 12)
-        cure = f"name the layers ({layers}), or give root="
+            hosts.append(f"{name}." if name else "")
+    if len(hosts) != 1:
+        several = listed((host[:-1] for host in hosts), 12)
+        found = f"several submodules have it: {several}" if hosts else "no module has it"
+        cure = f"name the layers ({listed(index.model._modules, 12)}), or give root="
         raise NoMatchError(f"stages come from timm's feature_info, and {found}; {cure}")
-    return outer[0]
+    (host,) = hosts
+    entries = [e for e in _entries(index.modules[host[:-1]].module) or [] if "module" in e]
+    names = [e["module"] or "(no layer)" for e in entries]
+    ends = (_ends(index, _find(index, host, names, name)) for name in names)
+    return [
+        Stage(host + name, found, entry.get("reduction"), entry.get("num_chs"))
+        for name, found, entry in zip(names, ends, entries, strict=True)
+    ]
 
 
 def _entries(module: nn.Module) -> list[dict[str, Any]] | None:
@@ -102,32 +88,27 @@ def _find(index: Index, prefix: str, names: list[str], local: str) -> str | None
     if prefix + local in index.modules:
         return prefix + local
     spelled = "[._]".join(map(re.escape, re.split("[._]", local)))
-    for inside in ("", r".*\."):
-        pattern = re.compile(re.escape(prefix) + inside + spelled)
-        found = [name for name in index.modules if pattern.fullmatch(name)]
-        if len(found) == 1:
-            return found[0]
+    pattern = re.compile(re.escape(prefix) + r"(.*\.)?" + spelled)
+    found = [name for name in index.modules if pattern.fullmatch(name)]
+    if len(found) == 1:
+        return found[0]
     parent, _, number = local.rpartition(".")
-    if not parent or not number.isdigit():
-        return None
     children = list(index.modules[prefix[:-1]].module._modules)
     inner = f"{prefix}{children[0]}." if len(children) == 1 else prefix  # it wraps another model
     n = sum(name.rpartition(".")[0] == parent for name in names)
-    for container in (f"{parent}s", *_CONTAINERS):
+    for container in (f"{parent}s", *_CONTAINERS) if parent and number.isdigit() else ():
         target = index.modules.get(inner + container)
         if target is not None and len(target.module._modules) == n:
             return f"{inner}{container}.{number}"
     return None
 
 
-def _ends(index: Index, name: str) -> Iterator[str]:
-    """A stage and the last layers inside plain containers; the last of these is always called.
-
-    A container may not be called: with checkpointing, models loop over its children.
-    """
-    yield name
-    module = index.modules[name].module
-    while bare_type(module) in (nn.Sequential, nn.ModuleList) and module._modules:
-        name = f"{name}.{list(module._modules)[-1]}"
-        module = index.modules[name].module
-        yield name
+def _ends(index: Index, name: str | None) -> list[str]:
+    """A stage and the last layers in plain containers, whose children models may loop over."""
+    found = [] if name is None else [name]
+    while found:
+        module = index.modules[found[-1]].module
+        if bare_type(module) not in (nn.Sequential, nn.ModuleList) or not module._modules:
+            break
+        found.append(f"{found[-1]}.{list(module._modules)[-1]}")
+    return found

@@ -1,8 +1,4 @@
-"""Look through the wrappers around models and layers.
-
-``torch.compile``, data parallelism, activation checkpointing and averaged copies put another module
-around one, and an attribute into every name below. The names here are the names of the bare model.
-"""
+"""Look through the wrappers around models and layers, which put an attribute into each name."""
 
 import sys
 from collections.abc import Iterator, Mapping
@@ -29,7 +25,6 @@ _LIBRARIES = ("torch.", "lightning", "timm.", "peft.")
 
 
 def _innermost(module: nn.Module) -> nn.Module:
-    """The module inside its wrappers."""
     for kind in type(module).__mro__:
         attribute = _WRAPPERS.get(kind.__name__)
         if attribute and kind.__module__.startswith(_LIBRARIES):
@@ -38,10 +33,7 @@ def _innermost(module: nn.Module) -> nn.Module:
 
 
 def unwrap(model: object) -> nn.Module:
-    """The model inside its wrappers.
-
-    Another object than a module is a TypeError, ``nn.DataParallel`` anywhere in it a RuntimeError.
-    """
+    """The model inside its wrappers; an error for another object, and for ``nn.DataParallel``."""
     if not isinstance(model, nn.Module):
         hint = ""
         if isinstance(model, Mapping | str):

@@ -107,7 +107,6 @@ def test_features_of_a_model_are_regularized():
     [
         ("test_resnet", {}, ["layer4.0"]),
         ("test_vit", {}, ["model.blocks.5"]),
-        ("resnet18", {"out_indices": (1, 2)}, ["layer1.1", "layer2.1"]),
         ("twins_svt_small", {}, ["model.blocks.2.9", "model.blocks.3.3"]),
     ],
 )
