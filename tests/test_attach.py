@@ -136,7 +136,7 @@ def refused(net, hook_count, spec, *parts, error=SpecError, **options):
         ),
         ({"type:Conv2D": Dropout()}, ["Conv2D", "Conv2d"]),
         ({"param:fc.bais": ClampGrad(-1)}, ["fc.bias"]),
-        ({"": Dropout()}, ["empty"]),
+        ({"": Dropout()}, ["matches nothing"]),
         ({"stage:-1": Dropout()}, ["feature_info"]),
         ({Select("layer1.*", exclude="layer1.*"): Dropout()}, ["all 2", "excluded"]),
         ({Select("layer1.*", expect=3): Dropout()}, ["expected 3", "got 2", "layer1.0"]),
