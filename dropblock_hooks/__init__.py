@@ -64,12 +64,12 @@ from .regularizers.gradients import (
 )
 from .regularizers.rates import NonNegative, Positive, Probability, Rate
 from .regularizers.retune import Retune
-from .schedules.base import Schedule
-from .schedules.curves import (
+from .schedules import (
     ByDepth,
     ConstantSchedule,
     CosineSchedule,
     LinearSchedule,
+    Schedule,
     StepSchedule,
     WindowSchedule,
 )

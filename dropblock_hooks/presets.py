@@ -15,8 +15,7 @@ from .regularizers.base import Regularizer
 from .regularizers.dropblock import DropBlock2d
 from .regularizers.dropout import Dropout, DropPath, StochasticDepth
 from .regularizers.rates import RateLike
-from .schedules.base import Schedule
-from .schedules.curves import ByDepth, StepSchedule
+from .schedules import ByDepth, Schedule, StepSchedule
 from .selectors.index import Index
 from .selectors.select import Select, matching
 from .selectors.wrappers import unwrap

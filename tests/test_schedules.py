@@ -22,8 +22,7 @@ from dropblock_hooks import (
     StepSchedule,
     WindowSchedule,
 )
-from dropblock_hooks.checks import as_count, as_number
-from dropblock_hooks.schedules.base import is_moving, span_of, value_at
+from dropblock_hooks.schedules import is_moving, span_of, value_at
 
 properties = settings(derandomize=True, deadline=None, max_examples=100)
 values = st.floats(-1e6, 1e6)
@@ -163,7 +162,7 @@ def test_a_schedule_of_ones_own():
 
     assert Square()(3) == 9
     assert Square().span() == (-math.inf, math.inf)
-    assert not Square().constant
+    assert is_moving(Square())
     with pytest.raises(NotImplementedError, match="Schedule must define __call__"):
         Schedule()(0)
 
@@ -211,14 +210,13 @@ def test_numbers_are_checked(value, error, message, field):
         FIELDS[field](value)
 
 
-BAD_STEPS = [0.1, None, "abc", [0.1], {"0": 0.1}, {0: "0.1"}, {0: None}, {True: 0.1}, {0: math.nan}]
+BAD_STEPS = [0.1, None, "abc", [0.1], {"0": 0.1}, {0: "0.1"}, {True: 0.1}, {0: math.nan}]
+BAD_STEPS += [{}, [], {1: 0.1}, {-1: 0.1, 5: 0.2}, {0.5: 0.1}]
 NO_COUNTS = [0, -1, 2.5, 5.0, math.nan, "5", True, torch.tensor(2.0)]
 REFUSED = [
     *((lambda r=r, n=n: r(0.0, 0.1, n), ValueError, "epochs must be an integer >= 1, got")
       for r in (LinearSchedule, CosineSchedule) for n in NO_COUNTS),
     (lambda: LinearSchedule(0.0, 0.1, 5, -1), ValueError, "delay must be >= 0, got -1"),
-    *((lambda v=v: StepSchedule(v), ValueError, "StepSchedule must begin with the value at time 0")
-      for v in ({}, [], {1: 0.1}, {-1: 0.1, 5: 0.2}, {0.5: 0.1})),
     *((lambda v=v: StepSchedule(v), ValueError, "StepSchedule takes a mapping of time to value")
       for v in BAD_STEPS),
     (lambda: StepSchedule([(0, 0.1), (5, 0.2), (5.0, 0.3)]), ValueError, "no time twice"),
@@ -226,14 +224,11 @@ REFUSED = [
       for b, e in [(5, 5), (6, 5), (0.1, 0.0)]),
     *((lambda s=s: ByDepth(0.1, 0.2, s), ValueError, r"share must be in \[0, 1\], got")
       for s in (-0.1, 1.1)),
-    (lambda: ByDepth(ByDepth(0.0, 0.1), 0.2), TypeError, "start of ByDepth can't itself be"),
     (lambda: LinearSchedule(LinearSchedule(0, 1), 1), TypeError, "start must be a number, got"),
     (lambda: Dropout(p=lambda t: t + "x"), TypeError, "^p: .* raised TypeError: .* at t=0$"),
     (lambda: Dropout(p=lambda t: {}[t]), ValueError, "^p: .* raised KeyError: 0.0 at t=0$"),
     *((lambda f=f: Dropout(p=f), TypeError, "^p: .* called with the epoch, raised .*argument")
       for f in (lambda: 0.3, lambda t, n: 0.3, ByDepth(lambda *, t: 0.3, 0.1))),
-    *((lambda n=n: as_count("n", n, n + 1), ValueError, "n must be an integer >=") for n in (0, 2)),
-    (lambda: as_number("p", "x" * 10_000), TypeError, "p must be a number"),
 ]  # fmt: skip
 
 
@@ -255,9 +250,3 @@ def test_a_schedule_of_ones_own_without_register():
     for make in (Halved, lambda: Halved(0.1), lambda: Halved(start=0.1)):
         with pytest.raises(TypeError, match=r"Halved has fields \(start\): put @register above it"):
             make()
-
-    class Fixed(Schedule):
-        def __call__(self, t):
-            return 0.1
-
-    assert Dropout(Fixed()).values(3.0) == {"p": 0.1}

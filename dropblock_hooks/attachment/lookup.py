@@ -12,7 +12,7 @@ from ..checks import Range, as_number, closest
 from ..observers.capture import Capture, Record
 from ..quoting import listed, quote
 from ..regularizers.base import Regularizer
-from ..schedules.base import UNSAID, length_of, same_kind, spread_rate, within
+from ..schedules import UNSAID, length_of, same_kind, spread_rate
 from ..selectors.index import Index, NoMatchError
 from ..selectors.select import Select, match
 from ..selectors.wrappers import named_modules
@@ -91,13 +91,11 @@ def with_rates(sites: Sequence[Site], rates: Mapping[str, Any], run: Run) -> lis
     """The regularizers of sites with other rates, checked at this time; errors name the site."""
     if not rates:
         raise ValueError("set takes at least one rate: set(which, p=0.2)")
-    if run.epochs is not None:
-        rates = {name: within(rate, run.epochs) for name, rate in rates.items()}
     for rate in rates.values():
-        if length_of(rate) is None:
+        if length_of(rate) is None and run.epochs is None:
             raise ValueError(f"{quote(rate)}: {UNSAID}")
     layers = list(dict.fromkeys(site.name for site in sites))
-    depth = {name: (i, len(layers)) for i, name in enumerate(layers)}
+    depth = {name: (i, len(layers), run.epochs) for i, name in enumerate(layers)}
     changed = []
     for site in sites:
         new = {name: spread_rate(rate, *depth[site.name]) for name, rate in rates.items()}

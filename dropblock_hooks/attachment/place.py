@@ -13,7 +13,7 @@ from ..observers.base import Observer
 from ..quoting import label, listed, quote, shorten
 from ..regularizers.base import Regularizer
 from ..regularizers.retune import Retune, rate_attribute, unit_dropped
-from ..schedules.base import UNSAID, length_of, spread_rate, within
+from ..schedules import UNSAID, length_of, spread_rate
 from ..selectors.index import Index, NoMatchError, Target
 from ..selectors.select import match
 from ..sites.held import ParameterHook, RetuneHook
@@ -159,7 +159,7 @@ def _with_rates(
                 elif length and epochs is not None and length > epochs:
                     text = f"takes {length:g} epochs, and the training has {epochs}"
                     warnings.append(f"{p.where}: {quote(rate)} {text}: it does not reach its end")
-                rates[name] = spread_rate(rate if epochs is None else within(rate, epochs), *depth)
+                rates[name] = spread_rate(rate, *depth, epochs)
             changed = any(rates[name] is not rate for name, rate in own.items())
             regularizer = p.regularizer.with_rates(**rates) if changed else p.regularizer
         except Exception as error:  # a schedule may be anybody's

@@ -14,8 +14,7 @@ from ..axes.view import check_axes
 from ..checks import Range, check_option
 from ..quoting import label, quote, shown
 from ..registry import brief, check_fields, name_of
-from ..schedules.base import Schedule, between, same_kind, span_of, value_at
-from ..schedules.curves import ByDepth
+from ..schedules import ByDepth, Schedule, between, same_kind, span_of, value_at
 from .rates import RateLike, checked_rate, hints_of, ranges_of
 
 

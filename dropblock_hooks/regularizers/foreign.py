@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..checks import Range
 from ..quoting import kind_of, label, quote
 from ..registry import documented
-from ..schedules.base import Schedule
+from ..schedules import Schedule
 from .base import Applied, Now, Regularizer
 from .rates import RateLike
 

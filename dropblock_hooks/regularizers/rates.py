@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeAlias, get_args, get_type_hints
 
 from ..checks import NON_NEGATIVE, POSITIVE, PROBABILITY, Range, as_number
 from ..quoting import quote
-from ..schedules.base import Schedule, span_of
+from ..schedules import Schedule, span_of
 
 RateLike: TypeAlias = float | Schedule | Callable[[float], float]
 Rate: TypeAlias = Annotated[RateLike, Range()]

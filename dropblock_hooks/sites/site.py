@@ -13,7 +13,7 @@ from ..handles import new_handle
 from ..observers.base import Watch
 from ..regularizers.base import Regularizer
 from ..regularizers.dropout import DropsShare
-from ..schedules.base import is_moving
+from ..schedules import is_moving
 from ..selectors.index import HELD, Target
 from ..selectors.wrappers import bare_type
 from .counter import Counter, Norms

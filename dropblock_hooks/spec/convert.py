@@ -17,7 +17,7 @@ from ..registry import name_of, registered, stated_fields
 from ..regularizers.base import Regularizer
 from ..regularizers.foreign import Foreign, is_foreign
 from ..regularizers.rates import hints_of
-from ..schedules.base import Schedule
+from ..schedules import Schedule
 from .files import Keys
 
 

@@ -1,17 +1,103 @@
-"""Schedules over time: constant, linear, cosine, in steps, in a window; and over the layers."""
+"""Schedules: pure functions from the epoch to a number, accepted for each rate and bound.
+
+A schedule holds no state: the Attachment holds the time, usually in epochs. Any function of one
+number is a schedule, too, but can't be written to a file.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar, Self
 
-from ..checks import NON_NEGATIVE, PROBABILITY, as_count, as_number
-from ..quoting import quote
-from ..registry import register
-from . import base
-from .base import UNSAID, Schedule, between, put_numbers
+from .checks import NON_NEGATIVE, PROBABILITY, as_count, as_number
+from .quoting import described, quote
+from .registry import brief, check_fields, register
+
+UNSAID = (
+    "it does not say its epochs: give it epochs=, or the length of the whole training "
+    "(epochs=90 of attach, plan or a callback; --epochs 90 of the command)"
+)
+
+
+class Schedule:
+    """Base of the schedules: a frozen dataclass that is called with the epoch.
+
+    A schedule of your own has fields, ``__call__``, and ``@register`` above it. With `span`, its
+    values are checked before training.
+
+    Example:
+        >>> @register
+        ... class Halving(Schedule):
+        ...     start: float
+        ...     def __call__(self, t):
+        ...         return self.start / 2**t
+        >>> Halving(0.4)(2)
+        0.1
+    """
+
+    length: ClassVar[float | None] = 0.0
+    """The epoch after which the value stays the same; 0 if unknown, None if not yet given."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        check_fields(cls)
+        return super().__new__(cls)
+
+    def __call__(self, t: float) -> float:
+        raise NotImplementedError(f"{type(self).__name__} must define __call__(t)")
+
+    def span(self) -> tuple[float, float]:
+        """The smallest and the largest value; (-inf, inf) if unknown, which is the default."""
+        return -math.inf, math.inf
+
+    def at(self, i: int, n: int, epochs: int | None = None) -> Schedule:
+        """The schedule of site `i` of `n` sites, in a training of so many epochs if known."""
+        return self
+
+    def __repr__(self) -> str:
+        return brief(self)
+
+
+def length_of(rate: Any) -> float | None:
+    return rate.length if isinstance(rate, Schedule) else 0.0
+
+
+def spread_rate(rate: Any, i: int, n: int, epochs: int | None) -> Any:
+    return rate.at(i, n, epochs) if isinstance(rate, Schedule) else rate
+
+
+def span_of(rate: Any) -> tuple[float, float]:
+    if isinstance(rate, Schedule):
+        return rate.span()
+    return (-math.inf, math.inf) if callable(rate) else (float(rate), float(rate))
+
+
+def value_at(rate: Any, t: float) -> float:
+    """The number of a rate at time `t`; an error if it is not finite, or the function fails."""
+    if not callable(rate):
+        return float(rate)
+    try:
+        value = rate(t)
+    except Exception as error:
+        called = "its schedule, which is called with the epoch, raised"
+        raise same_kind(error, f"{called} {described(error)}") from error
+    return as_number("the schedule's value", value)
+
+
+def same_kind(error: Exception, text: str) -> TypeError | ValueError:
+    return TypeError(text) if isinstance(error, TypeError) else ValueError(text)
+
+
+def between(start: float, stop: float, share: float) -> float:
+    if share >= 1.0:  # exactly
+        return stop
+    value = start + (stop - start) * share
+    return min(max(value, min(start, stop)), max(start, stop))
+
+
+def _put_numbers(schedule: Any, *names: str) -> None:
+    vars(schedule).update((name, as_number(name, getattr(schedule, name))) for name in names)
 
 
 @register
@@ -29,7 +115,7 @@ class ConstantSchedule(Schedule):
     value: float
 
     def __post_init__(self) -> None:
-        put_numbers(self, "value")
+        _put_numbers(self, "value")
 
     def __call__(self, t: float) -> float:
         return self.value
@@ -43,8 +129,7 @@ class LinearSchedule(Schedule):
     """Moves on a line from `start` in the first to `stop` in the last of `epochs` epochs.
 
     ``start + (stop - start) * clip((t - delay) / (epochs - 1), 0, 1)``; with ``epochs=1`` the value
-    is `stop`. A rate that rises like this is the "scheduled DropBlock" of Ghiasi et al., 2018
-    (https://arxiv.org/abs/1810.12890).
+    is `stop`. Ghiasi et al., 2018, schedule DropBlock like this (https://arxiv.org/abs/1810.12890).
 
     Example:
         >>> [LinearSchedule(0.0, 0.2, epochs=5)(t) for t in (0, 2, 4, 9)]
@@ -62,12 +147,14 @@ class LinearSchedule(Schedule):
     stop: float
     epochs: int | None = None
     delay: float = 0.0
+    length: ClassVar[float | None] = None
 
     def __post_init__(self) -> None:
-        put_numbers(self, "start", "stop")
+        _put_numbers(self, "start", "stop")
         vars(self)["delay"] = as_number("delay", self.delay, allowed=NON_NEGATIVE)
         if self.epochs is not None:
             vars(self)["epochs"] = as_count("epochs", self.epochs)
+            vars(self)["length"] = self.delay + self.epochs
 
     def __call__(self, t: float) -> float:
         if self.epochs is None:
@@ -81,12 +168,8 @@ class LinearSchedule(Schedule):
     def _way(self, share: float) -> float:
         return share
 
-    @property
-    def length(self) -> float | None:
-        return None if self.epochs is None else self.delay + self.epochs
-
-    def within(self, epochs: int) -> Any:
-        if self.epochs is not None:
+    def at(self, i: int, n: int, epochs: int | None = None) -> Schedule:
+        if self.epochs is not None or epochs is None:
             return self
         if self.delay >= epochs:
             raise ValueError(f"delay={self.delay:g} leaves nothing of {epochs} epochs of training")
@@ -126,26 +209,20 @@ class StepSchedule(Schedule):
     values: Mapping[float, float] | Iterable[tuple[float, float]]
 
     def __post_init__(self) -> None:
+        takes = "StepSchedule takes a mapping of time to value that begins at time 0"
+        pairs = self.values.items() if isinstance(self.values, Mapping) else self.values
         try:
-            pairs = self.values.items() if isinstance(self.values, Mapping) else self.values
             steps = sorted((as_number("time", t), as_number("value", v)) for t, v in pairs)
         except (TypeError, ValueError) as error:
-            takes = "StepSchedule takes a mapping of time to value, such as {0: 0.0, 30: 0.1}"
-            raise ValueError(f"{takes}, or pairs, got {quote(self.values)}: {error}") from error
+            raise ValueError(f"{takes}, got {quote(self.values)}: {error}") from error
         times = [t for t, _ in steps]
         if times[:1] != [0] or len(set(times)) < len(times):
-            needs = "StepSchedule must begin with the value at time 0, and have no time twice"
-            raise ValueError(f"{needs}, got times {quote(times)}")
-        vars(self)["values"] = tuple(steps)  # schedules are hashable
+            raise ValueError(f"{takes} and has no time twice, got {quote(self.values)}")
+        vars(self).update(values=tuple(steps), length=times[-1] and times[-1] + 1)  # hashable
 
     def __call__(self, t: float) -> float:
         steps = dict(self.values)
         return steps[max((time for time in steps if time <= t), default=0.0)]
-
-    @property
-    def length(self) -> float:
-        last = max(dict(self.values))
-        return last + 1 if last else 0.0
 
     def span(self) -> tuple[float, float]:
         values = dict(self.values).values()
@@ -157,9 +234,8 @@ class StepSchedule(Schedule):
 
 @register
 class WindowSchedule(Schedule):
-    """`value` while ``begin <= t < end``, `outside` before and after: early or late dropout.
-
-    Liu et al., 2023, "Dropout Reduces Underfitting" (https://arxiv.org/abs/2303.01500).
+    """`value` while ``begin <= t < end``, else `outside`: early or late dropout (Liu et al., 2023,
+    "Dropout Reduces Underfitting", https://arxiv.org/abs/2303.01500).
 
     Example:
         >>> early = WindowSchedule(0.1, begin=0, end=50)
@@ -179,16 +255,13 @@ class WindowSchedule(Schedule):
     outside: float = 0.0
 
     def __post_init__(self) -> None:
-        put_numbers(self, "value", "begin", "end", "outside")
+        _put_numbers(self, "value", "begin", "end", "outside")
         if self.begin >= self.end:
             raise ValueError(f"begin must be before end, got begin={self.begin}, end={self.end}")
+        vars(self)["length"] = self.end
 
     def __call__(self, t: float) -> float:
         return self.value if self.begin <= t < self.end else self.outside
-
-    @property
-    def length(self) -> float:
-        return self.end
 
     def span(self) -> tuple[float, float]:
         return min(self.value, self.outside), max(self.value, self.outside)
@@ -218,31 +291,26 @@ class ByDepth(Schedule):
     def __post_init__(self) -> None:
         for name in ("start", "stop"):
             end = getattr(self, name)
-            if isinstance(end, ByDepth):
-                raise TypeError(f"{name} of ByDepth can't itself be a ByDepth")
             if not callable(end) or isinstance(end, type):
                 vars(self)[name] = as_number(name, end, "a number or a schedule")
         vars(self)["share"] = as_number("share", self.share, allowed=PROBABILITY)
-
-    def at(self, i: int, n: int) -> ByDepth:
-        return replace(self, share=i / (n - 1) if n > 1 else 1.0)
+        lengths: list[Any] = [length_of(self.start), length_of(self.stop)]
+        vars(self)["length"] = None if None in lengths else max(lengths)
 
     def __call__(self, t: float) -> float:
-        return between(base.value_at(self.start, t), base.value_at(self.stop, t), self.share)
+        return between(value_at(self.start, t), value_at(self.stop, t), self.share)
 
-    @property
-    def length(self) -> float | None:
-        start, stop = base.length_of(self.start), base.length_of(self.stop)
-        return None if start is None or stop is None else max(start, stop)
-
-    def within(self, epochs: int) -> ByDepth:
-        start, stop = base.within(self.start, epochs), base.within(self.stop, epochs)
-        return replace(self, start=start, stop=stop)
+    def at(self, i: int, n: int, epochs: int | None = None) -> ByDepth:
+        start, stop = (spread_rate(end, i, n, epochs) for end in (self.start, self.stop))
+        return replace(self, start=start, stop=stop, share=i / (n - 1) if n > 1 else 1.0)
 
     def span(self) -> tuple[float, float]:
-        low, high = zip(base.span_of(self.start), base.span_of(self.stop), strict=True)
+        low, high = zip(span_of(self.start), span_of(self.stop), strict=True)
         return min(low), max(high)
 
-    @property
-    def constant(self) -> bool:
-        return not base.is_moving(self.start) and not base.is_moving(self.stop)
+
+def is_moving(rate: Any) -> bool:
+    if isinstance(rate, ByDepth):
+        return is_moving(rate.start) or is_moving(rate.stop)
+    low, high = span_of(rate)
+    return low != high
