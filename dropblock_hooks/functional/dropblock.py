@@ -1,10 +1,14 @@
-"""DropBlock: drops square blocks of a feature map.
+"""DropBlock drops square blocks of a feature map, and Disout distorts them.
 
 A seed drops the whole block that begins there. Each position where a whole block fits is a seed
-with the chance γ (see ``gamma``).
+with the chance γ, which is solved on the host, once for each rate and map size.
 """
 
+import functools
+import itertools
+import math
 import operator
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -12,13 +16,98 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..checks import check_block_size, check_option
+from ..checks import NON_NEGATIVE, PROBABILITY, as_count, as_number, check_block_size, check_option
 from ..registry import described_in
-from .gamma import Calibration, gamma_of
-from .masks import Mask, bernoulli, check_call, count_ratio, keep_scale
+from .masks import Mask, bernoulli, check_call, count_ratio, keep_scale, normal_like
 from .sparse import Blocks, drop_drawn, grow, once, takes
 
+Calibration: TypeAlias = Literal["exact", "paper"]
 Normalize: TypeAlias = Literal["batch", "sample", "expected", None]
+BlockSize: TypeAlias = int | Sequence[int]
+
+
+def block_gamma(
+    p: float, size: int | Sequence[int], block_size: BlockSize, calibration: Calibration = "exact"
+) -> float:
+    """The seed rate γ at which blocks drop the share `p` of a map.
+
+    ``"exact"`` solves ``mean over positions of (1 - γ)^c = 1 - p``, where c is the number of seeds
+    that cover the position. ``"paper"`` is ``p / block² · size² / (size - block + 1)²`` of the
+    paper (Ghiasi et al., 2018), which ignores overlaps and drops less than p.
+
+    Example:
+        >>> block_gamma(0.1, (14, 14), 7)
+        0.00676...
+
+    Args:
+        p: share of the elements to drop, in [0, 1].
+        size: edges of the map, in elements; an int is a map with a single axis.
+        block_size: edge of the block, in elements, or one per axis; clipped to the map.
+        calibration: ``"exact"`` or ``"paper"``.
+    """
+    edges = size if isinstance(size, Sequence) else (size,)
+    sizes = tuple(as_count("size", edge) for edge in edges)
+    p = as_number("p", p, allowed=PROBABILITY)
+    block = tuple(map(min, sizes, check_block_size(block_size, len(sizes))))
+    check_option("calibration", calibration, get_args(Calibration))
+    return gamma_of(p, sizes, block, calibration)
+
+
+def gamma_of(
+    p: float, size: tuple[int, ...], block: tuple[int, ...], calibration: Calibration
+) -> float:
+    """`block_gamma` of checked arguments and a block that fits; torch.compile keeps the result."""
+    if calibration == "paper":
+        seeds = math.prod(s - b + 1 for s, b in zip(size, block, strict=True))
+        return p * math.prod(size) / (math.prod(block) * seeds)
+    return p if p in (0.0, 1.0) else _exact_gamma(p, size, block)
+
+
+# what torch.compiler.assume_constant_result sets; that function imports the compiler
+gamma_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+@functools.lru_cache(maxsize=4096)
+def _exact_gamma(p: float, size: tuple[int, ...], block: tuple[int, ...]) -> float:
+    """Newton's method on the convex ``log(mean of exp(-c·u)) = log(1 - p)``, u = -log(1 - γ)."""
+    shares = _coverage(size, block)
+    target, u = math.log1p(-p), 0.0
+    for _ in range(200):
+        kept = sum(w * math.exp(-c * u) for c, w in shares)
+        slope = sum(w * c * math.exp(-c * u) for c, w in shares) / kept
+        lost = sum(w * math.expm1(-c * u) for c, w in shares)
+        value = math.log1p(lost) if kept > 0.5 else math.log(kept)  # each is exact in its range
+        step = (value - target) / slope
+        u += step
+        if step <= 1e-13 * u:
+            break
+    return -math.expm1(-u)
+
+
+@functools.lru_cache(maxsize=1024)
+def _coverage(size: tuple[int, ...], block: tuple[int, ...]) -> list[tuple[int, float]]:
+    """Each number of seeds that can cover a position, and the share of such positions."""
+    axes = [
+        Counter(min(i, s - b) - max(0, i - b + 1) + 1 for i in range(s)).items()
+        for s, b in zip(size, block, strict=True)
+    ]
+    positions: Counter[int] = Counter()
+    for terms in itertools.product(*axes):
+        positions[math.prod(c for c, _ in terms)] += math.prod(n for _, n in terms)
+    return [(c, n / math.prod(size)) for c, n in sorted(positions.items())]
+
+
+def expected_share(
+    p: float, size: tuple[int, ...] | None, edges: Sequence[int], calibration: Calibration
+) -> float | None:
+    """The expected dropped share of a map: p, or less for the paper's γ; None if unknown."""
+    if calibration == "exact" or p == 0.0:
+        return p
+    if size is None:
+        return None
+    block = tuple(map(min, size, edges))
+    gamma = min(gamma_of(p, size, block, calibration), 1.0)
+    return 1.0 - sum(share * (1.0 - gamma) ** c for c, share in _coverage(size, block))
 
 
 def drop_blocks(
@@ -32,10 +121,10 @@ def drop_blocks(
     eps: float = 1e-6,
     generator: torch.Generator | None = None,
 ) -> tuple[Tensor, Tensor | int]:
-    """DropBlock with checked arguments, and the number of dropped elements."""
+    """The tensor, and the number of dropped elements."""
     if p == 0.0 or x.numel() == 0:
         return x, 0
-    places, drawn = draw_blocks(x, p, edges, calibration, share_channels, generator)
+    places, drawn = _draw_blocks(x, p, edges, calibration, share_channels, generator)
     dropped = places.count(drawn)
     scale: Any = keep_scale(p) if normalize == "expected" else None
     if normalize == "batch":
@@ -49,7 +138,25 @@ def drop_blocks(
     return x.copy_(y) if inplace else y, dropped
 
 
-def draw_blocks(
+def distort_blocks(
+    x: Tensor,
+    p: float,
+    edges: Sequence[int],
+    alpha: float,
+    share_channels: bool = False,
+    generator: torch.Generator | None = None,
+) -> tuple[Tensor, Tensor | int]:
+    """The tensor, and the number of distorted elements."""
+    if p == 0.0 or alpha == 0.0 or x.numel() == 0:
+        return x, 0
+    places, drawn = _draw_blocks(x, p, edges, "exact", share_channels, generator)
+    spread = x.detach().to(torch.promote_types(x.dtype, torch.float32)).std(correction=0)
+    noise = normal_like(x, alpha * spread, generator)
+    y = (x + noise.masked_fill_(~places.mask(drawn), 0.0)).to(x.dtype)
+    return y, places.count(drawn)
+
+
+def _draw_blocks(
     x: Tensor,
     p: float,
     edges: Sequence[int],
@@ -65,22 +172,15 @@ def draw_blocks(
         blocks = Blocks(x, (1, x.shape[1] if share_channels else 1, *block))
         return once(lambda: (blocks, blocks.draw(gamma, generator)))
     # no branch on a value from here on: torch.export traces it for any batch size
-    shape = [x.shape[0], 1 if share_channels else x.shape[1]]
-    borders: list[int] = []
-    for s, b in zip(size, block, strict=True):
-        shape.append(s - b + 1)
-        borders[:0] = (b - 1, b - 1)  # `pad` begins with the last axis
+    places = [s - b + 1 for s, b in zip(size, block, strict=True)]
+    shape = (x.shape[0], 1 if share_channels else x.shape[1], *places)
     mask = bernoulli(shape, gamma, x.device, generator)
+    borders = [edge - 1 for edge in block[::-1] for _ in range(2)]  # the last axis first
     return Mask(x.numel()), grow(pad(mask, borders), block, first=2)
 
 
 def _public(
-    spatial: int,
-    input: Tensor,
-    p: float,
-    block_size: int | Sequence[int],
-    training: bool,
-    options: tuple[Calibration, Normalize, bool, bool, float, torch.Generator | None],
+    spatial: int, input: Tensor, p: float, block_size: BlockSize, training: bool, options: Any
 ) -> Tensor:
     p = check_call(input, p, training, spatial)
     edges = check_block_size(block_size, spatial)
@@ -92,7 +192,7 @@ def _public(
 def drop_block2d(
     input: Tensor,
     p: float,
-    block_size: int | Sequence[int],
+    block_size: BlockSize,
     inplace: bool = False,
     eps: float = 1e-6,
     training: bool = True,
@@ -109,25 +209,18 @@ def drop_block2d(
     is returned and no random number is drawn.
 
     Example:
-        >>> x = torch.ones(8, 16, 14, 14)
-        >>> y = drop_block2d(x, 0.2, 5)
-        >>> sorted(set((y / y.max()).flatten().tolist()))
-        [0.0, 1.0]
+        >>> y = drop_block2d(torch.ones(8, 16, 14, 14), 0.2, 5)
 
     Args:
-        input: floating-point tensor, of the shape that the function is for. Its memory format is
-            kept.
+        input: floating-point tensor of the shape above. Its memory format is kept.
         p: share of the elements to drop or distort, in [0, 1].
-        block_size: edge of the block in elements, at least 1, or one edge for each spatial axis. A
-            block larger than the map is clipped.
+        block_size: edge of the block, at least 1, or one for each spatial axis; clipped to the map.
         inplace: write the result into `input`.
         eps: smallest number of kept elements that the count ratio divides by.
         training: False returns `input`.
-        calibration: ``"exact"`` realizes p, ``"paper"`` uses the γ of the paper, which drops less;
-            see `block_gamma`.
-        normalize: factor of the kept elements: ``"batch"`` all / kept elements of the batch (the
-            paper), ``"sample"`` the same for each sample, ``"expected"`` 1 / (1 - p), None no
-            factor.
+        calibration: ``"exact"`` realizes p, ``"paper"`` drops less; see `block_gamma`.
+        normalize: factor of the kept elements: ``"batch"`` all / kept elements of the batch,
+            ``"sample"`` the same of each sample, ``"expected"`` 1 / (1 - p), None no factor.
         share_channels: True draws one set of blocks for all channels of a sample.
         generator: source of random numbers; torch's global one by default.
 
@@ -142,7 +235,7 @@ def drop_block2d(
 def drop_block1d(
     input: Tensor,
     p: float,
-    block_size: int | Sequence[int],
+    block_size: BlockSize,
     inplace: bool = False,
     eps: float = 1e-6,
     training: bool = True,
@@ -155,8 +248,7 @@ def drop_block1d(
     """As `drop_block2d`, for sequences (N, C, L).
 
     Example:
-        >>> drop_block1d(torch.ones(2, 8, 100), 0.1, 3).shape
-        torch.Size([2, 8, 100])
+        >>> y = drop_block1d(torch.ones(2, 8, 100), 0.1, 3)
     """
     options = (calibration, normalize, share_channels, inplace, eps, generator)
     return _public(1, input, p, block_size, training, options)
@@ -166,7 +258,7 @@ def drop_block1d(
 def drop_block3d(
     input: Tensor,
     p: float,
-    block_size: int | Sequence[int],
+    block_size: BlockSize,
     inplace: bool = False,
     eps: float = 1e-6,
     training: bool = True,
@@ -179,8 +271,39 @@ def drop_block3d(
     """As `drop_block2d`, for volumes and video (N, C, D, H, W).
 
     Example:
-        >>> drop_block3d(torch.ones(2, 8, 4, 8, 8), 0.1, 3).shape
-        torch.Size([2, 8, 4, 8, 8])
+        >>> y = drop_block3d(torch.ones(2, 8, 4, 8, 8), 0.1, 3)
     """
     options = (calibration, normalize, share_channels, inplace, eps, generator)
     return _public(3, input, p, block_size, training, options)
+
+
+@described_in(drop_block2d)
+def disout(
+    input: Tensor,
+    p: float,
+    block_size: BlockSize,
+    alpha: float = 1.0,
+    training: bool = True,
+    *,
+    share_channels: bool = False,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Adds noise to blocks of feature maps (N, C, H, W).
+
+    Returns ``input + m * alpha * std(input) * z``. m is 1 in blocks as of `drop_block2d` and 0
+    elsewhere; z is standard normal. The gradient passes unchanged. Inf or NaN make every distorted
+    element NaN. The noise of the authors also depends on the weights of the next layer.
+
+    Example:
+        >>> y = disout(torch.ones(2, 8, 14, 14), 0.2, 5)
+
+    Args:
+        alpha: strength of the noise in standard deviations of the tensor, a number >= 0.
+
+    Reference:
+        Tang et al., 2020 (https://arxiv.org/abs/2002.11022); https://github.com/huawei-noah/Disout.
+    """
+    p = check_call(input, p, training, 2)
+    alpha = as_number("alpha", alpha, allowed=NON_NEGATIVE)
+    edges = check_block_size(block_size, 2)
+    return distort_blocks(input, p, edges, alpha, share_channels, generator)[0]

@@ -1,12 +1,12 @@
 """Bounds gradients by value and by norm. Non-finite values pass, so that overflows stay visible.
 
-A bound is a number or, multiplied by a loss scale, a 0-dim tensor on the gradient's device. The
-``*_counted`` functions return the new gradient and the number of changed values.
+A bound is a number, or a 0-dim tensor on the device of the gradient. The ``*_counted`` functions
+return the new gradient and the number of changed values.
 """
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
 import torch
@@ -27,12 +27,8 @@ def clamp_counted(grad: Tensor, min: Bound | None, max: Bound | None) -> tuple[T
 
 
 def _fit(bound: Bound | None, dtype: torch.dtype) -> Any:
-    """The bound, or the largest number of the type."""
-    largest = torch.finfo(dtype).max
-    if isinstance(bound, Tensor):
-        largest = min(largest, torch.finfo(bound.dtype).max)
-        return bound.clamp(-largest, largest)
-    return bound if bound is None else sorted((-largest, bound, largest))[1]
+    largest = torch.finfo(dtype).max  # torch casts a larger tensor to Inf, and refuses a number
+    return sorted((-largest, bound, largest))[1] if isinstance(bound, float) else bound
 
 
 def largest_magnitude(grad: Tensor, below: bool, above: bool) -> Tensor:
@@ -47,9 +43,9 @@ def largest_magnitude(grad: Tensor, below: bool, above: bool) -> Tensor:
 
 def unscaled(norms: Tensor, scale: Bound) -> Tensor:
     """Norms of the gradient of a loss that was multiplied by `scale`, in units of the loss."""
-    if not isinstance(scale, Tensor) and scale == 1.0:
-        return norms
-    return norms.to(wide_dtype(norms.device)) / scale
+    if isinstance(scale, Tensor) or scale != 1.0:
+        norms = norms.to(wide_dtype(norms.device)) / scale
+    return norms
 
 
 def scale_counted(grad: Tensor, max_norm: Bound, norm: Tensor) -> tuple[Tensor, Tensor]:
@@ -75,10 +71,10 @@ def clip_adaptive_counted(
 
 
 def common_norm(grads: Sequence[Tensor], norm_type: float) -> Tensor:
-    """The norm of all values of several gradients, in float64, on the device of the first."""
-    norms = [group_norm(grad, norm_type, "tensor", 0).reshape(1) for grad in grads]
+    """The norm of all values of several gradients, on the device of the first."""
+    norms = [group_norm(grad, norm_type, "tensor").reshape(1) for grad in grads]
     row = torch.cat([norm.to(norms[0].device) for norm in norms])
-    return group_norm(row, norm_type, "tensor", 0).reshape(())
+    return group_norm(row, norm_type, "tensor").reshape(())
 
 
 def group_norm(grad: Tensor, norm_type: float, per: Per, channel_axis: int = 1) -> Tensor:
@@ -94,8 +90,7 @@ def group_norm(grad: Tensor, norm_type: float, per: Per, channel_axis: int = 1) 
         del axes[group]
     if not axes:
         return grad.abs().to(wide)
-    options = {"dim": axes, "keepdim": True, "dtype": wide}
-    norm: Callable[..., Tensor] = functools.partial(torch.linalg.vector_norm, **options)
+    norm = functools.partial(torch.linalg.vector_norm, dim=axes, keepdim=True, dtype=wide)
     if norm_type <= _SAFE_POWER and grad.dtype is not torch.float64:
         return norm(grad, norm_type)
     peak = norm(grad, math.inf)
@@ -111,7 +106,6 @@ def check_bounds(min: float | None, max: float | None) -> None:
 
 
 def check_norm(norm_type: float, per: str) -> float:
-    """The order of a norm as a float, inf allowed."""
     if norm_type != math.inf and as_number("norm_type", norm_type) <= 0:
         raise ValueError(f"norm_type must be > 0 or inf, got {norm_type}")
     check_option("per", per, get_args(Per))
@@ -128,10 +122,7 @@ def clamp_grad(grad: Tensor, min: float | None = None, max: float | None = None)
     Args:
         grad: a gradient of any shape.
         min: lower bound, any number; None for no bound.
-        max: upper bound, any number >= `min`; None for no bound.
-
-    Raises:
-        ValueError: without a bound.
+        max: upper bound, any number >= `min`; None for no bound. One of the two is needed.
     """
     low = None if min is None else as_number("min", min)
     high = None if max is None else as_number("max", max)
@@ -180,8 +171,8 @@ def adaptive_clip_grad(
 ) -> Tensor:
     """Scales the gradient of each unit down to ``clip_factor * max(norm of its weights, eps)``.
 
-    A unit is an element of axis 0, such as an output of a convolution; a tensor with a single axis,
-    such as a bias, is one unit. Norms are taken in float64. A norm that is not finite passes.
+    A unit is an element of axis 0, such as an output of a convolution; a bias is one unit. Norms
+    are taken in float64. A norm that is not finite passes.
 
     Example:
         >>> adaptive_clip_grad(torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0, 10.0]]))
@@ -212,9 +203,8 @@ def centralize_grad(grad: Tensor) -> Tensor:
     The mean is taken in at least float32. Rows with one value, as of a bias, are left unchanged.
 
     Example:
-        >>> centralize_grad(torch.tensor([[1.0, 3.0], [5.0, 6.0]]))
-        tensor([[-1.0000,  1.0000],
-                [-0.5000,  0.5000]])
+        >>> centralize_grad(torch.tensor([[1.0, 3.0]]))
+        tensor([[-1.,  1.]])
 
     Args:
         grad: a gradient of any shape.

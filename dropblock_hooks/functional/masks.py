@@ -1,4 +1,4 @@
-"""Random masks, and their application to a tensor; shared by all dropouts."""
+"""Random masks and noise, and their application to a tensor; shared by all dropouts."""
 
 from collections.abc import Sequence
 
@@ -12,12 +12,6 @@ _COARSE = 2.0**-10  # below it, the 24 bits of a float32 draw change a rate by m
 
 def check_call(input: Tensor, p: float, training: bool, spatial: int | None = None) -> float:
     """Check the arguments, and return the rate to apply: 0 in evaluation."""
-    given: object = input
-    if isinstance(given, torch.fx.Proxy):
-        raise TypeError(
-            "torch.fx can't trace this function, because it computes with the shape of its input: "
-            "make the module that calls it a leaf (Tracer.is_leaf_module), or use torch.export"
-        )
     p = as_number("p", p, allowed=PROBABILITY)
     if spatial is not None and input.ndim != spatial + 2:
         axes = ("N, C, L", "N, C, H, W", "N, C, D, H, W")[spatial - 1]
@@ -44,8 +38,20 @@ def bernoulli(
     return torch.rand(tuple(shape), device=device, dtype=dtype, generator=generator) < p
 
 
+def normal_like(x: Tensor, std: float | Tensor, generator: torch.Generator | None) -> Tensor:
+    """Normal noise, drawn in row-major order in at least float32; in the memory format of `x`."""
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    noise = torch.empty(x.shape, dtype=dtype, device=x.device).normal_(generator=generator)
+    return in_format_of(x, noise * std)
+
+
+def in_format_of(x: Tensor, y: Tensor) -> Tensor:
+    """`y` in the memory format of ``torch.empty_like(x)``: itself, or a copy."""
+    like = torch.empty_like(x, dtype=y.dtype)
+    return y if like.stride() == y.stride() else like.copy_(y)
+
+
 def keep_scale(p: float) -> float:
-    """1 / (1 - p), the factor of kept values; 0 at p = 1."""
     return 1 / (1 - p) if p < 1 else 0.0
 
 
@@ -69,28 +75,16 @@ def scaled(x: Tensor, scale: float | Tensor | None) -> Tensor:
 
 
 class Mask:
-    """Applies a boolean mask `drawn`, which broadcasts to a tensor of `numel` elements.
-
-    `sparse.Blocks` has the same methods.
-    """
+    """Applies a boolean mask that broadcasts to a tensor of `numel` elements, like `Blocks`."""
 
     def __init__(self, numel: int) -> None:
         self.numel = numel
 
     def count(self, drawn: Tensor) -> Tensor:
-        """The number of dropped elements."""
         return drawn.sum() * (self.numel // drawn.numel())
 
     def mask(self, drawn: Tensor) -> Tensor:
-        """A boolean tensor, True where dropped."""
         return drawn
 
     def drop(self, x: Tensor, scale: float | Tensor | None, drawn: Tensor) -> Tensor:
-        """``x * scale``, with 0 where dropped."""
         return scaled(x, scale).masked_fill_(drawn, 0.0)  # it keeps the memory format
-
-
-def in_format_of(x: Tensor, y: Tensor) -> Tensor:
-    """`y` in the memory format of ``torch.empty_like(x)``: itself, or a copy."""
-    like = torch.empty_like(x, dtype=y.dtype)
-    return y if like.stride() == y.stride() else like.copy_(y)

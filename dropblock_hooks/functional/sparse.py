@@ -1,26 +1,23 @@
 """Drops blocks, and whole channels and samples, of large tensors on the CPU in eager mode.
 
-Seeds are rare, so the gaps between them are drawn instead of a number for each position. A block
-has an edge for each axis: (1, 1, 7, 7) for DropBlock, (1, C, 7, 7) with shared channels,
-(1, 1, 1, 1) for elements.
+Seeds are rare, so the gaps between them are drawn instead of a number for each position.
 """
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .masks import Mask, bernoulli, scaled
 
-_PIECE = 2**17  # bytes that stay in the cache
 LEAST = {"blocks": 2**17, "units": 2**18}  # elements, from which the sparse form is faster
 _CPU = torch.device("cpu")
-T = TypeVar("T")
 _FREQUENT = 0.4  # from this chance on, one draw for each position is faster than one for each gap
 _LONG = 64  # contiguous elements, from which writing them costs as much as a pass
+_PIECE = 2**17  # elements that stay in the cache
 _ROWS = 2**16  # that are written at once
 _SHORT = 4096  # elements of a row, up to which gathering rows is faster than a pass over all
 
@@ -38,19 +35,15 @@ def takes(x: Tensor, what: str = "blocks") -> bool:
     )
 
 
-def draw_positions(total: int, chance: float, generator: torch.Generator | None = None) -> Tensor:
-    """Positions of 0 .. total - 1, each drawn with this chance; ascending, int64.
-
-    The gaps between them are geometric: ``floor(log(1 - u) / log(1 - chance))`` for a uniform u.
-    """
-    if chance >= _FREQUENT:
+def draw_positions(total: int, chance: float, generator: torch.Generator | None) -> Tensor:
+    """Draw some of 0 .. total - 1, each with this chance; ascending, int64."""
+    if not 0.0 < chance < _FREQUENT:
         return bernoulli((total,), chance, _CPU, generator).nonzero().view(-1)
-    if chance <= 0.0:
-        return torch.empty(0, dtype=torch.int64, device="cpu")
     last, parts = -1.0, []
     while last < total:
         mean = (total - last) * chance
         number = int(mean + 4 * math.sqrt(mean)) + 4  # seldom too few
+        # the gaps are geometric: floor(log(1 - u) / log(1 - chance)) for a uniform u
         draw = torch.rand(number, dtype=torch.float64, generator=generator, device="cpu")
         gaps = draw.neg_().log1p_().div_(math.log1p(-chance)).floor_().add_(1)
         gaps[0] += last
@@ -58,6 +51,12 @@ def draw_positions(total: int, chance: float, generator: torch.Generator | None 
         last = parts[-1][-1].item()
     drawn = parts[0] if len(parts) == 1 else torch.cat(parts)
     return drawn[: int(torch.searchsorted(drawn, total))].to(torch.int64)
+
+
+def draw_units(shape: Sequence[int], chance: float, generator: torch.Generator | None) -> Tensor:
+    mask = torch.zeros(tuple(shape), dtype=torch.bool, device="cpu")
+    mask.view(-1).index_fill_(0, draw_positions(mask.numel(), chance, generator), True)
+    return mask
 
 
 def grow(mask: Tensor, edges: Sequence[int], first: int = 0) -> Tensor:
@@ -72,164 +71,22 @@ def grow(mask: Tensor, edges: Sequence[int], first: int = 0) -> Tensor:
     return mask
 
 
-def popcount_(words: Tensor) -> Tensor:
-    """Replace each int64 word by the number of its bits that are set."""
+def _count_bits(words: Tensor) -> int:
+    """The number of bits that are set in int64 words, which are overwritten."""
     words.sub_((words >> 1).bitwise_and_(0x5555555555555555))
     fours = (words >> 2).bitwise_and_(0x3333333333333333)
     words.bitwise_and_(0x3333333333333333).add_(fours)
     words.add_(words >> 4).bitwise_and_(0x0F0F0F0F0F0F0F0F)
     words.mul_(0x0101010101010101)  # adds up all bytes in the highest byte
-    return torch.bitwise_right_shift(words, 56, out=words)
+    return int(torch.bitwise_right_shift(words, 56, out=words).sum())
 
 
-def pack(mask: Tensor) -> Tensor:
-    """Pack a flat uint8 mask of 0 and 1, which is read as 8 rows, one for each bit of a byte."""
-    first, *rows = mask.view(8, -1).unbind()
-    packed = first.clone()
-    for bit, row in enumerate(rows, start=1):
-        packed.bitwise_or_(row << bit)
-    return packed
-
-
-def keep_(flat: Tensor, packed: Tensor) -> None:
-    """Write 0 into `flat` where the bit is clear, also over NaN.
-
-    This is vectorized, unlike ``masked_fill_`` and ``where``, and runs in the cache of a processor.
-    """
-    bytes_ = torch.empty(min(_PIECE, len(packed)), dtype=torch.uint8, device="cpu")
-    numbers = torch.empty(len(bytes_), dtype=flat.dtype, device="cpu")
-    for bit, row in enumerate(torch.split(flat, len(packed))):
-        parts = torch.split(packed, _PIECE)  # the last row may be shorter
-        for piece, part in zip(torch.split(row, _PIECE), parts, strict=False):
-            length = len(piece)
-            torch.bitwise_and(part[:length], 1 << bit, out=bytes_[:length])
-            kept = numbers[:length].copy_(bytes_[:length])
-            torch.ops.aten.threshold_backward.grad_input(piece, kept, 0, grad_input=piece)
-
-
-class Blocks:
-    """The blocks that fit into tensors of a shape and memory format.
-
-    `drawn` holds the dropped blocks in one of two forms: the places in memory of their first
-    elements (int32 or int64), or one bit for each element in memory, set where the element is kept
-    (uint8). `order` holds the axes in their order in memory, the outermost first; `shape` and
-    `edges` have this order. `sides` holds the edges and strides of the sides of a block, the
-    longest first, where contiguous sides are joined.
-    """
-
-    def __init__(self, x: Tensor, edges: Sequence[int]) -> None:
-        self.order = sorted(range(x.ndim), key=x.stride, reverse=True)
-        self.shape, self.edges = [x.shape[a] for a in self.order], [edges[a] for a in self.order]
-        self.numel, self.area = x.numel(), math.prod(edges)
-        self._of_x = tuple(x.shape), tuple(edges), _strides(x.shape, self.order)
-        sides: list[tuple[int, int]] = []
-        strides = _strides(self.shape, range(x.ndim))
-        for edge, stride in zip(reversed(self.edges), reversed(strides), strict=True):
-            if sides and stride == math.prod(sides[-1]):
-                sides[-1] = (sides[-1][0] * edge, sides[-1][1])
-            elif edge > 1:
-                sides.append((edge, stride))
-        self.sides = sorted(sides, key=lambda side: -side[0]) or [(1, 1)]
-
-    def draw(self, chance: float, generator: torch.Generator | None = None) -> Tensor:
-        """Draw each block with this chance, in row-major order."""
-        shape, edges, strides = self._of_x
-        if self.area == 1 and chance >= _FREQUENT:
-            kept = self._bytes(0)
-            drawn = bernoulli(shape, chance, _CPU, generator).permute(self.order)
-            torch.logical_not(drawn, out=kept[: self.numel].view(torch.bool).view(self.shape))
-            return pack(kept)
-        places = [size - edge + 1 for size, edge in zip(shape, edges, strict=True)]
-        first = _placed(draw_positions(math.prod(places), chance, generator), places, strides)
-        if self._few(len(first)):
-            return first.to(torch.int32) if self.numel < 2**31 else first
-        return pack(self._kept(first))
-
-    def _few(self, blocks: int) -> bool:
-        """Whether to keep places and write each block; else to keep bits, with a full pass."""
-        if 32 * blocks > self.numel:
-            return False  # bits take less memory
-        run, stride = self.sides[0]
-        share = 1.5 if stride == 1 else 0.2  # of the elements, which are written in that time
-        return run >= _LONG or blocks * self.area <= share * self.numel
-
-    def count(self, drawn: Tensor) -> int:
-        """The number of dropped elements. Overlaps count once."""
-        if drawn.dtype is torch.uint8:
-            return self.numel - int(popcount_(drawn.view(torch.int64).clone()).sum())
-        return once(lambda: self._union(drawn.to(torch.int64)))
-
-    def mask(self, drawn: Tensor) -> Tensor:
-        """A boolean tensor, True where dropped."""
-        if drawn.dtype is torch.uint8:
-            row_bits = torch.tensor([1 << bit for bit in range(8)], dtype=torch.uint8, device="cpu")
-            kept = (drawn & row_bits[:, None]).view(-1)
-        else:
-            kept = self._kept(drawn.to(torch.int64))
-        axes = sorted(range(len(self.order)), key=self.order.__getitem__)
-        return (kept[: self.numel] == 0).view(self.shape).permute(axes)
-
-    def drop(self, x: Tensor, scale: float | None, drawn: Tensor) -> Tensor:
-        """``x * scale`` with 0 in the dropped blocks; `x` may have another memory format."""
-        y = scaled(x, scale)
-        laid = y.permute(self.order)
-        flat = laid.contiguous().view(-1)
-        if drawn.dtype is torch.uint8:
-            keep_(flat, drawn)
-        else:
-            self._fill(flat, drawn.to(torch.int64))
-        if not laid.is_contiguous():
-            laid.copy_(flat.view(self.shape))
-        return y
-
-    def _fill(self, flat: Tensor, first: Tensor) -> None:
-        (run, step), *others = self.sides
-        runs = flat.as_strided((self.numel - (run - 1) * step, run), (1, step))
-        offsets = torch.zeros(1, dtype=torch.int64, device="cpu")
-        for edge, stride in others:
-            steps = torch.arange(0, edge * stride, stride, device="cpu")
-            offsets = (offsets[:, None] + steps).view(-1)
-        for some in torch.split(first, max(1, _ROWS // len(offsets))):
-            runs.index_fill_(0, (some[:, None] + offsets).view(-1), 0)
-
-    def _kept(self, first: Tensor) -> Tensor:
-        kept = self._bytes(1)
-        self._fill(kept[: self.numel], first)
-        return kept
-
-    def _bytes(self, value: int) -> Tensor:
-        """A byte for each element, and zeros up to a size that can be packed."""
-        padded = -(-self.numel // 64) * 64
-        kept = torch.full((padded,), value, dtype=torch.uint8, device="cpu")
-        kept[self.numel :] = 0
-        return kept
-
-    def _union(self, first: Tensor) -> int:
-        """The number of elements in these blocks: the bit of each first element is set and grown.
-
-        Along an axis where the edge is 1, blocks do not overlap: 64 of its elements make a word.
-        """
-        axes = range(len(self.shape))
-        grid = [size - edge + 1 for size, edge in zip(self.shape, self.edges, strict=True)]
-        wide = [axis for axis in axes if self.edges[axis] > 1 and grid[axis] > 1]
-        if not wide:
-            return len(first) * self.area  # no two can overlap
-        lanes = [axis for axis in axes if self.edges[axis] == 1]
-        words = -(-math.prod(self.shape[axis] for axis in lanes) // 64)
-        # rows of whole words for each place on the wide axes, with a border that growing removes
-        sizes = [size + edge - 1 for size, edge in zip(self.shape, self.edges, strict=True)]
-        inside, outside = _strides(self.shape, lanes), _strides(sizes, wide)
-        strides = [a + b * words * 64 for a, b in zip(inside, outside, strict=True)]
-        at = _placed(first, self.shape, strides)
-        at = at + sum((self.edges[axis] - 1) * strides[axis] for axis in wide)
-        total = words * math.prod(sizes[axis] for axis in wide)
-        masks = torch.zeros(total, dtype=torch.int64, device="cpu")
-        masks.index_add_(0, at >> 6, torch.ones_like(at) << (at & 63))
-        masks = masks.view(*(sizes[axis] for axis in wide), words)
-        counts = popcount_(grow(masks, [self.edges[axis] for axis in wide]))
-        # an axis that a block covers entirely has one place
-        whole = math.prod(e for e, g in zip(self.edges, grid, strict=True) if g == 1)
-        return int(counts.sum()) * whole
+def _keep(flat: Tensor, kept: Tensor) -> None:
+    """Write 0 where `kept` is False, also over NaN; vectorized, unlike ``masked_fill_``."""
+    numbers = torch.empty(min(_PIECE, len(kept)), dtype=flat.dtype, device="cpu")
+    for piece, part in zip(torch.split(flat, _PIECE), torch.split(kept, _PIECE), strict=True):
+        factors = numbers[: len(part)].copy_(part)
+        torch.ops.aten.threshold_backward.grad_input(piece, factors, 0, grad_input=piece)
 
 
 def _strides(sizes: Sequence[int], order: Sequence[int]) -> list[int]:
@@ -253,24 +110,120 @@ def _placed(flat: Tensor, sizes: Sequence[int], strides: Sequence[int]) -> Tenso
     return placed
 
 
-def draw_units(
-    shape: Sequence[int], chance: float, generator: torch.Generator | None = None
-) -> Tensor:
-    """A boolean tensor, True with this chance."""
-    mask = torch.zeros(tuple(shape), dtype=torch.bool, device="cpu")
-    mask.view(-1).index_fill_(0, draw_positions(mask.numel(), chance, generator), True)
-    return mask
+class Blocks:
+    """The blocks that fit into tensors of a shape and memory format, with an edge for each axis.
+
+    `drawn` holds the dropped blocks in one of two forms: the places in memory of their first
+    elements (int32 or int64), or for each element in memory whether it is kept (bool). `order`,
+    `shape` and `edges` have the outermost axis in memory first. `sides` holds the edges and strides
+    of the sides of a block, the longest first, where contiguous sides are joined.
+    """
+
+    def __init__(self, x: Tensor, edges: Sequence[int]) -> None:
+        self.order = sorted(range(x.ndim), key=x.stride, reverse=True)
+        self.shape, self.edges = [x.shape[a] for a in self.order], [edges[a] for a in self.order]
+        self.numel, self.area = x.numel(), math.prod(edges)
+        self._of_x = tuple(x.shape), tuple(edges), _strides(x.shape, self.order)
+        sides: list[tuple[int, int]] = []
+        strides = _strides(self.shape, range(x.ndim))
+        for edge, stride in zip(reversed(self.edges), reversed(strides), strict=True):
+            if sides and stride == math.prod(sides[-1]):
+                sides[-1] = (sides[-1][0] * edge, sides[-1][1])
+            elif edge > 1:
+                sides.append((edge, stride))
+        self.sides = sorted(sides, key=lambda side: -side[0]) or [(1, 1)]
+
+    def draw(self, chance: float, generator: torch.Generator | None) -> Tensor:
+        shape, edges, strides = self._of_x
+        if self.area == 1 and chance >= _FREQUENT:
+            drawn = bernoulli(shape, chance, _CPU, generator).permute(self.order)
+            return drawn.logical_not().contiguous().view(-1)
+        places = [size - edge + 1 for size, edge in zip(shape, edges, strict=True)]
+        first = _placed(draw_positions(math.prod(places), chance, generator), places, strides)
+        run, stride = self.sides[0]
+        share = 1.5 if stride == 1 else 0.2  # of the elements, which are written in a pass over all
+        fast = run >= _LONG or len(first) * self.area <= share * self.numel
+        if fast and 32 * len(first) <= self.numel:
+            return first.to(torch.int32) if self.numel < 2**31 else first
+        return self._kept(first)
+
+    def count(self, drawn: Tensor) -> int:
+        if drawn.dtype is torch.bool:
+            return self.numel - int(drawn.count_nonzero())
+        return once(lambda: self._union(drawn.to(torch.int64)))
+
+    def mask(self, drawn: Tensor) -> Tensor:
+        kept = drawn if drawn.dtype is torch.bool else self._kept(drawn.to(torch.int64))
+        axes = sorted(range(len(self.order)), key=self.order.__getitem__)
+        return kept.logical_not().view(self.shape).permute(axes)
+
+    def drop(self, x: Tensor, scale: float | None, drawn: Tensor) -> Tensor:
+        """``x * scale`` with 0 in the dropped blocks; `x` may have another memory format."""
+        y = scaled(x, scale)
+        laid = y.permute(self.order)
+        flat = laid.contiguous().view(-1)
+        if drawn.dtype is torch.bool:
+            _keep(flat, drawn)
+        else:
+            self._fill(flat, drawn.to(torch.int64))
+        if not laid.is_contiguous():
+            laid.copy_(flat.view(self.shape))
+        return y
+
+    def _fill(self, flat: Tensor, first: Tensor) -> None:
+        (run, step), *others = self.sides
+        runs = flat.as_strided((self.numel - (run - 1) * step, run), (1, step))
+        offsets = torch.zeros(1, dtype=torch.int64, device="cpu")
+        for edge, stride in others:
+            steps = torch.arange(0, edge * stride, stride, device="cpu")
+            offsets = (offsets[:, None] + steps).view(-1)
+        for some in torch.split(first, max(1, _ROWS // len(offsets))):
+            runs.index_fill_(0, (some[:, None] + offsets).view(-1), 0)
+
+    def _kept(self, first: Tensor) -> Tensor:
+        kept = torch.ones(self.numel, dtype=torch.bool, device="cpu")
+        self._fill(kept, first)
+        return kept
+
+    def _union(self, first: Tensor) -> int:
+        """The number of elements in these blocks: the bit of each first element is set and grown.
+
+        Along an axis where the edge is 1, blocks do not overlap: 64 of its elements make a word.
+        """
+        axes = range(len(self.shape))
+        grid = [size - edge + 1 for size, edge in zip(self.shape, self.edges, strict=True)]
+        wide = [axis for axis in axes if self.edges[axis] > 1 and grid[axis] > 1]
+        if not wide:
+            return len(first) * self.area  # no two can overlap
+        lanes = [axis for axis in axes if self.edges[axis] == 1]  # 64 of their elements are a word
+        words = -(-math.prod(self.shape[axis] for axis in lanes) // 64)
+        # rows of whole words for each place on the wide axes, with a border that growing removes
+        sizes = [size + edge - 1 for size, edge in zip(self.shape, self.edges, strict=True)]
+        inside, outside = _strides(self.shape, lanes), _strides(sizes, wide)
+        strides = [a + b * words * 64 for a, b in zip(inside, outside, strict=True)]
+        at = _placed(first, self.shape, strides)
+        at = at + sum((self.edges[axis] - 1) * strides[axis] for axis in wide)
+        rows = [sizes[axis] for axis in wide]
+        masks = torch.zeros(math.prod(rows) * words, dtype=torch.int64, device="cpu")
+        masks.index_add_(0, at >> 6, torch.ones_like(at) << (at & 63))
+        grown = grow(masks.view(*rows, words), [self.edges[axis] for axis in wide])
+        # an axis that a block covers entirely has one place
+        whole = math.prod(e for e, g in zip(self.edges, grid, strict=True) if g == 1)
+        return _count_bits(grown) * whole
 
 
 class Units(Mask):
-    """A mask with one element for each unit, such as a channel or a sample."""
+    """A mask with one element for each channel or sample."""
 
     def drop(self, x: Tensor, scale: float | Tensor | None, drawn: Tensor) -> Tensor:
-        """``x * scale`` with 0 in the dropped units."""
-        if x.dtype is torch.float32 and x.is_contiguous():
-            rows = _rows(x, drawn)
-            if rows is not None and rows.shape[1] <= _SHORT:
-                return _gathered(rows, ~drawn.view(-1), scale).resize_(x.shape)  # not a view
+        rows = _rows(x, drawn) if x.dtype is torch.float32 and x.is_contiguous() else None
+        if rows is not None and rows.shape[1] <= _SHORT:  # dropped rows are never read
+            kept = ~drawn.view(-1)
+            chosen = kept.nonzero().view(-1)
+            starts = kept.cumsum(0) - kept.to(torch.int64)
+            weights: Any = rows.new_full(chosen.shape, 1.0 if scale is None else scale)
+            gathered = torch.embedding_bag(rows, chosen, starts, False, 0, False, weights)[0]
+            return gathered.resize_(x.shape)  # not a view
         y = scaled(x, scale)
         rows = _rows(y, drawn)
         if rows is not None:
@@ -278,15 +231,6 @@ class Units(Mask):
         else:  # vectorized, which masked_fill_ is not
             torch.ops.aten.threshold_backward.grad_input(y, (~drawn).to(y.dtype), 0, grad_input=y)
         return y
-
-
-def _gathered(rows: Tensor, kept: Tensor, scale: Any) -> Tensor:
-    """The rows times their scale, and zeros for the others, which are never read."""
-    chosen = kept.nonzero().view(-1)
-    starts = kept.cumsum(0) - kept.to(torch.int64)
-    weights = rows.new_full(chosen.shape, 1.0 if scale is None else scale)
-    y: Tensor = torch.embedding_bag(rows, chosen, starts, False, 0, False, weights)[0]
-    return y
 
 
 def _rows(y: Tensor, mask: Tensor) -> Tensor | None:
@@ -298,25 +242,24 @@ def _rows(y: Tensor, mask: Tensor) -> Tensor | None:
     return y.permute(order).view(mask.numel(), -1)
 
 
-_reused: tuple[list[Any], bool] | None = None
+_draws: Any = None  # a list to be filled, or an iterator over a list that is taken from
 
 
 @contextmanager
 def reusing(draws: list[Any]) -> Iterator[None]:
     """Let `once` keep its results in an empty list, or take them from a list, as in a backward."""
-    global _reused
-    _reused = draws, bool(draws)
+    global _draws
+    _draws = iter(draws) if draws else draws
     try:
         yield
     finally:
-        _reused = None
+        _draws = None
 
 
-def once(draw: Callable[[], T]) -> T:
-    draws, again = _reused or ([], False)
-    drawn: T = draws.pop(0) if again and draws else draw()
-    if not again:
-        draws.append(drawn)
+def once(draw: Callable[[], Any]) -> Any:
+    drawn = next(_draws) if isinstance(_draws, Iterator) else draw()
+    if isinstance(_draws, list):
+        _draws.append(drawn)
     return drawn
 
 
@@ -339,7 +282,6 @@ class _Drop(torch.autograd.Function):
 
 
 def drop_drawn(x: Tensor, scale: float | Tensor | None, places: Any, drawn: Tensor) -> Tensor:
-    """``x * scale`` without the drawn elements of `Blocks`, `Units` or a `Mask`."""
     plain = type(places) is Mask
     y: Tensor = places.drop(x, scale, drawn) if plain else _Drop.apply(x, scale, places, drawn)
     return y

@@ -7,9 +7,13 @@ from typing import ClassVar
 from torch import Tensor
 
 from ..checks import check_block_size
-from ..functional.dropblock import Normalize, drop_blocks
-from ..functional.gamma import Calibration, clipped_block, expected_share
-from ..functional.noise import distort_blocks
+from ..functional.dropblock import (
+    Calibration,
+    Normalize,
+    distort_blocks,
+    drop_blocks,
+    expected_share,
+)
 from ..registry import register
 from .base import Applied, MapSize, Now, Regularizer
 from .dropout import DropsShare
@@ -29,7 +33,7 @@ class _Blocks(DropsShare):
         vars(self).update(block_size=block_size, edges=edges)
 
     def block_in_force(self, map_size: tuple[int, ...]) -> tuple[int, ...]:
-        return clipped_block(map_size, self.edges)
+        return tuple(map(min, map_size, self.edges))
 
 
 @dataclass(frozen=True, repr=False)

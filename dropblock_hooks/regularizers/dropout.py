@@ -6,8 +6,7 @@ from typing import Annotated, ClassVar
 from torch import Tensor
 
 from ..checks import Range
-from ..functional.dropout import Mode, drop_residual, drop_units
-from ..functional.noise import add_noise, multiply_noise
+from ..functional.dropout import Mode, add_noise, drop_residual, drop_units, multiply_noise
 from ..registry import register
 from .base import Applied, MapSize, Now, Regularizer
 from .rates import NonNegative, Probability, RateLike

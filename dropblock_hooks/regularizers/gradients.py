@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from ..checks import POSITIVE, as_number
 from ..functional import gradients
-from ..functional.dropout import drop_units
-from ..functional.noise import add_noise
+from ..functional.dropout import add_noise, drop_units
 from ..registry import register
 from .base import Applied, Now, Regularizer
 from .dropout import DropsShare

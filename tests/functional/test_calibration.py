@@ -190,9 +190,6 @@ def test_realised_rate_is_p_where_p_is_small(error):
     assert abs(z) <= 4
 
 
-GAMMA_RATES = [1e-4, 3e-4, 1e-3, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999]
-
-
 @settings(derandomize=True, deadline=None, max_examples=200)
 @given(
     axes=st.lists(st.tuples(st.integers(1, 12), st.integers(1, 15)), min_size=1, max_size=3),

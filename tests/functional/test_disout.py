@@ -11,7 +11,7 @@ import torch
 from scipy import stats
 
 from dropblock_hooks.functional import disout, drop_block2d
-from dropblock_hooks.functional.noise import distort_blocks
+from dropblock_hooks.functional.dropblock import distort_blocks
 
 pytestmark = [pytest.mark.usefixtures("form"), pytest.mark.pairwise]  # on every form of the mask
 
@@ -48,10 +48,11 @@ def test_values_are_those_of_the_formula(block_size, channels_last, dtype, share
     x = (3 * torch.randn(16, 5, 9, 14) + 2).to(dtype)
     if channels_last:
         x = x.to(memory_format=torch.channels_last)
-    options = {"share_channels": share_channels, "generator": seeded()}
-    y = disout(x, 0.3, block_size, 0.5, **options)
+    edges = block_size if isinstance(block_size, tuple) else (block_size, block_size)
+    y, distorted = distort_blocks(x, 0.3, edges, 0.5, share_channels, seeded())
     mask, expected = formula(x, 0.3, block_size, 0.5, share_channels)
     assert 0.1 < mask.mean() < 0.5
+    assert distorted == mask.sum()
     assert (y.dtype, y.stride()) == (dtype, x.stride())
     assert torch.equal(y[~mask], x[~mask])
     # std is added up in another order: some ulps of the noise, and one rounding to the dtype
@@ -59,31 +60,6 @@ def test_values_are_those_of_the_formula(block_size, channels_last, dtype, share
 
 
 # Statistics -------------------------------------------------------------------------------------
-
-
-@shared_or_not
-@pytest.mark.parametrize(("p", "block_size"), [(0.05, 7), (0.3, 5), (0.9, 3)])
-def test_the_share_that_is_distorted_is_p(p, block_size, share_channels):
-    """Over independent samples, to within 4 standard errors."""
-    x = torch.randn(400, 4, 14, 14)
-    y, distorted = distort_blocks(
-        x, p, (block_size, block_size), 1.0, share_channels=share_channels
-    )
-    changed = y != x
-    shares = changed.flatten(1).double().mean(1)
-    assert distorted == changed.sum()
-    assert abs(shares.mean() - p) <= 4 * shares.std() / math.sqrt(len(shares))
-
-
-def test_shared_channels_have_one_mask_and_each_their_noise():
-    x = torch.randn(16, 5, 9, 14)
-    difference = disout(x, 0.3, 3, share_channels=True) - x
-    mask = difference != 0
-    assert (mask == mask[:, :1]).all()
-    assert not (mask[1:] == mask[:1]).flatten(1).all(1).any()
-    one, other = difference[:, 0][mask[:, 0]], difference[:, 1][mask[:, 1]]
-    r = np.corrcoef(one.numpy(), other.numpy())[0, 1]
-    assert abs(r) <= 4 / math.sqrt(len(one))
 
 
 @pytest.mark.parametrize("alpha", [0.01, 1.0, 3.0])

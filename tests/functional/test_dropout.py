@@ -7,7 +7,6 @@ import math
 
 import pytest
 import torch
-import torch.nn.functional as F  # noqa: N812
 from scipy import stats
 
 from dropblock_hooks.functional import (
@@ -99,40 +98,6 @@ def test_each_is_dropped_with_chance_p(p, name):
     assert abs(dropped - drawn * p) <= 4 * math.sqrt(drawn * p * (1 - p))
 
 
-def torchvisions(x, p):
-    """torchvision's stochastic depth; the tests against it need it."""
-    return pytest.importorskip("torchvision.ops", reason="the peer").stochastic_depth(x, p, "row")
-
-
-PEERS = {
-    "dropout": F.dropout,
-    "dropout1d": F.dropout1d,
-    "dropout2d": F.dropout2d,
-    "dropout3d": F.dropout3d,
-    "drop_path": torchvisions,
-    "stochastic_depth": torchvisions,
-}
-
-
-@each_drop
-@pytest.mark.parametrize("p", [0.2, 0.7])
-def test_distributed_as_torch(p, name):
-    """Dropped groups per batch of 16 samples, ours and torch's: one distribution, same values."""
-    function, shape, decided = DROPS[name]
-    x = torch.ones(300 * 16, *shape[1:])
-    counts, values = [], []
-    for drop in (function, PEERS[name]):
-        results = drop(x, p)
-        kept = results.reshape(300, math.prod(x.shape[:decided]) // 300, -1)[..., 0] != 0
-        counts.append(kept.sum(1).numpy())
-        values.append(results.unique())
-    torch.testing.assert_close(*values)
-    assert stats.ks_2samp(*counts).pvalue > 1e-3
-    difference = counts[0].mean() - counts[1].mean()
-    error = math.sqrt(sum(count.var(ddof=1) for count in counts) / 300)
-    assert abs(difference) <= 4 * error
-
-
 def test_drop_path_can_leave_the_scale():
     x = nonzero(64, 3, 4, 4)
     y = drop_path(x, 0.5, scale_by_keep=False)
@@ -209,23 +174,15 @@ def test_gaussian_noise_is_normal(std):
 def test_gaussian_dropout_has_the_moments_of_dropout(p):
     std = math.sqrt(p / (1 - p))
     assert_normal(gaussian_dropout(torch.ones(100_000), p), 1.0, std)
-    plain = F.dropout(torch.ones(100_000), p)
-    assert abs(plain.var() / std**2 - 1) < 0.1  # what it stands in for
 
 
 @each_dtype
-def test_gaussian_noise_is_added_in_float32_and_rounded_once(dtype):
-    x = nonzero(1000, dtype=dtype)
-    wide = torch.promote_types(dtype, torch.float32)
-    noise = gaussian_noise(torch.zeros(1000, dtype=wide), 0.3, generator=seeded())
-    expected = torch.from_numpy(x.to(wide).numpy() + noise.numpy()).to(dtype)
-    assert torch.equal(gaussian_noise(x, 0.3, generator=seeded()), expected)
-
-
-@each_dtype
-def test_gaussian_dropout_multiplies_in_float32_and_rounds_once(dtype):
+def test_noise_acts_in_float32_and_is_rounded_once(dtype):
     x = nonzero(1000, dtype=dtype).requires_grad_()
     wide = torch.promote_types(dtype, torch.float32)
+    noise = gaussian_noise(torch.zeros(1000, dtype=wide), 0.3, generator=seeded())
+    expected = torch.from_numpy(x.detach().to(wide).numpy() + noise.numpy()).to(dtype)
+    assert torch.equal(gaussian_noise(x, 0.3, generator=seeded()), expected)
     factor = gaussian_dropout(torch.ones(1000, dtype=wide), 0.3, generator=seeded()).numpy()
     y = gaussian_dropout(x, 0.3, generator=seeded())
     g = nonzero(1000, dtype=dtype)

@@ -117,13 +117,13 @@ def test_masks_are_those_of_the_dense_form(monkeypatch, size, block, p):
 
 LAYOUTS = {"NCHW": (0, 1, 2, 3), "NHWC": (0, 2, 3, 1), "CNHW": (1, 0, 2, 3), "WHCN": (3, 2, 1, 0)}
 DROPS = {
-    "elements, bits": lambda x, **o: dropout(x, 0.5, **o),
-    "elements, seeds": lambda x, **o: dropout(x, 0.02, **o),
+    "elements, often": lambda x, **o: dropout(x, 0.5, **o),
+    "elements, seldom": lambda x, **o: dropout(x, 0.02, **o),
     "channels, seldom": lambda x, **o: dropout2d(x, 0.1, **o),
     "channels, often": lambda x, **o: dropout2d(x, 0.6, **o),
     "samples": lambda x, **o: drop_path(x, 0.5, **o),
-    "blocks, seeds": lambda x, **o: drop_block2d(x, 0.1, 7, normalize="expected", **o),
-    "blocks, bits": lambda x, **o: drop_block2d(x, 0.5, 2, **o),
+    "blocks, seldom": lambda x, **o: drop_block2d(x, 0.1, 7, normalize="expected", **o),
+    "blocks, often": lambda x, **o: drop_block2d(x, 0.5, 2, **o),
     "blocks by sample": lambda x, **o: drop_block2d(x, 0.3, 3, normalize="sample", **o),
     "blocks, shared": lambda x, **o: drop_block2d(x, 0.3, 3, share_channels=True, **o),
 }
@@ -156,35 +156,27 @@ def test_in_any_memory_format(layout, of_gradient, dtype, drop):
     y.add_(1)  # no view of anything
 
 
-def saved_share(drop, x):
-    """Bytes that the graph of a function holds, of those of the tensor."""
-    storages = {}
+@each_drop
+def test_at_most_a_byte_of_an_element_is_kept(drop):
+    x, saved = torch.randn(12, 20, 9, 8, requires_grad=True), {}
 
     def pack(tensor):
-        storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        y = drop(x.requires_grad_())
+        y = drop(x)
     assert y.grad_fn is not None
-    assert storages
-    return sum(storages.values()) / x.untyped_storage().nbytes()
-
-
-@pytest.mark.pairwise
-@pytest.mark.parametrize("share", [False, True])
-@pytest.mark.parametrize("p", [0.02, 0.1, 0.25, 0.5, 0.9, 1.0])
-@pytest.mark.parametrize("block", [1, 2, 3, 7])
-@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
-def test_at_most_a_bit_of_an_element_is_kept(memory_format, block, p, share):
-    x = torch.randn(3, 50, 20, 21).to(memory_format=memory_format)
-    assert saved_share(lambda x: drop_block2d(x, p, block, share_channels=share), x) <= 0.032
+    assert 0 < sum(saved.values()) < 1.01 * x.numel()  # with the scales of samples
 
 
 # Transforms and modes ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["elements, bits", "channels, often", "blocks, seeds"])
+some = pytest.mark.parametrize("name", ["elements, often", "channels, often", "blocks, seldom"])
+
+
+@some
 def test_batches_of_gradients_are_refused(name):
     x = torch.randn(4, 20, 16, 16, requires_grad=True)
     y = DROPS[name](x)
@@ -192,7 +184,7 @@ def test_batches_of_gradients_are_refused(name):
         torch.autograd.grad(y, x, torch.randn(3, *y.shape), is_grads_batched=True)
 
 
-@pytest.mark.parametrize("name", ["elements, bits", "channels, often", "blocks, seeds"])
+@some
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
 def test_forward_derivatives_are_refused(name):
     x = torch.randn(4, 20, 16, 16)
