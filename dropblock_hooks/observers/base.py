@@ -1,7 +1,5 @@
 """The observer: an immutable description of a measurement, and the state of a site."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
@@ -17,90 +15,6 @@ from ..tables import Columns
 
 State: TypeAlias = dict[str, Any]
 """Tensors and numbers by name: the state of an observer at one site."""
-
-
-@documented
-@dataclass(frozen=True, repr=False)
-class Observer(Regularizer):
-    """Base of the classes that measure a layer and change nothing.
-
-    A subclass defines `start`, `update` and `compute`, which run as ordinary Python in compiled
-    models too. The page "A regularizer of your own" explains the class variables.
-
-    Example:
-        >>> from dropblock_hooks import register
-        >>> @register
-        ... class LargestOutput(Observer):
-        ...     def start(self):
-        ...         return {"largest": torch.zeros(())}
-        ...
-        ...     def update(self, state, seen):
-        ...         state["largest"] = torch.maximum(state["largest"], seen.tensor.abs().amax())
-        ...
-        ...     def compute(self, state):
-        ...         return {"largest": float(state["largest"])}
-        >>> LargestOutput(when="before")
-        LargestOutput(when='before')
-
-    Args:
-        at: observe the layer's ``"output"`` or its ``"input"``, where no gradients are seen.
-        when: ``"after"``: it sees the activation after the regularizers of its layer;
-            ``"before"``: as the layer computed it. An observer of gradients alone sees the gradient
-            after the gradient regularizers of its layer, or (``"before"``) as it arrived.
-        active: ``"train"`` (while the layer is in training mode) or ``"always"``.
-    """
-
-    when: Literal["after", "before"] = field(default="after", kw_only=True)
-
-    random: ClassVar[bool] = False
-    states_defaults: ClassVar[bool] = False
-    sees_values: ClassVar[bool] = True  # whether `update` gets activations
-    sees_gradients: ClassVar[bool] = False  # whether `update` gets gradients
-    whole: ClassVar[bool] = False  # whether it gets all tensors of a nested output
-    reads_given: ClassVar[bool] = False  # whether it uses `Seen.given`
-    keeps_graph: ClassVar[bool] = False  # whether tensors keep their autograd graph
-    by_epoch: ClassVar[bool] = True  # False: one state of all time, which is not in the report
-    needs_calls: ClassVar[bool] = True  # whether a layer that is never called is a fault
-    columns: ClassVar[Columns[Any]] = {}  # of the report; {}: what `compute` returns, by name
-
-    def start(self) -> State:
-        """Return an empty state. `Watch` adds ``state["calls"]``, the number of calls."""
-        return {}
-
-    def update(self, state: State, seen: Seen) -> None:
-        """Add one call of the layer, or one gradient, to the state.
-
-        The device may still be busy, so numbers should not be read from it. Calls that activation
-        checkpointing recomputes are left out.
-        """
-        raise NotImplementedError(f"{type(self).__name__} must define update(state, seen)")
-
-    def compute(self, state: State) -> Any:
-        """Return the result: numbers by name, or an object with ``scalars()``.
-
-        The tensors of the state are on the CPU. It is called only after at least one call.
-        """
-        raise NotImplementedError(f"{type(self).__name__} must define compute(state)")
-
-    def merge(self, a: State, b: State) -> State:
-        """Return the state of two ranks together: the sum of each number and tensor."""
-        both = [name for name in a if name in b and isinstance(a[name], (Tensor, int, float))]
-        return {**b, **a, **{name: a[name] + b[name] for name in both}}
-
-    def look(self, state: State, module: nn.Module, parameter: str | None) -> None:
-        """Look at the layer, or a parameter's owner, at both ends of an epoch and to report."""
-
-    def is_empty(self, state: State) -> bool:
-        """Return whether the report should show the epoch before this one."""
-        return not state["calls"]
-
-    def bind(self) -> Any:
-        return Watch(self)
-
-    def check(self, values: Mapping[str, float]) -> None:
-        if self.at == "input" and self.sees_gradients:
-            text = "observe the output of the layer before, whose gradient is the same"
-            raise ValueError(f"{self.label} can't see gradients at at='input': {text}")
 
 
 class Seen(NamedTuple):
@@ -147,6 +61,88 @@ class Seen(NamedTuple):
         """Return a view of the first tensor as (N, C, ...), or None if that is not known."""
         form = self.form(self.tensor)
         return None if form is None else form.take(self.tensor)
+
+
+@documented
+@dataclass(frozen=True, repr=False)
+class Observer(Regularizer):
+    """Base of the classes that measure a layer and change nothing.
+
+    A subclass defines `start`, `update` and `compute`, which run as ordinary Python in compiled
+    models too. The page "A regularizer of your own" explains the class variables.
+
+    Example:
+        >>> from dropblock_hooks import register
+        >>> @register
+        ... class LargestOutput(Observer):
+        ...     def start(self):
+        ...         return {"largest": torch.zeros(())}
+        ...
+        ...     def update(self, state, seen):
+        ...         state["largest"] = torch.maximum(state["largest"], seen.tensor.abs().amax())
+        ...
+        ...     def compute(self, state):
+        ...         return {"largest": float(state["largest"])}
+        >>> LargestOutput(when="before")
+        LargestOutput(when='before')
+
+    Args:
+        at: observe the layer's ``"output"`` or its ``"input"``, where no gradients are seen.
+        when: see the activation ``"after"`` the regularizers of the layer, or ``"before"`` them. An
+            observer of gradients alone sees them after, or before, the gradient regularizers.
+        active: ``"train"`` (while the layer is in training mode) or ``"always"``.
+    """
+
+    when: Literal["after", "before"] = field(default="after", kw_only=True)
+
+    random: ClassVar[bool] = False
+    states_defaults: ClassVar[bool] = False
+    sees_values: ClassVar[bool] = True  # whether `update` gets activations
+    sees_gradients: ClassVar[bool] = False  # whether `update` gets gradients
+    whole: ClassVar[bool] = False  # whether it gets all tensors of a nested output
+    reads_given: ClassVar[bool] = False  # whether it uses `Seen.given`
+    keeps_graph: ClassVar[bool] = False  # whether tensors keep their autograd graph
+    by_epoch: ClassVar[bool] = True  # False: one state of all time, which is not in the report
+    needs_calls: ClassVar[bool] = True  # whether a layer that is never called is a fault
+    columns: ClassVar[Columns[Any]] = {}  # of the report; {}: what `compute` returns, by name
+
+    def start(self) -> State:
+        """Return an empty state. `Watch` adds ``state["calls"]``, the number of calls."""
+        return {}
+
+    def update(self, state: State, seen: Seen) -> None:
+        """Add one call of the layer, or one gradient, to the state.
+
+        It should read no numbers from the device, which may be busy. Recomputations are left out.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define update(state, seen)")
+
+    def compute(self, state: State) -> Any:
+        """Return the result: numbers by name, or an object with ``scalars()``.
+
+        The tensors of the state are on the CPU. It is called only after at least one call.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define compute(state)")
+
+    def merge(self, a: State, b: State) -> State:
+        """Return the state of two ranks together: the sum of each number and tensor."""
+        both = [name for name in a if name in b and isinstance(a[name], (Tensor, int, float))]
+        return {**b, **a, **{name: a[name] + b[name] for name in both}}
+
+    def look(self, state: State, module: nn.Module, parameter: str | None) -> None:
+        """Look at the layer, or a parameter's owner, at both ends of an epoch and to report."""
+
+    def is_empty(self, state: State) -> bool:
+        """Return whether the report should show the epoch before this one."""
+        return not state["calls"]
+
+    def bind(self) -> Any:
+        return Watch(self)
+
+    def check(self, values: Mapping[str, float]) -> None:
+        if self.at == "input" and self.sees_gradients:
+            text = "observe the output of the layer before, whose gradient is the same"
+            raise ValueError(f"{self.label} can't see gradients at at='input': {text}")
 
 
 class Watch:

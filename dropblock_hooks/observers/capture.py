@@ -80,8 +80,7 @@ class Capture(Observer):
             the tensor, which can't be written to a file.
         device: the device of the kept tensors; by default their own.
         dtype: the type of the kept tensors, such as ``"float16"``; by default their own.
-        detach: False keeps the autograd graph of the values, and its memory, until other records
-            take their place. Compiled code refuses it.
+        detach: False keeps the autograd graph of the values, which compiled code refuses.
         at: observe the layer's ``"output"`` or its ``"input"``, where no gradients are seen.
             At the input, without `index`, the value is ``(arguments, keywords)``.
     """

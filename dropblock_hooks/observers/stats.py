@@ -113,7 +113,6 @@ def _add_shares(state: State, x: Tensor, edges: Sequence[float]) -> None:
 
 
 def _statistics(state: State) -> Statistics:
-    """Return the sums in a state."""
     sums, calls, looked = state["sums"].tolist(), state["calls"], state["looked"]
     kept, values = int(sums[_KEPT]), int(sums[_COUNT])
     found = Statistics(calls, calls - kept, values, tuple(map(int, sums[_BINS:])))
@@ -264,7 +263,7 @@ class GradientStats(Measuring):
 
     Use it to find vanishing and exploding gradients. They are gradients of the unscaled loss, after
     the gradient regularizers of the layer; with ``when="before"``, as they arrived. With a
-    ``param:`` selector, they are those of a parameter in each backward, before they accumulate.
+    ``param:`` selector, they are a parameter's in each backward, before they accumulate.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
@@ -339,7 +338,7 @@ def _parameters(module: nn.Module, name: str | None) -> dict[str, Tensor]:
     if shard_refusal(module) is not None:
         return {}
     own = module._parameters if name is None else {name: getattr(module, name)}
-    named = dict(own or module.named_parameters())
+    named: dict[str, Any] = dict(own or module.named_parameters())
     # other classes may hold parts, or wait for other processes
     plain = {name: p.detach() for name, p in named.items() if type(p) in (Tensor, nn.Parameter)}
     return {name: x for name, x in plain.items() if x.is_floating_point() and not x.is_meta}

@@ -30,7 +30,7 @@ _BOUNDS |= dict.fromkeys(("tanh", "hardtanh", "softsign"), (-1.0, 1.0))
 
 @register
 class Watchdog(Observer):
-    """Warns of NaN, dead layers and other faults, with the layer, the epoch and the likely cure.
+    """Warns of NaN, dead layers and other faults: the layer, the epoch and the likely cure.
 
     Attach it to blocks and to the layers inside them. It looks at its numbers when an epoch
     (``attached.step``) or the ``with`` block of the attachment ends, and at each n-th training
@@ -157,7 +157,7 @@ class Watched:
     norm: float = 0.0  # the sum of the finite gradient norms, in units of the unscaled loss
     near: Tensor | float = 0.0  # the sum over calls of the share of values at the bounds
     units: State = field(default_factory=dict)  # the flags of `add_alive`
-    # of each gradient or call the time and the norms of the value and of what the layer was given
+    # of each gradient or call the time, the norm of the value, and that of the layer's arguments
     unread: list[tuple[bool, int, Tensor, Tensor]] = field(default_factory=list)
 
     def forget(self, statistics: bool) -> None:
@@ -198,7 +198,7 @@ class Watched:
             self.unread.append((True, time, norm, norm))
 
     def read(self) -> None:
-        """Count what was noted. A device is waited for."""
+        """Count the notes, which waits for a device."""
         if not self.unread:
             return
         unread, self.unread = self.unread, []
@@ -228,6 +228,7 @@ def _largest_norm(tensors: Sequence[Tensor]) -> Tensor:
 
 def _norm(x: Tensor) -> Tensor:
     """Return the norm; it is finite if all values are, whose squares may not fit into float32."""
+    x = x.float() if x.element_size() == 1 else x  # torch has no norm of float8
     fast = x.device.type == "cpu" and x.dtype is not torch.float64
     norm: Tensor = vector_norm(x, dtype=torch.float32 if fast else wide_dtype(x.device))
     if fast and not norm < _INF:

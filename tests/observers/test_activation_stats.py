@@ -90,21 +90,12 @@ def test_an_epoch_of_uneven_batches_against_numpy():
 def gloo_epoch(rank):
     model = make_model()
     with torch.no_grad():
-        model[0].bias[5] = -100.0  # dead on both
-        model[0].bias[3] = -100.0 * rank  # on one
-    seen = {}
-    for each in (0, 1):
-        twin = make_model()
-        twin.load_state_dict(model.state_dict())
-        with torch.no_grad():
-            twin[0].bias[3] = -100.0 * each
-        inputs = batches(each)[: 2 + each]
-        for name, calls in collected(twin, ("1", "3"), inputs).items():
-            seen.setdefault(name, []).extend(calls)
+        model[0].bias[5] = -100.0  # dead
+    inputs = batches(0)[:2], batches(1)[:3]
+    seen = collected(copy.deepcopy(model), ("1", "3"), [*inputs[0], *inputs[1]])
     attached = attach(model, {"1": ActivationStats(every=1), "3": ActivationStats(every=1)})
-    for x in batches(rank)[: 2 + rank]:
+    for x in inputs[rank]:
         model(x)
-    assert observed(attached)["1"].dead == 1 + rank
     found = observed(attached, distributed=True)
     for name, calls in seen.items():
         assert_is(found[name], calls)

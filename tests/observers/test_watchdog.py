@@ -50,7 +50,6 @@ def wrapped(module, before=None, after=None):
 
 
 FORWARD = {
-    "output hook": lambda m, v: m.register_forward_hook(lambda _m, _a, y: spoiled(y, v)),
     "in place": lambda m, v: m.register_forward_hook(lambda _m, _a, y: in_place(y, v)),
     "input hook": lambda m, v: m.register_forward_pre_hook(lambda _m, a: (spoiled(a[0], v),)),
     "code": lambda m, v: wrapped(m, after=lambda y: spoiled(y, v)),
