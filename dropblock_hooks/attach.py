@@ -12,7 +12,7 @@ from .planning.builtin import find_doubled
 from .planning.plan import plan_placements
 from .selectors.wrappers import find_module, submodule, unwrap
 from .sites.hooks import SiteHook, hooks_on
-from .sites.run import LossScale, Run, checked_scaler
+from .sites.run import Run, checked_scaler
 from .sites.updates import checked_optimizers
 from .spec.spec import Draft, SpecError
 
@@ -71,7 +71,7 @@ def attach(
     placements, warnings, unsaid = place(base, draft, epochs)
     if unsaid:
         raise SpecError(unsaid, draft.source)
-    run = Run(root, epochs, LossScale(checked_scaler(grad_scaler)))
+    run = Run(root, epochs, checked_scaler(grad_scaler))
     optimizers = checked_optimizers(optimizer)
     findings = [Finding(Kind.SPEC, Severity.WARNING, (), text) for text in warnings]
     layouts: dict[str, str | None] = {}

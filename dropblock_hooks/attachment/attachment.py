@@ -14,7 +14,7 @@ from ..findings import Finding, tell
 from ..observers.capture import Capture, Record
 from ..selectors.select import Select
 from ..sites.hooks import SiteHook, take_off
-from ..sites.run import LossScale, Run, checked_scaler, world_size
+from ..sites.run import Run, checked_scaler, world_size
 from ..sites.site import Site
 from ..sites.updates import checked_optimizers, use_optimizers
 from ..tables import Table, counted
@@ -94,7 +94,8 @@ class Attachment:
     def _look(self) -> None:
         """Let observers look at their layers."""
         for module, hook in self._installed:
-            hook.look(module)
+            if (watch := hook.site.watch) is not None:
+                watch.observer.look(watch.open, module, hook.local or None)
 
     @property
     def epoch(self) -> float:
@@ -158,8 +159,8 @@ class Attachment:
         """Take every hook off, after the backward; warns of schedules that nobody has moved."""
         run = self._run
         forgotten = not_stepped(self.sites) if run.installed else []
-        run.installed, run.scale = False, LossScale()
-        run.drop_optimizers()
+        run.installed, run.scaler = False, None
+        use_optimizers(run, (), [])
         for module, hook in self._installed:
             hook.restore(module)
         for module in self._base.modules():  # to which others may have moved hooks
@@ -181,11 +182,11 @@ class Attachment:
     @property
     def grad_scaler(self) -> Any:
         """The GradScaler, or its wrapper, whose scale multiplies gradient bounds; see `attach`."""
-        return self._run.scale.scaler
+        return self._run.scaler
 
     @grad_scaler.setter
     def grad_scaler(self, scaler: Any) -> None:
-        self._run.scale = LossScale(checked_scaler(scaler))
+        self._run.scaler = checked_scaler(scaler)
 
     @property
     def optimizer(self) -> Any:

@@ -98,11 +98,11 @@ def find_faults(base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> list[Fi
     if not run.installed:
         text = "the attachment was removed"
         return [error(Kind.REMOVED, text=text, cure="Call attach again")]
-    found = run.scale.findings(run.epoch)
+    found = run.scaler_findings()
     window, before = windows(run, hooks)
     if before.has("calls", "active") and not window.has("trained", "active"):
         window = before
-    if not window.has("calls", "active") and not _leaves_no_trace(base, hooks):
+    if not window.has("calls", "active") and not _leaves_no_trace(hooks):
         text = "no layer was called in this epoch, or since attaching or loading"
         found.append(error(Kind.NOT_RUN, text=text, cure="Run a training step first"))
     kind, text, cure = REPLACED
@@ -154,7 +154,7 @@ def _look_back(base: nn.Module, run: Run, hooks: Sequence[SiteHook], ended: bool
         came = any(window.sites[hook.site.key].active for hook in gradients)
         came = came or any(p.grad is not None for p in base.parameters())
         return _idle(base, hooks, replace(window, backward=came))
-    if not ended or _leaves_no_trace(base, hooks):
+    if not ended or _leaves_no_trace(hooks):
         return []
     text = f"an epoch has ended in which this {bare_type(base).__name__} was not trained"
     if window.model.evaluated:
@@ -167,9 +167,9 @@ def _look_back(base: nn.Module, run: Run, hooks: Sequence[SiteHook], ended: bool
     return [Finding(Kind.NOT_TRAINED, Severity.WARNING, (), text, cure, run.epoch)]
 
 
-def _leaves_no_trace(base: nn.Module, hooks: Iterable[SiteHook]) -> bool:
+def _leaves_no_trace(hooks: Iterable[SiteHook]) -> bool:
     """Whether compiled code may run the model uncounted, because it only reads rates."""
-    return all(hook.leaves_no_trace(base) for hook in hooks)
+    return all(hook.holds_rate and not hook.needs_calls for hook in hooks)
 
 
 def _idle(base: nn.Module, hooks: Iterable[SiteHook], window: Window) -> list[Finding]:

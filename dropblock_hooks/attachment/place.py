@@ -212,7 +212,7 @@ def install(
     try:
         for module, hook in installed:
             hook.install(module)
-            hook.look(module)
+        attachment._look()
         if any((p.regularizer.spatial or 0) > 1 for p in placements):  # of maps, or of tokens
             run.grids.watch(base)
         base.register_forward_hook(ModelHook(run, [hook for _, hook in installed]))

@@ -210,7 +210,7 @@ def _is_open(site: Site, counted: Counter) -> bool:
     watch = site.watch
     if watch is not None:
         return watch.closed is None or not watch.observer.is_empty(watch.open)
-    return bool(counted.window().total) or not counted.closed().total
+    return bool(counted.window().total) or not counted.closed.total
 
 
 def _observed(find: Callable[[Any], Any], row: SiteRow) -> Any:

@@ -162,7 +162,7 @@ def _nonfinite(run: Run, sights: list[Sight]) -> Iterator[Finding]:
         return
     forward = min(sights, key=lambda s: s.kept.bad)
     reached = min(sights, key=lambda s: s.kept.grad_bad)
-    scaler = run.scale.scaler
+    scaler = run.scaler
     scaled = bool(scaler) and is_enabled(scaler)
     # overflows are how a GradScaler finds its scale
     backward = not scaled or scaler.get_scale() < _SMALLEST_SCALE

@@ -123,7 +123,7 @@ class Regularizer:
         return f"a parameter has no {missing}, which {self.label} needs"
 
     def bind(self) -> Callable[[Tensor, Now], Applied]:
-        """Return the callable of a site: ``apply``, or an object with a ``state_dict``."""
+        """Return the callable of a site: ``apply``, or an object with a state of its own."""
         return self.apply
 
     def block_in_force(self, map_size: tuple[int, ...]) -> MapSize:

@@ -62,6 +62,7 @@ class Retune(DropsShare, Regularizer):
     ours: Regularizer | None = field(default=None, init=False, repr=False, compare=False)
 
     random: ClassVar[bool] = False  # unless a hook of this package drops
+    needs_calls: ClassVar[bool] = True  # unless other code reads the rate of the layer
     linear: ClassVar[bool] = True
     idle_at_zero: ClassVar[bool] = True
 

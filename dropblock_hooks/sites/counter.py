@@ -1,4 +1,4 @@
-"""Counting: totals that only grow, snapshots of them, and windows between two snapshots.
+"""Counts that only grow, snapshots of them, and windows between two snapshots.
 
 The norms of gradients are counted in a histogram, one tensor of *cells*: the sum of the norms, then
 the number of norms in each bin. A bin covers a quarter of an octave (a factor of two), from 2**-64
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..checks import as_number
+from ..checks import PROBABILITY, as_number
 from ..functional.masks import wide_dtype
 
 _PER_OCTAVE = 4
@@ -49,14 +49,11 @@ class Norms:
         self.largest = None if self.mean is None else max(self.quantile(1.0) or 0.0, self.mean)
 
     def quantile(self, q: float) -> float | None:
-        """The norm that a share `q` of them does not exceed, within 9 %; None without norms.
+        """The norm that a share `q` (in [0, 1], else ValueError) of them does not exceed.
 
-        Raises:
-            ValueError: for `q` outside [0, 1].
+        Within 9 %; None without norms.
         """
-        q = as_number("q", q)
-        if not 0.0 <= q <= 1.0:
-            raise ValueError(f"q must be in [0, 1], got {q:g}")
+        q = as_number("q", q, allowed=PROBABILITY)
         left = q * self.count * (1 - 1e-12)  # a share such as 0.1 is rounded
         for at, number in enumerate(self._bins):
             left -= number
@@ -65,10 +62,7 @@ class Norms:
         return None
 
     def __repr__(self) -> str:
-        shown = {"mean": self.mean, "median": self.quantile(0.5), "p99": self.quantile(0.99)}
-        shown["largest"] = self.largest
-        listed = [f", {name}={x:.4g}" for name, x in shown.items() if x is not None]
-        return f"Norms(count={self.count}{''.join(listed)})"
+        return f"Norms(count={self.count}, mean={self.mean}, largest={self.largest})"
 
 
 class Snapshot(NamedTuple):
@@ -91,6 +85,9 @@ class Snapshot(NamedTuple):
     def norms(self) -> Norms:
         return Norms(self.cells)
 
+    def share(self) -> float | None:
+        return self.affected / self.total if self.total else None
+
     def plus(self, other: Snapshot, sign: int = 1) -> Snapshot:
         """The sum, for example over ranks, or with ``sign=-1`` the growth since `other`."""
         sums = [a + sign * b for a, b in zip(self[:-1], other[:-1], strict=True)]
@@ -99,8 +96,10 @@ class Snapshot(NamedTuple):
             cells = self.cells + sign * other.cells.to(self.cells.device)
         return Snapshot._make([*sums, cells])
 
-    def share(self) -> float | None:
-        return self.affected / self.total if self.total else None
+    def read(self) -> Snapshot:
+        """The same with numbers in place of the tensors, which waits for the device."""
+        cells = None if self.cells is None else self.cells.cpu().double()
+        return self._replace(affected=int(self.affected), cells=cells)
 
 
 class Counter:
@@ -114,17 +113,13 @@ class Counter:
         self._norms: list[Tensor] = []  # that are not in the cells yet
         self.map_size: tuple[int, ...] | None = None  # the spatial size of the last tensor
         self.map_varies = False  # whether a tensor of another size came before
-        self._begun = self._before = Snapshot()  # where the open window began, and the one before
+        self._begun = Snapshot()  # the totals when the open window began
+        self.closed = Snapshot()  # the growth in the window before
 
     def add(
-        self,
-        affected: Tensor | int | None,
-        total: int,
-        rate: float,
-        size: tuple[int, ...] | None = None,
-        norms: Tensor | None = None,
+        self, affected: Any, total: int, rate: float, size: Any = None, norms: Tensor | None = None
     ) -> None:
-        """Add one active call with `total` elements, of which `affected` were (None: unknown)."""
+        """Add one active call with `total` elements, `affected` of them changed (None: unknown)."""
         self.active += 1
         if size is not None and self.map_size != size:
             self.map_varies |= self.map_size is not None
@@ -166,44 +161,34 @@ class Counter:
         """The growth since the epoch began, or since attaching, loading or (elements) ``set``."""
         return self.life().plus(self._begun, -1)
 
-    def closed(self) -> Snapshot:
-        return self._begun.plus(self._before, -1)
-
     def shown(self) -> Snapshot:
         """The open window; where no element was counted in it, the window that closed last."""
         window = self.window()
-        return window if window.total else self.closed()
+        return window if window.total else self.closed
 
     def close_window(self) -> None:
-        self._before, self._begun = self._begun, self.life()
+        self.closed, self._begun = self.window(), self.life()
 
     def forget_elements(self) -> None:
         """Begin the windows of the elements anew, as after ``set``; calls stay in theirs."""
-        elements = self.life()[4:]
-        self._begun = Snapshot(*self._begun[:4], *elements)
-        self._before = Snapshot(*self._before[:4], *elements)
+        self.closed = Snapshot(*self.closed[:4])
+        self._begun = Snapshot(*self._begun[:4], *self.life()[4:])
 
     def restore(self, life: Snapshot, window: Snapshot) -> None:
-        """Take over totals that were read or saved. Only elements count in the open window."""
-        self._begun = self._before = life.plus(window, -1)
-        self._norms = []
+        """Take over totals that were read or saved, and the open window."""
+        self._begun, self.closed, self._norms = life.plus(window, -1), Snapshot(), []
         vars(self).update(life._asdict())
 
     def plus(self, other: Counter) -> Counter:
         both = Counter()
-        both.restore(self.life().plus(other.life()), Snapshot())
-        both._begun, both._before = self._begun.plus(other._begun), self._before.plus(other._before)
+        both.restore(self.life().plus(other.life()), self.window().plus(other.window()))
+        both.closed = self.closed.plus(other.closed)
         both.map_size = self.map_size or other.map_size
         both.map_varies = self.map_varies or other.map_varies or self.map_size != other.map_size
         return both
 
     def read(self) -> Counter:
         """Put numbers in place of the tensors, which waits for the device; return itself."""
-        self._begun, self._before = _read(self._begun), _read(self._before)
-        vars(self).update(_read(self.life())._asdict())
+        self._begun, self.closed = self._begun.read(), self.closed.read()
+        vars(self).update(self.life().read()._asdict())
         return self
-
-
-def _read(counts: Snapshot) -> Snapshot:
-    cells = None if counts.cells is None else counts.cells.cpu().double()
-    return counts._replace(affected=int(counts.affected), cells=cells)

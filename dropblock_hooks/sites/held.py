@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
-from torch.utils.hooks import RemovableHandle
 
 from ..checkpointing import NO_TASK, graph_task
 from ..findings import Finding, Kind, Severity, tell
@@ -19,10 +19,9 @@ from ..regularizers.retune import RATES, Retune, in_place_of, is_read, rate_attr
 from ..selectors.index import Target
 from ..selectors.wrappers import bare_type, shard_refusal
 from . import operator
-from .act import refuse_tracing, regularize_grad
 from .hooks import Fault, SiteHook, Turn
 from .run import Window
-from .site import Site
+from .site import Site, refuse_tracing, regularize_grad
 
 
 class RetuneHook(SiteHook):
@@ -32,35 +31,34 @@ class RetuneHook(SiteHook):
     """
 
     takes = Retune
-    turn = Turn.FIRST
-    before: Any  # the value that the attribute had
+    turn = Turn.BEFORE
+    before: Any = None  # the value that the attribute had
 
     @classmethod
-    def fitted(cls, target: Target, regularizer: Regularizer, model: nn.Module) -> Regularizer:
-        attribute = target.local or rate_attribute(target.module)
-        if attribute is None or not isinstance(regularizer, Retune):
-            return regularizer
-        ours = None if target.local else in_place_of(target.module)
-        if ours is not None and is_read(model, (target.name, *target.aliases), attribute):
-            ours = None
-        return regularizer.fitted(attribute, ours)
+    def fitted(cls, target: Target, regularizer: Any, model: nn.Module) -> Regularizer:
+        attribute = target.local or rate_attribute(target.module) or ""
+        names = (target.name, *target.aliases)
+        read = not target.local and is_read(model, names, attribute)
+        ours = None if target.local or read else in_place_of(target.module)
+        fitted: Retune = regularizer.fitted(attribute, ours)
+        vars(fitted)["needs_calls"] = not read
+        return fitted
 
     @classmethod
-    def refusals(cls, target: Target, regularizer: Regularizer) -> Iterator[str | None]:
+    def refusals(cls, target: Target, regularizer: Any) -> Iterator[str | None]:
         kind = bare_type(target.module).__name__
-        if isinstance(regularizer, Retune) and regularizer.attribute:
-            if regularizer.ours is None and regularizer.active == "always":
-                yield f"the {kind} itself drops, in training mode only: leave active='always' out"
-        else:
+        if not regularizer.attribute:
             yield (
                 f"a {kind} has no {' or '.join(RATES)} that is a number in [0, 1] and can be set. "
                 "builtin(model) lists all rates, with their selectors. On an nn.Identity in place "
                 "of a drop path, put DropPath(p=...)"
             )
+        elif regularizer.ours is None and regularizer.active == "always":
+            yield f"the {kind} itself drops, in training mode only: leave active='always' out"
 
     def __init__(self, site: Site, local: str = "") -> None:
         super().__init__(site, local)
-        retune: Retune = site.regularizer  # type: ignore[assignment]  # by `takes`
+        retune: Any = site.regularizer
         self.attribute, self.holds_rate = retune.attribute, retune.ours is None
 
     def install(self, module: nn.Module) -> None:
@@ -71,7 +69,7 @@ class RetuneHook(SiteHook):
 
     def restore(self, module: nn.Module) -> None:
         super().restore(module)
-        if hasattr(self, "before"):  # it was installed
+        if self.before is not None:  # it was installed
             setattr(module, self.attribute, self.before)
 
     def put(self, module: nn.Module) -> None:
@@ -79,12 +77,7 @@ class RetuneHook(SiteHook):
         value = self.before
         if self.run.installed and self.run.enabled:
             value = self.site.rate if self.holds_rate else 0.0
-        if getattr(module, self.attribute, None) is not value:
-            setattr(module, self.attribute, value)
-
-    def leaves_no_trace(self, model: nn.Module) -> bool:
-        names = (self.site.name, *self.site.aliases)
-        return self.holds_rate and not self.local and is_read(model, names, self.attribute)
+        setattr(module, self.attribute, value)
 
     def _act(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
         if not self.holds_rate:
@@ -127,14 +120,15 @@ class ParameterHook(SiteHook):
 
     def restore(self, module: nn.Module) -> None:
         super().restore(module)
-        for hook in filter(None, map(grad_hook, module._parameters.values())):
-            if self in hook.sites:
-                hook.sites.remove(self)
-            if not hook.sites:
-                hook.handle.remove()
+        self._unhook(self.held(module))
+
+    def _unhook(self, parameter: Any) -> None:
+        hooks = getattr(parameter, "_backward_hooks", None) or {}
+        for key in [key for key, each in hooks.items() if getattr(each, "hook", None) is self]:
+            del hooks[key]
 
     def broken(self, owner: nn.Module) -> Fault | None:
-        refusal, parameter = shard_refusal(owner), owner._parameters.get(self.local)
+        refusal, parameter = shard_refusal(owner), self.held(owner)
         if refusal is not None:
             return Kind.SHARDED, refusal, ""
         if parameter is not None and not parameter.requires_grad:
@@ -144,10 +138,10 @@ class ParameterHook(SiteHook):
                 "attach after that"
             )
             return Kind.LOST, why, cure
-        text = "the layer holds another tensor now, or none, and its hook is no longer there"
-        cure = "Run a forward that is not compiled, or call step(): both hook a new parameter"
         if self.follows(owner):
             return None
+        text = "the layer holds another tensor now, or none, and its hook is no longer there"
+        cure = "Run a forward that is not compiled, or call step(): both hook a new parameter"
         return super().broken(owner) or (Kind.LOST, text, cure)
 
     def idle(self, model: nn.Module, owner: nn.Module, window: Window) -> Fault | None:
@@ -164,24 +158,29 @@ class ParameterHook(SiteHook):
         cure = "Pass it, attach(..., optimizer=optimizer), or set attached.optimizer = optimizer"
         return Kind.NO_OPTIMIZER, f"{text}: the optimizer is not known", cure
 
+    def held(self, module: nn.Module) -> Any:
+        """The parameter that a module holds now; torch.nn.utils.prune renames it."""
+        return module._parameters.get(self.local, module._parameters.get(f"{self.local}_orig"))
+
     def follows(self, module: nn.Module) -> bool:
         """Whether the gradient of the parameter that this module holds now will be met."""
         if self.site.regularizer.accumulates:  # the step of the optimizer has a hook
             return not self.lost(module)
-        parameter = module._parameters.get(self.local)
-        # torch.nn.utils.prune keeps it under another name
-        held = module._parameters.values() if parameter is None else (parameter,)
-        found = [hook for hook in map(grad_hook, held) if hook is not None]
-        return any(self in hook.sites and hook.owner() is module for hook in found)
+        parameter = self.held(module)
+        hooks = getattr(parameter, "_backward_hooks", None) or {}
+        for each in hooks.values():  # at every forward, so no generator
+            if isinstance(each, GradHook) and each.hook is self:
+                return each.owner() is module and each.impl == parameter._cdata
+        return False
 
     def _act(self, module: nn.Module, *given: Any) -> None:
-        if not is_compiling():
-            self.outer = graph_task()
         if is_compiling() or torch._C._are_functorch_transforms_active():
             refuse_tracing(self.site, module.training)
         if is_compiling():
             operator.note(self.site.handle, module.training)
-        elif torch.is_grad_enabled():
+            return
+        self.outer = graph_task()
+        if torch.is_grad_enabled():
             self.put(module)
 
     def check_parts(self) -> None:
@@ -202,58 +201,35 @@ class ParameterHook(SiteHook):
         """Hook a new parameter, as of a copy; the old one stays hooked, as it may come back."""
         if not self.run.installed or self.site.regularizer.accumulates or self.follows(module):
             return
-        refusal = shard_refusal(module)
+        refusal, parameter = shard_refusal(module), self.held(module)
         if refusal is not None:
             raise self.site.error(refusal)
-        parameter = module._parameters.get(self.local)
         if parameter is None or not parameter.requires_grad:
             return
-        found = grad_hook(parameter)
-        if found is None:
-            found = GradHook(parameter)
-            found.handle = parameter.register_hook(found)  # type: ignore[no-untyped-call]  # torch's
-        found.owner = weakref.ref(module)
-        if self not in found.sites:
-            found.sites.append(self)
-            found.sites.sort(key=lambda hook: -hook.turn)  # hooks of a layer stand in reverse
+        self._unhook(parameter)
+        parameter.register_hook(GradHook(self, weakref.ref(module), parameter._cdata))
+        hooks = parameter._backward_hooks
+        for key, each in list(hooks.items()):  # hooks of a layer stand in reverse
+            if isinstance(each, GradHook) and each.hook.turn < self.turn:
+                hooks[key] = hooks.pop(key)
+        # torch.utils.swap_tensors gives a parameter another C++ tensor, without the hooks
+        parameter._backward_hooks = hooks
 
 
+@dataclass(eq=False)
 class GradHook:
     """Tensor hook of a parameter: regularizes its gradient, with the rates of the backward."""
 
-    __torch_unserializable__ = True  # a ParameterHook puts it back after loading
+    hook: ParameterHook
     owner: weakref.ref[nn.Module]  # the module that holds the parameter
-    handle: RemovableHandle
+    impl: int  # the address of its C++ tensor
+    __torch_unserializable__ = True  # a ParameterHook puts it back after loading
 
-    def __init__(self, parameter: Tensor) -> None:
-        self.sites: list[ParameterHook] = []  # in the order in which they act
-        self.impl = parameter._cdata
-        # A leaf holds this hook, and is found in the module. Others may be gone by the backward.
-        found = parameter.is_leaf and not torch._C._are_functorch_transforms_active()
-        self.value = None if found else parameter.detach()
-
-    def __call__(self, grad: Tensor | None) -> Tensor | None:
-        module, value = self.owner(), self.value
-        if module is None:
+    def __call__(self, grad: Tensor | None) -> Any:
+        module, site = self.owner(), self.hook.site
+        # a gradient does not tell which forward it comes from, so the mode of now decides
+        if module is None or not site.is_on(module.training):
             return grad
-        if value is None:
-            value = next((p for p in module._parameters.values() if grad_hook(p) is self), None)
-        for hook in self.sites:
-            site = hook.site
-            # a gradient does not tell which forward it comes from, so the mode of now decides
-            if grad is not None and site.is_on(module.training):
-                hook.check_parts()
-                grad = regularize_grad(site, None, site.values, grad, value)
-        return grad
-
-
-def grad_hook(parameter: Tensor | None) -> GradHook | None:
-    hooks: dict[int, Any] = getattr(parameter, "_backward_hooks", None) or {}
-    for hook in hooks.values():  # at every forward, so no generator
-        if isinstance(hook, GradHook) and parameter is not None:
-            if hook.impl != parameter._cdata:
-                # torch.utils.swap_tensors gave the parameter another C++ tensor, without the
-                # hooks; assigning them registers them anew
-                hook.impl, parameter._backward_hooks = parameter._cdata, hooks
-            return hook
-    return None
+        self.hook.check_parts()
+        parameter = self.hook.held(module)
+        return regularize_grad(site, None, site.values, grad, parameter=parameter)

@@ -1,10 +1,10 @@
 """The hooks that a site puts on its target, and how they are put on, found and taken off.
 
-A model with hooks pickles and copies: they are objects of module-level classes that hold their
-site, and no reference to the model, to the Attachment, or to a tensor of a graph.
+They are objects of module-level classes, and hold no module, Attachment or tensor of a graph. So a
+model with hooks pickles and copies.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from enum import IntEnum
 from functools import partial
 from typing import Any, ClassVar, TypeAlias
@@ -23,12 +23,10 @@ from ..selectors.index import Target
 from ..selectors.wrappers import find_module
 from ..tables import counted
 from . import indexing, operator
-from .act import act, has_data, may_get_gradient, see, see_gradient
 from .run import Run, Window
-from .site import Site
+from .site import Site, act, has_data, may_get_grad, see, see_grad
 
-Fault: TypeAlias = tuple[Kind, str, str]
-"""The kind, the text and the cure of a finding about a site."""
+Fault: TypeAlias = tuple[Kind, str, str]  # with the text and the cure of a finding
 
 REPLACED = (
     Kind.REPLACED,
@@ -36,16 +34,8 @@ REPLACED = (
     "Call attach again",
 )
 
-
-class Turn(IntEnum):
-    """The place of a hook among the hooks of its layer. The backward meets them in reverse."""
-
-    FIRST = 0
-    BEFORE = 1
-    ACTIVATIONS = 2
-    AFTER = 3
-    GRADIENTS = 4
-    LAST = 5
+Turn = IntEnum("Turn", "BEFORE ACTIVATIONS AFTER GRADIENTS LAST")
+"""The place of a hook among the hooks of its layer. The backward meets them in reverse."""
 
 
 class SiteHook:
@@ -59,13 +49,13 @@ class SiteHook:
 
     def __init__(self, site: Site, local: str = "") -> None:
         self.site, self.run, self.local = site, site.run, local
-        self.at_input = site.regularizer.at == "input"
-        # whether the last argument is the tensor itself
-        self.plain = not self.at_input and site.regularizer.index is None
-        # whether nothing else is needed
-        self.direct = self.plain and not site.regularizer.needs_input
+        item = site.regularizer
+        self.at_input = item.at == "input"
+        self.needs_calls: bool = getattr(item, "needs_calls", True)
+        # whether the last argument is the tensor itself, and nothing else is needed
+        self.direct = not (self.at_input or item.index is not None or item.needs_input)
         if self.turn == Turn.ACTIVATIONS:
-            self.turn = _turn(site.regularizer)
+            self.turn = _turn(item)
 
     @classmethod
     def fitted(cls, target: Target, regularizer: Regularizer, model: nn.Module) -> Regularizer:
@@ -88,7 +78,7 @@ class SiteHook:
             return self._compile(module, *given)
         if not site.enter(module.training):
             return None
-        if site.idle and self.plain and type(given[-1]) is Tensor and not torch._C._is_tracing():
+        if site.idle and self.direct and type(given[-1]) is Tensor and not torch._C._is_tracing():
             # without reading the layout or drawing a mask
             site.count_idle(given[-1].numel(), module.training)
             return None
@@ -126,26 +116,17 @@ class SiteHook:
     def put(self, module: nn.Module) -> None:
         """Put the present rate into the module, or hook its parameter again."""
 
-    def leaves_no_trace(self, model: nn.Module) -> bool:
-        return False
-
-    def look(self, module: nn.Module) -> None:
-        if (watch := self.site.watch) is not None:
-            watch.observer.look(watch.open, module, self.local or None)
-
     def diagnose(self, model: nn.Module, window: Window) -> Finding | None:
         """Return why the site did nothing in a window, or can't do anything; None if it is well."""
-        owner = self.find(model)
+        owner, site = self.find(model), self.site
         fault = REPLACED if owner is None else self.broken(owner)
-        needs = getattr(self.site.regularizer, "needs_calls", True)
-        ran = window.sites[self.site.key].active or not window.has("calls", "active")
-        ran = ran or self.leaves_no_trace(model)
-        if owner is not None and fault is None and needs and not ran:
+        idle = window.has("calls", "active") and not window.sites[site.key].active
+        if fault is None and owner is not None and self.needs_calls and idle:
             fault = self.idle(model, owner, window)
         if fault is None:
             return None
         kind, text, cure = fault
-        return Finding(kind, Severity.ERROR, (self.site.key,), text, cure, self.run.epoch)
+        return Finding(kind, Severity.ERROR, (site.key,), text, cure, self.run.epoch)
 
     def broken(self, owner: nn.Module) -> Fault | None:
         return REPLACED if self.lost(owner) else None
@@ -180,8 +161,7 @@ class SiteHook:
 
     def pick(self, given: tuple[Any, ...]) -> tuple[Any, indexing.Index, Tensor]:
         """Return the value that holds the tensor, the index in it, and the tensor."""
-        site, index, value = self.site, self.site.regularizer.index, given[-1]
-        what = "the output"
+        index, value, what = self.site.regularizer.index, given[-1], "the output"
         if self.at_input:
             what = "what the layer is given"
             value = value if isinstance(index, str) else given[0]
@@ -189,7 +169,7 @@ class SiteHook:
         try:
             return value, index, indexing.get(value, index)
         except ValueError as error:
-            raise site.error(f"{what} {error}") from None
+            raise self.site.error(f"{what} {error}") from None
 
     def _act(self, module: nn.Module, *given: Any) -> Any:
         """Run the regularizer; `given` are the arguments of a hook of torch after the module."""
@@ -200,8 +180,8 @@ class SiteHook:
             return None if y is given[-1] else y
         value, index, x = self.pick(given)
         layer_input = x if self.at_input else args[0] if args else None
-        needs_input = site.regularizer.needs_input and not self.at_input
-        if needs_input and _gives_back(module, layer_input, x):
+        given_back = x is layer_input and not (self.at_input or isinstance(module, nn.Identity))
+        if given_back and site.regularizer.needs_input:
             raise site.error(
                 "the layer gives its input back, which it may have changed in place, and "
                 f"{site.regularizer.label} needs the unchanged input: work out of place there "
@@ -234,16 +214,15 @@ class ObserveHook(SiteHook):
         self.observer: Observer = site.regularizer  # type: ignore[assignment]  # by `takes`
 
     def _act(self, module: nn.Module, *given: Any) -> Any:
-        if torch._C._is_tracing():  # a traced program has no place for the state
-            return None
         tensors, put, nesting = self._found(given)
         if not all(map(has_data, tensors)):
             tensors = []
         ticket = None
         if graph_task() == NO_TASK:
-            differentiable = any(map(may_get_gradient, tensors))
-            taken, training = self._given(given), module.training
-            ticket = see(self.site, tensors, taken, nesting, training, differentiable)
+            call = {"nesting": nesting, "training": module.training}
+            differentiable = any(map(may_get_grad, tensors))
+            taken = self._given(given)
+            ticket = see(self.site, tensors, taken, differentiable=differentiable, **call)
         if not self.observer.sees_gradients:
             return None
         new = [self.watched(x, at, ticket) for at, x in enumerate(tensors)]
@@ -265,13 +244,10 @@ class ObserveHook(SiteHook):
         new = operator.observe_and_watch(self.site.handle, tensors, *call)
         return put(new) if new else None
 
-    def _found(
-        self, given: tuple[Any, ...]
-    ) -> tuple[list[Tensor], Callable[..., Any], Callable[[], Any]]:
+    def _found(self, given: tuple[Any, ...]) -> indexing.Found:
         """Return the observed tensors, what puts others in place, and their `Seen.nesting`."""
-        observer, whole = self.observer, given[-1]
-        if observer.at == "input":
-            whole = given
+        observer = self.observer
+        whole: Any = given if observer.at == "input" else given[-1]
         if not (observer.sees_values or observer.sees_gradients):
             whole = ()
         elif isinstance(whole, Tensor) or not observer.whole or observer.index is not None:
@@ -284,7 +260,7 @@ class ObserveHook(SiteHook):
         return [x for x in taken if isinstance(x, Tensor) and x.is_floating_point()]
 
     def watched(self, x: Tensor, at: int, ticket: int | None) -> Tensor:
-        return operator.watch_gradient(x, partial(see_gradient, self.site, at=at, ticket=ticket))
+        return operator.watch_gradient(x, partial(see_grad, self.site, at=at, ticket=ticket))
 
 
 def _turn(regularizer: Regularizer) -> Turn:
@@ -296,33 +272,27 @@ def _turn(regularizer: Regularizer) -> Turn:
     return Turn.BEFORE if regularizer.sees_values and not gradient else Turn.LAST
 
 
-def _gives_back(module: nn.Module, given: Any, output: Tensor) -> bool:
-    """Whether a layer returns the memory of its input; an ``nn.Identity`` may."""
-    if isinstance(module, nn.Identity) or not isinstance(given, Tensor):
-        return False
-    alias = torch._C._is_alias_of  # type: ignore[attr-defined]  # torch's
-    return output is given or (not is_compiling() and bool(alias(output, given)))
-
-
 def _why_not_called(model: nn.Module, name: str) -> tuple[str, str]:
     """The likely cause why a layer was not called, and the cure."""
     if not name:
         return "the model itself was not called, only layers inside it", "Name these layers"
     layer, parent = find_module(model, name), find_module(model, name.rpartition(".")[0])
     if isinstance(parent, nn.MultiheadAttention) or getattr(parent, "fused_attn", False):
-        return (
-            "fused attention uses the weights and drops values without calling this layer",
+        why = "fused attention uses the weights and drops values without calling this layer"
+        cure = (
             "Name the attention (index=0 of nn.MultiheadAttention) or the projection behind it, "
-            "or set fused_attn = False",
+            "or set fused_attn = False"
         )
-    if isinstance(layer, nn.Sequential | nn.ModuleList | nn.ModuleDict):
+    elif isinstance(layer, nn.Sequential | nn.ModuleList | nn.ModuleDict):
         why = "a branch not taken, or a container that the model loops over, as checkpointing does"
-        return why, "Name the layers inside it"
-    return (
-        "a branch not taken, or its parent uses the layer without calling it (it reads the weight, "
-        "or calls forward() directly)",
-        "Name the parent",
-    )
+        cure = "Name the layers inside it"
+    else:
+        why = (
+            "a branch not taken, or its parent uses the layer without calling it (it reads the "
+            "weight, or calls forward() directly)"
+        )
+        cure = "Name the parent"
+    return why, cure
 
 
 def ours(hook: Any) -> SiteHook | None:

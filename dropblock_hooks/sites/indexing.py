@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from ..quoting import kind_of
 
 Index = int | str | None
+Found = tuple[list[Tensor], Callable[..., Any], Callable[[], Any]]
 
 
 def is_dense(value: Any) -> TypeGuard[Tensor]:
@@ -22,7 +23,7 @@ def is_dense(value: Any) -> TypeGuard[Tensor]:
 
 def get(value: Any, index: Index) -> Tensor:
     """The dense floating-point tensor itself, or at `index` of a tuple, list or dict."""
-    if index is not None and index not in (_indices(value) or ()):
+    if index is not None and index not in _indices(value):
         raise ValueError(f"is {_shown(value)}: it has no element {index!r}")
     found: Any = value if index is None else value[index]
     if is_dense(found):
@@ -33,7 +34,7 @@ def get(value: Any, index: Index) -> Tensor:
             "call to_padded_tensor() or to_dense() before this layer, and build "
             "nn.TransformerEncoder with enable_nested_tensor=False"
         )
-    if index is None and _indices(value) is not None:
+    if index is None and _indices(value):
         raise ValueError(f"is {_shown(value)}: say which element with index=")
     raise ValueError(f"must be a floating-point tensor, got {_shown(found)}")
 
@@ -43,11 +44,10 @@ def put(value: Any, index: Index, new: Tensor) -> Any:
     if index is None:
         return new
     if isinstance(value, tuple):
-        items = list(value)
+        items: list[Any] = list(value)
         items[index] = new  # type: ignore[index]  # `get` has indexed it
-        kind: Any = type(value)
         # the constructor of a named tuple may take other arguments
-        return kind._make(items) if hasattr(kind, "_fields") else kind(items)
+        return getattr(type(value), "_make", type(value))(items)
     if is_compiling() and dataclasses.is_dataclass(value):  # an output of Hugging Face
         return dataclasses.replace(value, **{str(index): new})  # type: ignore[type-var]
     # torch.compile can't trace copy.copy
@@ -56,11 +56,11 @@ def put(value: Any, index: Index, new: Tensor) -> Any:
     return changed
 
 
-def flat(value: Any) -> tuple[list[Tensor], Callable[..., Any], Callable[[], Any]]:
+def flat(value: Any) -> Found:
     """All floating-point tensors in a nested value, and two functions.
 
-    The first one returns the nested value with other tensors in their places. The second one
-    returns it with the index of each tensor in its place, and None in other places.
+    The first one returns the value with other tensors in their places. The second one returns it
+    with the index of each tensor in its place, and None in other places.
     """
     leaves, spec = tree_flatten(value)
     floats = [isinstance(x, Tensor) and x.is_floating_point() for x in leaves]
@@ -74,11 +74,11 @@ def flat(value: Any) -> tuple[list[Tensor], Callable[..., Any], Callable[[], Any
     return [leaves[i] for i in places], put, lambda: put(range(len(places)), keep=False)
 
 
-def _indices(value: Any) -> Collection[Any] | None:
-    """What may be `index` of a tuple, list or mapping; None for other values."""
+def _indices(value: Any) -> Collection[Any]:
+    """What may be `index` of a tuple, list or mapping; nothing for other values."""
     if isinstance(value, Mapping):
         return list(value)
-    return range(-len(value), len(value)) if isinstance(value, (tuple, list)) else None
+    return range(-len(value), len(value)) if isinstance(value, (tuple, list)) else ()
 
 
 def _shown(value: Any) -> str:

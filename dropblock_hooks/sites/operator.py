@@ -1,17 +1,12 @@
 """Operators through which compiled code runs the eager code of a site.
 
-torch.compile does not trace into operators. Compiled code holds a handle that names the site, and a
-seed, which is drawn in the graph so that a recomputation draws the same one. An operator finds the
-site, seeds the random number generator, and runs the same regularizer as in eager mode, with the
-rates of now. So one graph serves all rates. The backward has the rates of the forward.
-
-``note`` and ``observe`` say that they change the handle, so that the compiler never leaves them
-out or changes the order of calls. Autograd refuses to save a changed tensor, so a backward gets
-the number of the handle. An operator may not return one of its inputs, and its output must have
-the strides that its fake implementation promises. So other results are copied.
+Compiled code holds a handle, by which an operator finds the site and its present rates, so one
+graph serves all rates; and a seed, drawn in the graph so that a recomputation draws the same one.
+``note`` and ``observe`` say that they change the handle, so that no call is left out or moved.
+Autograd refuses to save a changed tensor, so a backward gets the number of the handle, and the
+rates of its forward. An operator may not return one of its inputs, and its output must have the
+strides that its fake implementation promises. So other results are copied.
 """
-
-from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterator, Sequence
@@ -26,16 +21,7 @@ from ..axes.view import View
 from ..checkpointing import NO_TASK, graph_task
 from ..functional.sparse import reusing
 from ..handles import define_operator, differentiate, find, is_exporting
-from .act import (
-    act_on_activation,
-    may_get_gradient,
-    perform,
-    refuse_tracing,
-    regularize_grad,
-    see,
-    see_gradient,
-)
-from .site import Site
+from .site import Site, act, may_get_grad, perform, refuse_tracing, regularize_grad, see, see_grad
 
 _SEEDS = 2**63 - 1
 _MOST_DRAWS = 16  # that a site keeps; without them, a backward draws from the seed again
@@ -54,33 +40,33 @@ def regularize(site: Site, x: Tensor, given: Any, training: bool) -> Tensor:
     if exporting or torch._C._are_functorch_transforms_active():
         refuse_tracing(site, training)
     if exporting:  # the program keeps the present rates as constants
-        return perform(site, x, None, site.values, given)
+        return perform(site, x, None, site.values, input=given)
     gradient, linear, draws, n_rates, sure = site.traits
-    if gradient and not may_get_gradient(x):
+    if gradient and not may_get_grad(x):
         note(site.handle, training)  # the first pass of a reentrant checkpoint, say
         return x
     layout, grid, prefix = sure if sure and len(sure[0]) == x.ndim else site.form_of(x)
     layer_input = None if linear or given is x or not isinstance(given, Tensor) else given
     seed = torch.randint(-_SEEDS, _SEEDS, (), device="cpu") if draws else None
-    y: Tensor = regularize_op(
-        *(x, layer_input, site.handle, seed, layout, grid or (), prefix),
-        *(training, linear, n_rates),
-    )[0]
+    where = layout, grid or (), prefix, training, linear, n_rates
+    y: Tensor = regularize_op(x, layer_input, site.handle, seed, *where)[0]
     return y
 
 
-@define_operator(
-    "note",
-    "(Tensor(a!) handle, bool training) -> ()",  # one that "changes" something is never left out
-    fake=lambda handle, training: None,
-)
+def _entered(handle: Tensor, training: bool) -> Site | None:
+    """The site of a handle if it is to act in this call, which is counted."""
+    site: Site | None = find(handle)
+    if site is None:
+        return None
+    site.run.compiled = True
+    return site if site.enter(training) else None
+
+
+@define_operator("note", "(Tensor(a!) handle, bool training) -> ()", fake=lambda *given: None)
 def note(handle: Tensor, training: bool) -> None:
     """Count a forward in which nothing is done to the activation."""
-    site: Site | None = find(handle)
-    if site is None or graph_task() != NO_TASK:
-        return
-    site.run.compiled = True
-    if site.enter(training) and site.regularizer.acts_on == "activation":
+    site = _entered(handle, training)
+    if site is not None and site.regularizer.acts_on == "activation" and graph_task() == NO_TASK:
         site.counter.add(None, 0, 0.0)
 
 
@@ -93,32 +79,22 @@ def note(handle: Tensor, training: bool) -> None:
         torch.empty(1 + given[-1], dtype=torch.float64, device="cpu"),
     ),
 )
-def regularize_op(
-    x: Tensor,
-    layer_input: Tensor | None,
-    handle: Tensor,
-    seed: Tensor | None,
-    *options: Any,
-) -> tuple[Tensor, Tensor]:
+def regularize_op(x: Tensor, layer_input: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor]:
     """Regularize an activation; return it, and a row with the number of the handle and the rates.
 
     The row is for the backward. Its number is `_NONE` if the site was not active.
     """
-    *read, training, linear, n_rates = options
-    site: Site | None = find(handle)
-    active = False
-    if site is not None:
-        site.run.compiled = True
-        active = site.enter(training)
-    rates = site.values.values() if site is not None else [0.0] * n_rates
-    number = float(handle) if active else _NONE
+    handle, seed, layout, grid, prefix, training, linear, n_rates = rest
+    site = _entered(handle, training)
+    rates = [0.0] * n_rates if site is None else site.values.values()
+    number = _NONE if site is None else int(handle)
     row = torch.tensor([number, *rates], dtype=torch.float64, device="cpu")
-    if site is None or not active or site.regularizer.acts_on == "gradient":
+    if site is None or site.regularizer.acts_on == "gradient":
         return _new(x, x), row
     draws: list[Any] = []
     with _seeded(seed, x.device), reusing(draws):
         given = x if layer_input is None else layer_input
-        y = act_on_activation(site, x, _form(*read), given, training)
+        y = act(site, x, given, training, View(layout, tuple(grid) or None, prefix))
     if linear and draws:
         site.kept_draws[int(seed or 0)] = draws
         if len(site.kept_draws) > _MOST_DRAWS:  # of forwards without a backward
@@ -129,7 +105,6 @@ def regularize_op(
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     x, layer_input, _, seed, *ctx.read, _, linear, _ = inputs
     ctx.set_materialize_grads(False)
-    # not the handle, which other operators "change": autograd would refuse it
     ctx.save_for_backward(*((None, None) if linear else (x, layer_input)), seed, output[1])
 
 
@@ -150,50 +125,32 @@ differentiate("regularize", _backward, _save)
         torch.empty_like(each) for each in (grad, layer_input) if each is not None
     ],
 )
-def regularize_gradients_op(
-    grad: Tensor,
-    x: Tensor | None,
-    layer_input: Tensor | None,
-    seed: Tensor | None,
-    row: Tensor,
-    *read: Any,
-) -> list[Tensor]:
+def regularize_gradients_op(grad: Tensor, x: Tensor | None, *saved: Any) -> list[Tensor]:
     """The gradients of the activation and of `layer_input`, if given, with the mask of the forward.
 
-    A regularizer of gradients, or a linear one, is applied to the gradient. Others are run a second
-    time, with autograd; `x` is given for these only.
+    Only for regularizers that are not linear, `x` is given. These run again, with autograd.
     """
-    nothing = [] if layer_input is None else [torch.zeros_like(layer_input)]
+    layer_input, seed, row, layout, grid, prefix = saved
+    inputs = [t.detach() for t in (x, layer_input) if t is not None]
     number, *values = row.tolist()
     if number == _NONE:
-        return [_new(grad, grad), *nothing]
+        return [_new(grad, grad), *map(torch.zeros_like, inputs[1:])]
     site: Site | None = find(number)
     if site is None:
-        raise RuntimeError(
-            "the attachment was removed and deleted between a compiled forward and its backward: "
-            "call backward before attached.remove()"
-        )
-    form = _form(*read)
+        raise RuntimeError("call backward before attached.remove(): compiled code needs its site")
+    form = View(layout, tuple(grid) or None, prefix)
     rates = dict(zip(site.values, values, strict=False))
     if site.regularizer.acts_on == "gradient":
-        return [_new(regularize_grad(site, form, rates, grad), grad), *nothing]
-    draws = site.kept_draws.pop(int(seed or 0), None) or []
+        return [_new(regularize_grad(site, form, rates, grad), grad)]
+    draws = site.kept_draws.pop(int(seed or 0), [])
     with _seeded(seed, grad.device), reusing(draws):
         if x is None:
-            return [_new(perform(site, grad, form, rates), grad), *nothing]
+            return [_new(perform(site, grad, form, rates), grad)]
         with _autograd():
-            inputs = [t.detach().requires_grad_() for t in (x, layer_input) if t is not None]
-            y = perform(site, inputs[0], form, rates, inputs[-1])
-            found = torch.autograd.grad(y, inputs, grad, allow_unused=True)
-    grads = [torch.zeros_like(t.detach()) for t in inputs]
-    for to, each in zip(grads, found, strict=True):
-        if each is not None:
-            to.copy_(each)
-    return grads
-
-
-def _form(layout: str, grid: Sequence[int], prefix: int) -> View:
-    return View(layout, tuple(grid) or None, prefix)
+            leaves = [t.requires_grad_() for t in inputs]
+            y = perform(site, leaves[0], form, rates, input=leaves[-1])
+            grads = torch.autograd.grad(y, leaves, grad, allow_unused=True, materialize_grads=True)
+    return [torch.empty_like(t).copy_(each) for t, each in zip(inputs, grads, strict=True)]
 
 
 def _new(y: Tensor, x: Tensor) -> Tensor:
@@ -207,19 +164,14 @@ def _new(y: Tensor, x: Tensor) -> Tensor:
 @contextmanager
 def _seeded(seed: Tensor | None, device: torch.device) -> Iterator[None]:
     """Seed the generators of the CPU and of a device within a ``with`` block; None seeds none."""
-    generators = [] if seed is None else [torch.default_generator]
-    if seed is not None and device.type != "cpu":
-        module: Any = torch.get_device_module(device)
-        at = module.current_device() if device.index is None else device.index
-        generators.append(module.default_generators[at])
-    states = [generator.get_state() for generator in generators]
-    try:
-        for generator in generators:
-            generator.manual_seed(int(seed or 0))
+    devices = [] if device.type == "cpu" else [device]
+    with torch.random.fork_rng(devices, seed is not None, device_type=device.type):
+        if seed is not None:
+            torch.default_generator.manual_seed(int(seed))
+            for each in devices:
+                generators: Any = torch.get_device_module(each).default_generators
+                generators[each.index].manual_seed(int(seed))
         yield
-    finally:
-        for generator, state in zip(generators, states, strict=True):
-            generator.set_state(state)
 
 
 @contextmanager
@@ -249,34 +201,26 @@ def written(nesting: Any) -> str:
     "bool differentiable) -> Tensor",
     fake=lambda *given: torch.empty(2, dtype=torch.int64, device="cpu"),
 )
-def observe(
-    handle: Tensor,
-    tensors: Sequence[Tensor],
-    given: Sequence[Tensor],
-    nesting: str,
-    training: bool,
-    differentiable: bool,
-) -> Tensor:
+def observe(handle: Tensor, tensors: Sequence[Tensor], *rest: Any) -> Tensor:
     """Hand the tensors of a call to an observer; return the numbers of handle and call."""
-    number = int(handle)
-    site, call = find(number), None
-    if site is not None and graph_task() == NO_TASK and site.enter(training):
+    given, nesting, training, differentiable = rest
+    site, call = _entered(handle, training), None
+    if site is not None and graph_task() == NO_TASK:
         read = partial(ast.literal_eval, nesting)
-        call = see(site, tensors, given, read, training, differentiable)
-    return torch.tensor([number, _NONE if call is None else call], device="cpu")
+        call = see(
+            site, tensors, given, nesting=read, training=training, differentiable=differentiable
+        )
+    return torch.tensor([int(handle), _NONE if call is None else call], device="cpu")
 
 
 @define_operator(
-    "observe_gradient",
-    "(Tensor grad, Tensor ticket, int at) -> ()",
-    fake=lambda grad, ticket, at: None,
+    "observe_gradient", "(Tensor grad, Tensor ticket, int at) -> ()", fake=lambda *given: None
 )
 def observe_gradient(grad: Tensor, ticket: Tensor, at: int) -> None:
-    """Hand a gradient to an observer."""
     number, call = ticket.tolist()
     site = find(number)
     if site is not None:
-        see_gradient(site, grad, at, call)
+        see_grad(site, grad, at, call)
 
 
 torch.fx.has_side_effect(observe_gradient)
@@ -288,7 +232,7 @@ def watch_gradient(x: Tensor, see: Callable[[Tensor | None], None]) -> Tensor:
     A view and a leaf are copied: work in place would lose the hook of a view, and a parameter would
     keep it. So is a tensor whose gradient is regularized: of two hooks on it, the first acts first.
     """
-    if not may_get_gradient(x):
+    if not may_get_grad(x):
         return x
     hooks: dict[int, Any] = x._backward_hooks or {}
     regularized = any(getattr(hook, "func", None) is regularize_grad for hook in hooks.values())
@@ -309,7 +253,7 @@ def observe_and_watch(handle: Tensor, tensors: Sequence[Tensor], *options: Any) 
     if torch._C._are_functorch_transforms_active():
         return []
     *seen, gradients = options
-    differentiable = any(map(may_get_gradient, tensors))
+    differentiable = any(map(may_get_grad, tensors))
     with torch.no_grad():
         ticket = observe(handle, tensors, *seen, differentiable)
     if not (gradients and differentiable):

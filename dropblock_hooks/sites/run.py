@@ -1,10 +1,8 @@
 """The state that the sites of an attachment share: time, switches, loss scale; and windows."""
 
-from __future__ import annotations
-
 import gc
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +12,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.utils.hooks import RemovableHandle
 
 from ..axes.grids import Grids
-from ..findings import Finding, Kind, Severity
+from ..findings import Finding, Kind, Severity, tell
 from ..functional.masks import wide_dtype
 from .counter import Counter, Snapshot
 
@@ -36,51 +34,6 @@ def checked_scaler(given: Any) -> Any:
     )
 
 
-class LossScale:
-    def __init__(self, scaler: Any = None) -> None:
-        self.scaler = scaler  # False where the loss is not scaled, None where nobody has said
-        self.unknown: bool | None = None  # whether one is in use that nobody gave, once sought
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> LossScale:
-        return LossScale(self.scaler)  # the one of the training loop
-
-    def __reduce__(self) -> Any:
-        return LossScale, (False if self.scaler is False else None,)  # a GradScaler is not saved
-
-    def value(self, device: torch.device) -> float | Tensor:
-        """Return the number that the loss is multiplied by, without waiting for the device."""
-        if not self.scaler or not is_enabled(self.scaler):
-            return 1.0
-        scale = getattr(self.scaler, "_scale", None)
-        return as_factor(self.scaler.get_scale() if scale is None else scale, device)
-
-    def seek(self) -> bool:
-        """Whether a GradScaler is in use that no attachment was given; looks only once."""
-        if self.scaler is not None or self.unknown is not None:
-            return False
-        gc.collect()  # a scaler that nobody holds scales nothing
-        things = gc.get_objects()
-        given = {id(thing.scaler) for thing in things if type(thing) is LossScale}
-        # type() instead of isinstance(), which would ask proxies for their class
-        scalers = [thing for thing in things if issubclass(type(thing), GradScaler)]
-        used = [each for each in scalers if getattr(each, "_scale", None) is not None]
-        self.unknown = any(id(each) not in given and is_enabled(each) for each in used)
-        return self.unknown
-
-    def findings(self, epoch: float) -> list[Finding]:
-        if self.scaler is not None or not self.unknown:
-            return []
-        text = (
-            "a GradScaler is in use in this process, and the attachment does not know it; gradient "
-            "bounds are in units of the unscaled loss"
-        )
-        cure = (
-            "If it scales this model's loss, pass it, attach(..., grad_scaler=scaler), or set "
-            "attached.grad_scaler = scaler; otherwise pass grad_scaler=False"
-        )
-        return [Finding(Kind.GRAD_SCALER, Severity.WARNING, (), text, cure, epoch)]
-
-
 def is_enabled(scaler: Any) -> bool:
     return bool(getattr(scaler, "is_enabled", lambda: True)())
 
@@ -99,7 +52,8 @@ class Run:
 
     root: str = ""  # the submodule at which names begin
     epochs: int | None = None  # the length of the training
-    scale: LossScale = field(default_factory=LossScale)
+    scaler: Any = None  # the GradScaler; False if the loss is not scaled, None if nobody has said
+    unknown_scaler: bool | None = None  # whether one is in use that nobody gave, once sought
     epoch: float = 0.0  # the time
     enabled: bool = True  # whether the regularizers act; `Attachment.paused` switches them off
     installed: bool = True  # whether the attachment has not been removed
@@ -111,23 +65,20 @@ class Run:
     compared: bool = False  # whether the random seeds were compared with the other ranks
     counter: Counter = field(default_factory=Counter)  # of the forwards of the model
     keys: tuple[str, ...] = ()  # of all sites
-    told: set[tuple[str, str]] = field(default_factory=set)  # what was reported: site and kind
+    told: set[tuple[str, str]] = field(default_factory=set)  # reported findings: site and kind
     optimizers: list[tuple[weakref.ref[Any], RemovableHandle]] = field(default_factory=list)
     grids: Grids = field(default_factory=Grids)  # the sizes of the maps behind rows of tokens
     shared: dict[str, Any] = field(default_factory=dict)  # the state that observers share
 
     def __getstate__(self) -> dict[str, Any]:
+        scaler = False if self.scaler is False else None  # a GradScaler is not saved or copied
         told = {*self.told, (".", "not_trained")}  # an average of the weights is never trained
-        return {**self.__dict__, "optimizers": [], "always": False, "told": told}
+        own = {"scaler": scaler, "optimizers": [], "always": False}
+        return {**self.__dict__, **own, "told": told}
 
     def check_installed(self) -> None:
         if not self.installed:
             raise RuntimeError("the attachment was removed, so nothing acts: attach again")
-
-    def drop_optimizers(self) -> None:
-        for _, handle in self.optimizers:
-            handle.remove()
-        self.optimizers = []
 
     def close_window(self, sites: Iterable[Any]) -> None:
         """Close the window of the model and of all sites, and begin the next one."""
@@ -137,6 +88,39 @@ class Run:
             if site.watch is not None:
                 site.watch.close_window()
         self.looked = False
+
+    def loss_scale(self, device: torch.device) -> float | Tensor:
+        """Return the number that the loss is multiplied by, without waiting for the device."""
+        if not self.scaler or not is_enabled(self.scaler):
+            return 1.0
+        scale = getattr(self.scaler, "_scale", None)
+        return as_factor(self.scaler.get_scale() if scale is None else scale, device)
+
+    def seek_scaler(self) -> None:
+        """Look once for a GradScaler in use that no attachment was given, and report it."""
+        if self.scaler is not None or self.unknown_scaler is not None:
+            return
+        gc.collect()  # a scaler that nobody holds scales nothing
+        things = gc.get_objects()
+        given = {id(thing.scaler) for thing in things if type(thing) is Run}
+        # type() instead of isinstance(), which would ask proxies for their class
+        scalers = [thing for thing in things if issubclass(type(thing), GradScaler)]
+        used = [each for each in scalers if getattr(each, "_scale", None) is not None]
+        self.unknown_scaler = any(id(each) not in given and is_enabled(each) for each in used)
+        tell(self.scaler_findings(), self.told)
+
+    def scaler_findings(self) -> list[Finding]:
+        if self.scaler is not None or not self.unknown_scaler:
+            return []
+        text = (
+            "a GradScaler is in use in this process, and the attachment does not know it; gradient "
+            "bounds are in units of the unscaled loss"
+        )
+        cure = (
+            "If it scales this model's loss, pass it, attach(..., grad_scaler=scaler), or set "
+            "attached.grad_scaler = scaler; otherwise pass grad_scaler=False"
+        )
+        return [Finding(Kind.GRAD_SCALER, Severity.WARNING, (), text, cure, self.epoch)]
 
 
 def world_size() -> int:
@@ -157,9 +141,8 @@ class Window:
 
 
 def windows(run: Run, hooks: Iterable[Any]) -> tuple[Window, Window]:
-    sites = [hook.site for hook in hooks]
-
-    def window(which: Callable[[Counter], Snapshot]) -> Window:
-        return Window({site.key: which(site.counter) for site in sites}, which(run.counter))
-
-    return window(Counter.window), window(Counter.closed)
+    """The open window, and the one that closed last."""
+    counters = {hook.site.key: hook.site.counter for hook in hooks}
+    opened = {key: counter.window() for key, counter in counters.items()}
+    closed = {key: counter.closed for key, counter in counters.items()}
+    return Window(opened, run.counter.window()), Window(closed, run.counter.closed)

@@ -1,23 +1,30 @@
-"""A site: one regularizer on one layer, with its state and counts."""
+"""A site: one regularizer on one layer, its state and counts, and its calls."""
 
 import copy
-from typing import Any
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from ..axes.facts import Facts
 from ..axes.reader import Reader
-from ..axes.view import View
-from ..checkpointing import NO_TASK, graph_task
-from ..handles import new_handle
-from ..observers.base import Watch
-from ..regularizers.base import Regularizer
+from ..axes.view import CHANNELS_FIRST, View
+from ..checkpointing import NO_TASK, graph_task, tell_lost_random_state
+from ..handles import is_exporting, new_handle
+from ..observers.base import Seen, Watch
+from ..regularizers.base import Now, Regularizer
 from ..regularizers.dropout import DropsShare
 from ..schedules import is_moving
 from ..selectors.index import HELD, Target
 from ..selectors.wrappers import bare_type
 from .counter import Counter, Norms
 from .run import Run
+
+NOT_DENSE = "the gradient is not dense: build the layer without sparse=True"
+Rates: TypeAlias = Mapping[str, Any]
 
 
 class SiteError(ValueError):
@@ -26,11 +33,9 @@ class SiteError(ValueError):
     Example:
         >>> model = nn.Sequential(nn.ReLU())
         >>> attached = attach(model, {"0": DropBlock2d(0.1)})
-        >>> try:
-        ...     y = model(torch.ones(8, 10))
-        ... except SiteError as error:
-        ...     print(str(error).split(":")[0])
-        0/DropBlock2d on ReLU '0'
+        >>> model(torch.ones(8, 10))
+        Traceback (most recent call last):
+        dropblock_hooks.sites.site.SiteError: 0/DropBlock2d on ReLU '0': needs a 4-D tensor ...
     """
 
 
@@ -55,34 +60,26 @@ class Site:
     """
 
     def __init__(
-        self,
-        key: str,
-        target: Target,
-        regularizer: Regularizer,
-        run: Run,
-        facts: Facts | None = None,
+        self, key: str, target: Target, item: Regularizer, run: Run, facts: Facts | None = None
     ) -> None:
         self.key, self.run = key, run
         self.name, self.owner, self.aliases = target.name, target.owner, target.aliases
         self.module_type = bare_type(target.module).__name__
-        self.at: str = HELD[target.form].noun if target.form else regularizer.at
-        self.reader = Reader(regularizer, facts, run.grids)
+        self.at: str = HELD[target.form].noun if target.form else item.at
+        self.reader = Reader(item, facts, run.grids)
         self.order, self.position = 0, (0, 0)  # in the spec: of its entry, and in that
         self.selector = key  # of its entry
         self.counter = Counter()
         self.handle = new_handle(self)
         self.kept_draws: dict[int, list[Any]] = {}  # of compiled forwards, by seed
         self.recomputed = False
-        self.bound: Any = None  # the callable, which may have a state
-        self.set_regularizer(regularizer)
+        self.set_regularizer(item)
 
     def set_regularizer(self, regularizer: Regularizer) -> None:
         """Put another one of the same class in place, with the values of the present epoch."""
         values = regularizer.values(self.run.epoch)
         self.regularizer = copy.copy(regularizer)  # compiled code guards what sites share
-        before, self.bound = self.bound, self.regularizer.bind()
-        if hasattr(before, "state_dict") and hasattr(self.bound, "load_state_dict"):
-            self.bound.load_state_dict(before.state_dict())
+        self.bound: Any = self.regularizer.bind()  # the callable
         self.watch: Watch | None = self.bound if isinstance(self.bound, Watch) else None
         gradient = regularizer.acts_on == "gradient"
         self.draws = regularizer.random and not gradient  # random numbers for activations
@@ -117,7 +114,7 @@ class Site:
 
     @property
     def calls(self) -> int:
-        """Forward calls of the layer since attaching; compiled code counts those where it is on."""
+        """Forward calls of the layer since attaching; in compiled code, those in which it acts."""
         return self.counter.evaluated + self.counter.trained
 
     @property
@@ -207,3 +204,131 @@ class Site:
     def error(self, cause: object) -> SiteError:
         where = f" at its {self.at}" if self.at == "input" else ""
         return SiteError(f"{self.key} on {self.module_type} '{self.name or '.'}'{where}: {cause}")
+
+
+def act(site: Site, x: Tensor, given: Any, training: bool, form: View | None = None) -> Tensor:
+    """Return the regularized activation, or a copy whose gradient will be regularized."""
+    if torch._C._are_functorch_transforms_active() or torch._C._is_tracing():
+        refuse_tracing(site, training)
+    if site.idle:  # without reading the layout or drawing a mask
+        site.count_idle(x.numel(), training)
+        return x
+    if site.regularizer.acts_on == "activation":
+        recomputes = graph_task() != NO_TASK
+        if recomputes and site.draws and site.rate != 0.0 and not site.recomputed:
+            site.recomputed = True  # before the warning, which may be turned into an error
+            tell_lost_random_state(site.key)
+        # what always() adds in evaluation is not counted
+        counts = not recomputes and (training or site.always)
+        return perform(site, x, form, site.values, counts, input=given)
+    form = site.form_of(x)
+    if not may_get_grad(x):
+        return x
+    copied = x.clone()  # others may use `x` too, and work in place on a view would lose the hook
+    copied.register_hook(partial(regularize_grad, site, form, site.values))  # type: ignore[no-untyped-call]  # torch's
+    return copied
+
+
+def perform(
+    site: Site, x: Tensor, form: View | None, rates: Rates, counts: bool = False, **attributes: Any
+) -> Tensor:
+    """Run the regularizer of a site, with these attributes of `Now`; a refusal is a SiteError."""
+    regularizer = site.regularizer
+    now = Now(**attributes, **rates)
+    inner, plain = x, True
+    try:
+        if form is None:
+            form = site.reader.view(x)
+        now.layout = form.layout
+        if regularizer.spatial is not None or regularizer.channelwise:
+            plain = form.layout in CHANNELS_FIRST.values() and form.grid is None and not form.prefix
+            inner = x if plain else form.take(x)
+            if regularizer.needs_input and getattr(now.input, "shape", None) == x.shape:
+                now.input = form.take(now.input)
+        result = site.bound(inner, now)
+        if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[0], Tensor):
+            raise TypeError("apply must return a pair: a tensor, and a count or None")
+        y, affected = result
+        if y.shape != inner.shape:
+            raise ValueError(f"must keep the shape {tuple(inner.shape)}, got {tuple(y.shape)}")
+    except (TypeError, ValueError) as error:
+        raise site.error(error) from error
+    if counts:
+        size = None if regularizer.spatial is None else inner.shape[2:]
+        known = affected if isinstance(affected, int) or has_data(affected) else None
+        rate = site.rate if regularizer.acts_on == "activation" else None
+        site.counter.add(known, inner.numel(), rate or 0.0, size, now.norms)
+    return x if y is inner else y if plain else form.put(y, x)
+
+
+def may_get_grad(x: Tensor) -> bool:
+    return x.requires_grad and torch.is_grad_enabled()
+
+
+def regularize_grad(
+    site: Site, form: View | None, rates: Rates, grad: Tensor | None, **attributes: Any
+) -> Any:
+    """Regularize a gradient, and count it; without `grad_scale` the GradScaler is asked."""
+    run = site.run
+    if grad is None or not (run.installed and run.enabled):
+        return grad
+    if grad.layout is not torch.strided:
+        raise site.error(NOT_DENSE)
+    if site.watch is not None:
+        see_grad(site, grad)
+        return grad
+    if "grad_scale" not in attributes:
+        attributes["grad_scale"] = run.loss_scale(grad.device)
+        if site.regularizer.reads_grad_scale:
+            run.seek_scaler()
+    return perform(site, grad, form, rates, True, **attributes)
+
+
+def see(site: Site, tensors: Sequence[Tensor], given: Sequence[Tensor], **call: Any) -> int | None:
+    """Count one call of the layer and hand it to the observer, as in `Seen`; return its ticket."""
+    run, observer = site.run, site.bound.observer
+    if observer.sees_values or not observer.sees_gradients:
+        site.counter.add(None, 0, 0.0)
+    if not tensors or not observer.sees_values:
+        return None
+    tensors = tensors if observer.keeps_graph else [x.detach() for x in tensors]
+    given = [x.detach() for x in given]
+    seen = Seen(tensors, run.epoch, run.shared, given=given, form=site.form_or_none, **call)
+    return _update(site, seen)
+
+
+def see_grad(site: Site, grad: Tensor | None, at: int = 0, ticket: int | None = None) -> None:
+    """Hand a gradient to an observer, and count it if the observer sees no values."""
+    run, observer = site.run, site.bound.observer
+    if grad is None or not (has_data(grad) and run.installed and run.enabled):
+        return
+    if observer.sees_gradients:
+        scale, grads = run.loss_scale(grad.device), [grad.detach()]
+        _update(site, Seen(grads, run.epoch, run.shared, True, at=at, scale=scale, ticket=ticket))
+    if not observer.sees_values:
+        site.counter.add(None, 0, 0.0)
+
+
+def _update(site: Site, seen: Seen) -> int:
+    try:
+        return int(site.bound.update(seen))
+    except (TypeError, ValueError) as error:
+        raise site.error(error) from error
+
+
+def has_data(x: Any) -> bool:
+    """Whether it is a tensor with numbers; one of a trace or a transform must not outlive that."""
+    traced = torch._C._are_functorch_transforms_active() or torch._C._is_tracing()
+    return isinstance(x, Tensor) and not (traced or x.is_meta or isinstance(x, FakeTensor))
+
+
+def refuse_tracing(site: Site, training: bool) -> None:
+    traced: bool = torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]  # torch's
+    exported = is_exporting() and site.regularizer.acts_on == "gradient"
+    transformed = torch._C._are_functorch_transforms_active()
+    if site.is_on(training) and (traced or exported or transformed):
+        raise site.error(
+            "active regularizers can't be used in torch.jit.trace or in torch.func.grad, vmap and "
+            "jvp, and regularizers of gradients can't be used in torch.export: call model.eval() "
+            "before, or use `with attached.paused():`"
+        )

@@ -1,30 +1,26 @@
 """Accumulated gradients: regularized once per update, when the optimizer begins its step."""
 
-from __future__ import annotations
-
 import sys
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
 from ..functional.gradients import common_norm
 from ..quoting import kind_of, listed
 from ..regularizers.gradients import ClipGradNorm
 from ..selectors.wrappers import shard_refusal
-from .act import NOT_DENSE, regularize_grad
-from .hooks import SiteHook
 from .run import Run, as_factor, world_size
-from .site import Site
+from .site import NOT_DENSE, Site, regularize_grad
 
 _WRAPPED = ("_base_optimizer", "base_optimizer", "_optimizer", "original_optimizer", "optimizer")
 """Where timm's Lookahead, SAM, Lightning and Fabric, Opacus, accelerate keep their optimizer."""
-_Hooks: TypeAlias = "list[tuple[weakref.ref[nn.Module], SiteHook]]"
 
 
 def checked_optimizers(given: Any) -> list[Optimizer]:
@@ -47,11 +43,11 @@ def _innermost(given: Any) -> Optimizer:
 
 
 def use_optimizers(
-    run: Run, installed: Sequence[tuple[nn.Module, SiteHook]], optimizers: list[Optimizer]
+    run: Run, installed: Sequence[tuple[nn.Module, Any]], optimizers: list[Optimizer]
 ) -> None:
     """Put step hooks on these optimizers only; ValueError if they hold none of the parameters."""
     hooks = [(module, hook) for module, hook in installed if hook.site.regularizer.accumulates]
-    parameters = [module._parameters.get(hook.local) for module, hook in hooks]
+    parameters = [hook.held(module) for module, hook in hooks]
     trained = {id(each) for each in parameters if each is not None and each.requires_grad}
     if optimizers and trained and trained.isdisjoint(set().union(*map(_held, optimizers))):
         keys = listed([hook.site.key for _, hook in hooks], 5)
@@ -59,7 +55,9 @@ def use_optimizers(
             f"the optimizer holds none of the parameters of {keys}: give the one that updates this "
             "model"
         )
-    run.drop_optimizers()
+    for _, handle in run.optimizers:
+        handle.remove()
+    run.optimizers = []
     weakly = [(weakref.ref(module), hook) for module, hook in hooks]
     for optimizer in optimizers:
         handle = optimizer.register_step_pre_hook(partial(_before_step, weakly))
@@ -71,22 +69,19 @@ def _held(optimizer: Any) -> set[int]:
 
 
 def _before_step(
-    hooks: _Hooks, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    hooks: Sequence[Any], optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, dict[str, Any]] | None:
     """Regularize the gradients of an optimizer, or put a closure in place that also does."""
     if not torch.compiler.is_compiling() and _is_inside_a_step(optimizer):
         return None
-    regularize: Callable[[_Hooks, Any], None] = _regularize
-    if "torch._dynamo" in sys.modules:  # a compiled step runs this in eager mode
-        regularize = torch.compiler.disable(regularize)  # type: ignore[no-untyped-call]  # torch's
     closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
     if not callable(closure):
-        regularize(hooks, optimizer)
+        _regularize(hooks, optimizer)
         return None
 
     def evaluated(*given: Any, **options: Any) -> Any:
         loss = closure(*given, **options)
-        regularize(hooks, optimizer)
+        _regularize(hooks, optimizer)
         return loss
 
     if "closure" in kwargs:
@@ -94,14 +89,15 @@ def _before_step(
     return (args[0], evaluated, *args[2:]), kwargs
 
 
+@_disable_dynamo  # a compiled step runs this in eager mode
 @torch.no_grad()
-def _regularize(hooks: _Hooks, optimizer: Any) -> None:
+def _regularize(hooks: Sequence[Any], optimizer: Any) -> None:
     held = _held(optimizer)
     entries: dict[Any, list[tuple[Site, Tensor, Tensor]]] = defaultdict(list)
     for reference, hook in hooks:
         module, site = reference(), hook.site
-        own = None if module is None else module._parameters.get(hook.local)
-        if module is None or own is None or own.grad is None or id(own) not in held:
+        own = None if module is None else hook.held(module)
+        if own is None or own.grad is None or id(own) not in held:
             continue
         if site.acts(module.training):
             refusal = shard_refusal(module)
@@ -119,8 +115,8 @@ def _regularize(hooks: _Hooks, optimizer: Any) -> None:
         if isinstance(clip, ClipGradNorm) and clip.group:
             norm["common_norm"] = common_norm([g for *_, g in entry], clip.norm_type)
         for site, parameter, grad in entry:
-            factor = as_factor(scale, grad.device)
-            new = regularize_grad(site, None, site.values | norm, grad, parameter, factor)
+            now = {"grad_scale": as_factor(scale, grad.device), "parameter": parameter}
+            new = regularize_grad(site, None, site.values | norm, grad, **now)
             if new is not grad:
                 grad.copy_(new)
 

@@ -18,7 +18,6 @@ from dropblock_hooks import (
     ScaleGrad,
     ZeroGrad,
     attach,
-    attachments,
     detach_all,
 )
 from tests.handing_out import SINGLE, by_hand, spec_of
@@ -166,18 +165,6 @@ def test_a_container_comes_before_its_last_child(pair, wanted, arrives):
 
 COPIES = {"deepcopy": copy.deepcopy, "pickle": lambda model: pickle.loads(pickle.dumps(model))}
 each_copy = pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
-
-
-@each_at
-@each_order
-@each_copy
-def test_copies_keep_the_order(copied, pair, wanted, at):
-    model = identity()
-    attach(model, {"0": [Double(at=at), at_of(pair[0], at)]})
-    other = copied(model)
-    attach(other, {"0": [at_of(pair[1], at)]})
-    assert gradient(other) == 2 * wanted
-    assert len(attachments(other)) == 2
 
 
 def weight_gradient(model):

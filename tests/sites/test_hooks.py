@@ -17,7 +17,6 @@ from dropblock_hooks import (
     Dropout2d,
     GaussianNoise,
     HookWarning,
-    Probability,
     Regularizer,
     ScaleGrad,
     SiteError,
@@ -25,7 +24,6 @@ from dropblock_hooks import (
     ZeroGrad,
     attach,
     attachments,
-    register,
 )
 
 
@@ -175,26 +173,6 @@ def test_an_apply_that_breaks_its_contract(result):
     attach(model, {"0": Broken()})
     with pytest.raises(SiteError, match="0/Broken"):
         model(torch.ones(5))
-
-
-def test_a_regularizer_of_ones_own_sees_now():
-    seen = {}
-
-    @register
-    class Peek(Regularizer):
-        p: Probability = 0.25
-        factor: float = 2.0
-
-        def apply(self, x, now):
-            seen.update(p=now.p, layout=now.layout, input=now.input)
-            return x * self.factor, x.numel()
-
-    model = nn.Sequential(Returns(lambda x: x + 1))
-    attached = attach(model, {"0": Peek(layout="NHWC")})
-    x = torch.ones(2, 3)
-    assert (model(x) == 4).all()
-    assert seen == {"p": 0.25, "layout": "NHWC", "input": x}
-    assert attached.sites[0].realized_rate == 1.0
 
 
 def test_verify_tells_of_dead_parameter_sites():

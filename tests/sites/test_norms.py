@@ -123,24 +123,3 @@ def test_norms_of_a_training(mode, per, scale):
     call = torch.compile(model, backend="aot_eager", fullgraph=True) if compiled else model
     train(model, call, scale)
     assert_as(attached.sites[0].norms, sizes(per))
-
-
-def test_of_the_window_alone():
-    model = nn.Linear(4, 1)
-    attached = attach(model, {"param:weight": ClipGradNorm(100.0), ".": ClipGradNorm(100.0)})
-    sites = attached.sites
-    for epoch, factors in enumerate([(8.0, 5.0), (3.0, 1.0, 2.0), ()]):
-        attached.step(epoch)
-        for factor in factors:
-            (model(torch.ones(1, 4)) * factor).sum().backward()
-        if factors:
-            expected = len(factors), max(factors)
-        for site, unit in zip(sites, (2.0, 1.0), strict=True):
-            assert site.norms.count == expected[0]
-            assert site.norms.mean <= site.norms.largest
-            assert site.norms.largest / unit == pytest.approx(expected[1], rel=ERROR)
-            assert site.norms.mean / unit == pytest.approx(site.norms.quantile(0.5) / unit, rel=0.4)
-    attached.set(ClipGradNorm, max_norm=50.0)
-    assert [site.norms for site in sites] == [None, None]
-    (model(torch.ones(1, 4)) * 0.5).sum().backward()
-    assert [site.norms.mean for site in sites] == [1.0, 0.5]
