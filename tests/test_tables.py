@@ -66,18 +66,6 @@ def test_equal_sites_of_one_entry_are_one_line(rate):
     assert all(repr(site.regularizer) in line for site, line in zip(attached, lines, strict=True))
 
 
-def test_a_site_that_differs_has_a_line_of_its_own():
-    model = stack(6)
-    attached = attach(model, {"*": Dropout2d(0.2)})
-    train(model)
-    model[3].eval()
-    train(model)
-    same, other = lines_of(attached.report())
-    assert same.startswith("5 of 6 sites */Dropout2d ")
-    assert other.startswith("3/Dropout2d ")
-    assert other.split()[-3:] == ["2", "1", "9x9"]
-
-
 def test_sites_of_different_entries_are_different_lines():
     model = stack(6)
     spec = {"[012]": [Dropout2d(0.2), Dropout(0.1)], "[34]": Dropout2d(0.2), "5": Dropout2d(0.2)}

@@ -74,8 +74,8 @@ def gradcam(
 ) -> CAM:
     """Compute Grad-CAM: for each image, a map of the positions that a class score depends on.
 
-    The unwrapped model runs in evaluation mode and eagerly, with all attachments paused, and is
-    left as it was. Axes are read as for `DropBlock2d`, also Swin's (N, H, W, C) and tokens.
+    The unwrapped model runs in evaluation mode and eagerly, with all attachments paused. It
+    does not change. Axes are read as for `DropBlock2d`, also Swin's (N, H, W, C) and tokens.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.LazyLinear(5))

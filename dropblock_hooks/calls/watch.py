@@ -19,7 +19,7 @@ def watch(
     every: int | None = 100,
     **options: Any,
 ) -> Attachment:
-    """Put a `Watchdog` on all layers but those of torch.jit: it warns of the first fault.
+    """Put a `Watchdog` on all layers except those of torch.jit: it names the layer of a fault.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))

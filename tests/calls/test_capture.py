@@ -145,7 +145,7 @@ def test_the_loss_of_the_output(net, x):
     with pytest.raises(TypeError, match="no tensor but dict with .*'scores'.*as in target="):
         capture(model, x, "net.head", gradients=True)
     values, grads = capture(
-        model, x, ["net.head", "."], gradients=True, loss=lambda y: y["scores"][:, 1].sum()
+        model, x, ["net.head", "."], gradients=True, target=lambda y: y["scores"][:, 1].sum()
     )
     assert grads["net.head"].tolist() == [[0, 1, 0, 0]] * 2
     assert grads["."]["other"] is None
@@ -161,8 +161,6 @@ def test_no_gradient_tells_why(net, x):
         capture(net, x, "conv", gradients=True)
     with torch.inference_mode(), pytest.raises(RuntimeError, match="inference_mode"):
         capture(net, x, "conv", gradients=True)
-    with torch.no_grad():
-        assert capture(net, x, "conv")["conv"].shape == (2, 8, 4, 4)
     with pytest.raises(RuntimeError, match="no gradient came to conv.*does the loss depend"):
         capture(net, x, "conv", gradients=True, loss=lambda y: net.head.weight.sum())
 

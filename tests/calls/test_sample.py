@@ -13,10 +13,8 @@ from dropblock_hooks import (
     Dropout2d,
     Foreign,
     HookWarning,
-    LinearSchedule,
     attach,
     capture,
-    gradcam,
     sample,
 )
 
@@ -161,7 +159,8 @@ def test_an_output_that_is_no_tensor(wrap, pick, said):
     model, x = wrapped(wrap), torch.ones(2, 3)
     with pytest.raises(TypeError, match=f"no tensor but {said}: pick one"):
         sample(model, x)
-    assert sample(model, x, n=2, transform=pick).samples.shape == (2, 2, 3)
+    for name in ("transform", "target"):
+        assert sample(model, x, n=2, **{name: pick}).samples.shape == (2, 2, 3)
     assert model.training
 
 
@@ -197,15 +196,10 @@ def test_nothing_random(case):
     assert all(modes(model))
 
 
-def test_nothing_random_within_always():
-    model, attached = prepared({"conv": Dropout2d(LinearSchedule(0.0, 0.5, epochs=3))})
-    with attached.always():
-        with pytest.raises(RuntimeError, match=r"conv/Dropout2d draws no random .* rate of 0"):
-            sample(model, images())
-        attached.step(1)
-        assert sample(model, images(), n=2).std.max() > 0
-        with attached.paused(), pytest.raises(RuntimeError, match="paused"):
-            sample(model, images())
+def test_nothing_random_while_paused():
+    model, attached = prepared()
+    with attached.always(), attached.paused(), pytest.raises(RuntimeError, match="paused"):
+        sample(model, images())
 
 
 def test_a_layer_that_nobody_calls():
@@ -222,26 +216,9 @@ def test_a_compiled_model():
     torch._dynamo.reset()
     model, attached = prepared()
     call = torch.compile(model, backend="aot_eager", fullgraph=True)
-    model.eval()
-    with torch.no_grad():
-        plain = call(images())
-    model.train()
     before = modes(call)
     with attached.always():
         _, std, _ = sample(call, images(), n=4)
     assert modes(call) == before == [True] * len(before)
     assert std.min() > 0
     assert attached.sites[0].active_calls == 0
-    model.eval()
-    with torch.no_grad():
-        assert torch.equal(call(images()), plain)
-
-
-def test_target_is_the_function_of_the_output_in_each_call():
-    model, x = nn.Sequential(nn.Conv2d(3, 2, 1), nn.ReLU(), nn.Flatten(1)), torch.rand(2, 3, 4, 4)
-    attach(model, {"1": Dropout(0.5, active="always")})
-    assert sample(model, x, n=2, target=lambda y: y.sum(1)).samples.shape == (2, 2)
-    attach(model, {"0": Dropout(0.0)})
-    _, grads = capture(model, x, "1", gradients=True, target=lambda y: 3 * y[0].sum())
-    assert grads["1"].unique().tolist() == [0.0, 3.0]
-    assert gradcam(model, x, "0", target=lambda y: y.sum(1)).target is None
