@@ -1,5 +1,6 @@
 """``attach``: put regularizers on the layers of a model, by name."""
 
+from collections import defaultdict
 from typing import Any
 
 from torch import nn
@@ -12,8 +13,7 @@ from .planning.builtin import find_doubled
 from .planning.plan import plan_placements
 from .selectors.wrappers import find_module, submodule, unwrap
 from .sites.hooks import SiteHook, hooks_on
-from .sites.run import Run, checked_scaler
-from .sites.updates import checked_optimizers
+from .sites.run import Run
 from .spec.spec import Draft, SpecError
 
 
@@ -29,9 +29,8 @@ def attach(
 ) -> Attachment:
     """Put regularizers on the layers of a model, by name, through hooks.
 
-    The model keeps its class, its ``forward``, its modules and the keys of its ``state_dict``. In
-    evaluation its outputs stay the same to the bit, except for ``nn.TransformerEncoderLayer``,
-    whose fused path torch leaves if there are hooks.
+    The model keeps its class, its ``forward``, its modules and the keys of its ``state_dict``, and
+    in evaluation its outputs, to the bit.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3))
@@ -48,12 +47,11 @@ def attach(
             YAML or JSON file.
         root: name of the submodule where names begin, for example ``"backbone.body"``.
         grad_scaler: the GradScaler of the training loop, or its wrapper (timm's NativeScaler):
-            bounds of gradients are then in the unit of the unscaled loss. A later one can be set as
-            ``attached.grad_scaler``. False says that the loss is not scaled, and that a GradScaler
-            in this process belongs to another model.
-        optimizer: the optimizer of the training loop, or a list of several. Regularizers with
-            ``when="accumulated"`` act when it begins its step. A later one can be set as
-            ``attached.optimizer``.
+            bounds of gradients are then in the unit of the unscaled loss. False: the loss is not
+            scaled, and a GradScaler in this process belongs to another model.
+        optimizer: the optimizer of the training loop, or a list of several, at whose steps
+            regularizers with ``when="accumulated"`` act. Both can also be set later, as
+            ``attached.optimizer`` and ``attached.grad_scaler``.
         epochs: the length of the training, in the unit of ``step``, for schedules without epochs of
             their own, such as ``LinearSchedule(0.0, 0.1)``. A longer schedule is a warning.
         example_input: an input of the model: a tensor, a tuple of arguments, or a mapping of
@@ -68,11 +66,8 @@ def attach(
     """
     base = submodule(unwrap(model), root)
     draft = Draft.of(spec)
-    placements, warnings, unsaid = place(base, draft, epochs)
-    if unsaid:
-        raise SpecError(unsaid, draft.source)
-    run = Run(root, epochs, checked_scaler(grad_scaler))
-    optimizers = checked_optimizers(optimizer)
+    placements, warnings = place(base, draft, epochs)
+    run = Run(root, epochs)
     findings = [Finding(Kind.SPEC, Severity.WARNING, (), text) for text in warnings]
     layouts: dict[str, str | None] = {}
     if example_input is None:
@@ -85,12 +80,11 @@ def attach(
         layouts = {row.site: row.layout for row in planned.rows}
     attachment = install(base, placements, run)
     try:
-        attachment.optimizer = optimizers
+        attachment.grad_scaler, attachment.optimizer = grad_scaler, optimizer
         for site in attachment.sites:
             site.reader.remember(layouts.get(site.key) or "")
         forget_compiled()
-        if findings:
-            tell(findings, run.told)
+        tell(findings, run.told)
     except BaseException:  # a filter may make errors of warnings
         attachment.remove()
         raise
@@ -109,13 +103,12 @@ def attachments(model: nn.Module) -> list[Attachment]:
     Args:
         model: the model; also a wrapper of it, such as a compiled model.
     """
-    found: dict[int, tuple[Run, list[tuple[nn.Module, SiteHook]]]] = {}
+    found: dict[Run, list[tuple[nn.Module, SiteHook]]] = defaultdict(list)
     for module in model.modules():
         for hook in hooks_on(module):
-            run = hook.site.run
-            found.setdefault(id(run), (run, []))[1].append((module, hook))
+            found[hook.site.run].append((module, hook))
     attached = []
-    for run, hooks in found.values():
+    for run, hooks in found.items():
         base = find_module(unwrap(model), run.root) or unwrap(model)
         hooks.sort(key=lambda pair: pair[1].site.order)
         attached.append(Attachment(base, run, hooks))

@@ -12,9 +12,8 @@ NO_TASK = -1
 
 
 def tell_lost_random_state(key: str) -> None:
-    """Warn if the checkpoint around this recomputation has not restored the random state.
+    """Warn if torch's checkpoint around this recomputation has not restored the random state.
 
-    It reads the frames of ``torch.utils.checkpoint``. Other checkpoint functions are not known.
     `key` is the key of the site that draws.
     """
     frame: FrameType | None = sys._getframe(1)

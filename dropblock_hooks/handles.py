@@ -64,10 +64,8 @@ def define_operator(
 
 
 def differentiate(name: str, backward: Callable[..., Any], save: Callable[..., Any]) -> None:
-    """Register the backward of an operator, and the function that saves tensors for it."""
-    torch.library.register_autograd(
-        f"dropblock_hooks::{name}", backward, setup_context=save, lib=_library
-    )
+    name = f"dropblock_hooks::{name}"
+    torch.library.register_autograd(name, backward, setup_context=save, lib=_library)
 
 
 def is_exporting() -> bool:
@@ -76,7 +74,6 @@ def is_exporting() -> bool:
 
 
 def check_version() -> None:
-    """Raise RuntimeError if this torch is too old to compile a model with sites."""
     if _TOO_OLD:
         raise RuntimeError(
             f"torch {torch.__version__} can't compile or export a model with active regularizers "
@@ -94,8 +91,7 @@ def forget_compiled() -> None:
     from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list, reset_code
     from torch._dynamo.convert_frame import input_codes
 
-    for reference in list(input_codes.seen):
-        code = reference()
+    for code in [reference() for reference in input_codes.seen]:
         if code is not None and _debug_get_cache_entry_list(code):
             reset_code(code)
 

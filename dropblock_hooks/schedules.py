@@ -67,6 +67,14 @@ def spread_rate(rate: Any, i: int, n: int, epochs: int | None) -> Any:
     return rate.at(i, n, epochs) if isinstance(rate, Schedule) else rate
 
 
+def placed(rates: Mapping[str, Any], epochs: int | None, i: int, n: int) -> dict[str, Any]:
+    """The rates of site `i` of `n` sites; ValueError for one without epochs."""
+    for name, rate in rates.items():
+        if epochs is None and length_of(rate) is None:
+            raise ValueError(f"{name}: {UNSAID}")
+    return {name: spread_rate(rate, i, n, epochs) for name, rate in rates.items()}
+
+
 def span_of(rate: Any) -> tuple[float, float]:
     if isinstance(rate, Schedule):
         return rate.span()

@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
-_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
-_LIBRARIES = ("stdlib", "platstdlib", "purelib", "platlib")
-_NOT_THE_USERS = (_HERE, "<frozen", *(sysconfig.get_path(name) + os.sep for name in _LIBRARIES))
+_FOLDERS = [
+    os.path.dirname(os.path.abspath(__file__)),
+    *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")),
+]
+_NOT_THE_USERS = ("<frozen", *(folder + os.sep for folder in _FOLDERS))
 
 
 class HookWarning(UserWarning):
@@ -32,11 +34,7 @@ class HookWarning(UserWarning):
 
 
 def warn(message: str, findings: Sequence[Any] = ()) -> None:
-    """Warn with `HookWarning` at the innermost line outside of this package and of libraries.
-
-    A warning may arise deep in a forward, below code of torch and of a model library. The user
-    needs the line that called them.
-    """
+    """Warn at the innermost line of the user, outside of this package and of libraries."""
     frame: FrameType | None = sys._getframe()
     level = 1
     while frame is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):

@@ -3,9 +3,8 @@
 attachment   `Attachment`: the handle and its operations
 lookup       sites found by key, selector or class; their rates, captures and proposed bounds
 place        a spec on a model: its targets and all of its faults; the hooks, all or none
-report       the table of the sites, and scalars for a logger
-checks       faults of sites and of the training, such as a missing ``step``, and when they are told
-watchdog     when a `Watchdog` looks, and its rules
-distributed  several processes: sums of counts, and differences
+report       the table of the sites, also over several processes
+checks       faults of sites, of the training and between processes, and when they are told
+watchdog     what a `Watchdog` has seen: its rules, and the first cause
 state        ``state_dict`` and its loading
 """

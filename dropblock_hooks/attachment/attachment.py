@@ -12,17 +12,17 @@ from torch import nn
 from ..checks import NON_NEGATIVE, as_number
 from ..findings import Finding, tell
 from ..observers.capture import Capture, Record
+from ..quoting import kind_of
 from ..selectors.select import Select
 from ..sites.hooks import SiteHook, take_off
 from ..sites.run import Run, checked_scaler, world_size
 from ..sites.site import Site
 from ..sites.updates import checked_optimizers, use_optimizers
 from ..tables import Table, counted
-from .checks import around_step, find_faults, not_stepped
-from .distributed import compare, summed
+from .checks import compare, faults_before, find_faults, not_stepped, tell_equal_seeds
 from .lookup import Suggestion, Which, captures, find, suggestions, values_at, with_rates
-from .report import SiteRow, log, readings, scalars, site_table
-from .state import load, restore, save
+from .report import SiteRow, readings, site_table, summed
+from .state import check, restore, save
 from .watchdog import alerts_now, new_alerts, tell_alerts
 
 
@@ -53,13 +53,13 @@ class Attachment:
         return iter(self.sites)
 
     def __len__(self) -> int:
-        return len(self._installed)
+        return len(self.sites)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Attachment) and self._run is other._run
 
     def __hash__(self) -> int:
-        return hash(id(self._run))
+        return hash(self._run)
 
     def __getitem__(self, which: Which) -> Site | tuple[Site, ...]:
         """One site by its key; a tuple of sites by a selector, or by a class of regularizers."""
@@ -112,9 +112,15 @@ class Attachment:
                 rate out of range, is a TypeError or ValueError, and nothing moves.
         """
         t = self.epoch + 1 if t is None else as_number("t", t, allowed=NON_NEGATIVE)
-        values = values_at(self.sites, t)
-        with around_step(self._base, self._run, self._hooks, t):
-            self._move(t, values)
+        values, run, hooks = values_at(self.sites, t), self._run, self._hooks
+        faults = faults_before(t, self._base, run, hooks)
+        ends = math.floor(t) != math.floor(run.epoch)
+        alerts = new_alerts(self._base, run, hooks) if ends else []
+        self._move(t, values)
+        run.stepped, run.fresh = True, False
+        tell(faults, run.told)
+        tell_equal_seeds(run, self.sites)
+        tell_alerts(run, hooks, alerts)
 
     def _move(self, t: float, values: list[dict[str, float]]) -> None:
         """Put the values of a time in place; windows close if its whole part changes."""
@@ -263,8 +269,7 @@ class Attachment:
         Args:
             share: in (0, 1), else ValueError, of the norms; for `ClampGrad`, of the largest
                 magnitudes.
-            which: a site key, a selector or a class, else KeyError; None means every site with a
-                bound.
+            which: as for `set`; None means every site with a bound.
         """
         self._run.check_installed()
         sites = self.sites if which is None else find(which, self._base, self._hooks)
@@ -282,14 +287,20 @@ class Attachment:
                 training may have become longer: schedules without epochs of their own follow it.
             strict: False restores the sites whose key is the same, also with another schedule.
         """
-        t, taken = load(state, self.sites, strict, self._run.epochs)
+        check(state, self.sites, self._run, strict)
+        t = float(state["epoch"])
         self._move(t, values_at(self.sites, t))
-        restore(state, taken, self._run)
+        restore(state, self.sites, self._run)
 
     def scalars(self, prefix: str = "reg/") -> dict[str, float]:
-        """Rates, realized rates of active sites and observer values, by prefix, key and name."""
-        self._look()
-        return scalars(self.sites, readings(self.sites, self._run), prefix)
+        """Rates, realized rates and observer values, by prefix, key and name."""
+        found: dict[str, Any] = {}
+        for row in self.report():
+            seen = row.observed or {}
+            numbers = dict(seen if isinstance(seen, Mapping) else seen.scalars())
+            numbers |= {**row.values, "realized_rate": row.realized_rate}
+            found |= {f"{prefix}{row.site}/{name}": value for name, value in numbers.items()}
+        return {tag: value for tag, value in found.items() if value is not None}
 
     def log(self, writer: Any, step: int) -> None:
         """Give every scalar to a logger.
@@ -300,4 +311,15 @@ class Attachment:
                 TypeError is raised.
             step: where on the axis of steps.
         """
-        log(writer, self.scalars(), step)
+        if hasattr(writer, "add_scalar"):
+            for tag, value in self.scalars().items():
+                writer.add_scalar(tag, value, step)
+        elif hasattr(writer, "log_metrics"):
+            writer.log_metrics(self.scalars(), step=step)
+        elif hasattr(writer, "log"):
+            writer.log(self.scalars(), step=step)
+        else:
+            raise TypeError(
+                "log takes a writer with add_scalar (TensorBoard's), log (a run of wandb) or "
+                f"log_metrics, got {kind_of(writer)}: others take attached.scalars()"
+            )

@@ -1,4 +1,4 @@
-"""The checks of run time: when the sites are asked for their faults, and faults of the training.
+"""The checks of run time: of the sites, of the training, and of several processes.
 
 The first training forward of a window warns of sites that were not called; its end, of the rest.
 """
@@ -7,30 +7,36 @@ from __future__ import annotations
 
 import atexit
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import partial
+from itertools import chain
 from typing import Any
 from weakref import WeakSet
 
 import torch
-from torch import nn
+from torch import distributed, nn
 
 from ..checkpointing import NO_TASK, graph_task
 from ..findings import Finding, Kind, Severity, tell
-from ..observers.watchdog import Watchdog
+from ..observers.watchdog import Clock, Watchdog
 from ..selectors.wrappers import bare_type, find_module
 from ..sites.hooks import REPLACED, SiteHook
-from ..sites.run import Run, Window, windows
+from ..sites.run import Run, Window, windows, world_size
 from ..sites.site import Site
 from ..tables import counted
 from ..warn import warn
-from .distributed import tell_equal_seeds
-from .watchdog import look_at_forward, new_alerts, tell_alerts
+from .report import gathered
+from .watchdog import new_alerts, tell_alerts
 
 _made: WeakSet[ModelHook] = WeakSet()  # of all attachments; copies are not in it
 _EVALUATIONS = 2  # after which a training that nobody steps is reported
+_EQUAL_SEEDS = Finding(
+    Kind.EQUAL_GENERATORS,
+    Severity.WARNING,
+    (),
+    "several ranks have the same torch.initial_seed() and draw the same masks",
+    "Seed each rank differently: torch.manual_seed(seed + rank)",
+)
 
 
 class ModelHook:
@@ -57,31 +63,33 @@ class ModelHook:
         _made.add(self)
 
     def __call__(self, model: nn.Module, *args: Any) -> None:
-        run = self.run
         if torch.compiler.is_compiling():
             return
+        run, training = self.run, model.training
         if not run.installed or graph_task() != NO_TASK:
             return  # a recomputation of checkpointing is no other forward
-        if model.training:
-            run.counter.trained += 1
-        else:
-            run.counter.evaluated += 1
-        if model.training is not self._training and not run.stepped:
-            self._training, self._turns = model.training, self._turns + model.training
-            if model.training and self._turns > _EVALUATIONS:  # training goes on after two
+        run.counter.trained += training
+        run.counter.evaluated += not training
+        if training is not self._training and not run.stepped:
+            self._training, self._turns = training, self._turns + training
+            if training and self._turns > _EVALUATIONS:  # training goes on after two
                 tell(not_stepped(hook.site for hook in self.hooks), run.told)
         for hook in self.parameters:
             owner = None if hook.site.calls else find_module(model, hook.site.owner)
             if owner is not None:
                 hook.put(owner)
-        if not (model.training and run.enabled) or torch._C._are_functorch_transforms_active():
+        if not (training and run.enabled) or torch._C._are_functorch_transforms_active():
             return  # under a transform no number can be read
         if not run.looked:
             run.looked = True
             window = replace(windows(run, self.hooks)[0], backward=False)
             tell(_idle(model, [hook for hook in self.hooks if hook.by_call], window), run.told)
         if self.every:
-            look_at_forward(model, run, self.hooks, self.every)
+            clock = Clock.of(run.shared)
+            clock.forwards += 1
+            due = clock.forwards % self.every == 0
+            if due or clock.forwards.bit_count() == 1:  # at 1, 2, 4, 8, ... only for NaN and Inf
+                tell_alerts(run, self.hooks, new_alerts(model, run, self.hooks, due))
 
 
 @atexit.register
@@ -94,20 +102,21 @@ def tell_at_exit() -> None:
 
 def find_faults(base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> list[Finding]:
     """Everything that is wrong in the open window, or in the last one in which it was trained."""
-    error = partial(Finding, severity=Severity.ERROR, sites=(), epoch=run.epoch)
+
+    def error(kind: Kind, text: str, cure: str, *sites: str) -> Finding:
+        return Finding(kind, Severity.ERROR, sites, text, cure, run.epoch)
+
     if not run.installed:
-        text = "the attachment was removed"
-        return [error(Kind.REMOVED, text=text, cure="Call attach again")]
+        return [error(Kind.REMOVED, "the attachment was removed", "Call attach again")]
     found = run.scaler_findings()
     window, before = windows(run, hooks)
     if before.has("calls", "active") and not window.has("trained", "active"):
         window = before
     if not window.has("calls", "active") and not _leaves_no_trace(hooks):
         text = "no layer was called in this epoch, or since attaching or loading"
-        found.append(error(Kind.NOT_RUN, text=text, cure="Run a training step first"))
-    kind, text, cure = REPLACED
+        found.append(error(Kind.NOT_RUN, text, "Run a training step first"))
     gone = sorted(set(run.keys) - {hook.site.key for hook in hooks})  # of a copy, say
-    found += [error(kind, text=text, cure=cure, sites=(key,)) for key in gone]
+    found += [error(*REPLACED, key) for key in gone]
     found += filter(None, [hook.diagnose(base, window) for hook in hooks])
     return found + not_stepped(hook.site for hook in hooks)
 
@@ -115,47 +124,31 @@ def find_faults(base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> list[Fi
 def tell_faults(attached: Any) -> None:
     """Warn of each fault once, and let each `Watchdog` look and act."""
     base, run, hooks = attached._base, attached._run, attached._hooks
-    alerts = new_alerts(base, run, hooks)
     tell(find_faults(base, run, hooks), run.told)
-    tell_alerts(run, hooks, alerts)
+    tell_alerts(run, hooks, new_alerts(base, run, hooks))
 
 
-@contextmanager
-def around_step(base: nn.Module, run: Run, hooks: Sequence[SiteHook], t: float) -> Iterator[None]:
-    """Check the window before time moves to `t`, and report the findings afterwards."""
+def faults_before(t: float, base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> list[Finding]:
+    """The faults to report when the time moves to `t`, which may close the window."""
     if graph_task() != NO_TASK:
         warn(
             "step() was called during a backward: activation checkpoints that are recomputed "
             "after it use the new rates, and their gradients are wrong; call step() after "
             "backward()"
         )
-    found: list[Finding] = []
-    alerts: list[Finding] = []
     epochs = math.floor(t) - math.floor(run.epoch)
     if not run.installed:
-        found = find_faults(base, run, hooks)  # that it was removed
-    elif epochs:
-        ended = epochs == 1 and not run.fresh  # otherwise the time was set
-        found, alerts = _look_back(base, run, hooks, ended), new_alerts(base, run, hooks)
-    yield
-    run.stepped, run.fresh = True, False
-    tell(found, run.told)
-    tell_equal_seeds(run, [hook.site for hook in hooks])
-    tell_alerts(run, hooks, alerts)
-
-
-def _look_back(base: nn.Module, run: Run, hooks: Sequence[SiteHook], ended: bool) -> list[Finding]:
-    """The faults in a window that closes; `ended` says whether an epoch has ended."""
-    window, _ = windows(run, hooks)
-    if window.has("off"):
+        return find_faults(base, run, hooks)  # that it was removed
+    if not epochs:
         return []
-    if window.has("trained", "active"):
+    window, _ = windows(run, hooks)
+    if window.has("trained", "active") and not window.has("off"):
         gradients = [hook for hook in hooks if hook.site.regularizer.acts_on == "gradient"]
         came = any(window.sites[hook.site.key].active for hook in gradients)
         came = came or any(p.grad is not None for p in base.parameters())
         return _idle(base, hooks, replace(window, backward=came))
-    if not ended or _leaves_no_trace(hooks):
-        return []
+    if window.has("off") or epochs != 1 or run.fresh or _leaves_no_trace(hooks):
+        return []  # the time was set, or compiled code only read rates
     text = f"an epoch has ended in which this {bare_type(base).__name__} was not trained"
     if window.model.evaluated:
         text += f": it ran {counted(window.model.evaluated, 'forward')} in evaluation mode"
@@ -193,3 +186,40 @@ def not_stepped(sites: Iterable[Site]) -> list[Finding]:
             )
             return [Finding(Kind.NOT_STEPPED, Severity.WARNING, (), text, cure, site.run.epoch)]
     return []
+
+
+def compare(run: Run, sites: Sequence[Site], local: Sequence[Finding]) -> list[Finding]:
+    """The findings of all ranks and their differences; the same list on every rank."""
+    mine = {site.key: repr(site.regularizer) for site in sites}
+    mine[""] = f"epoch {run.epoch:g}{'' if run.enabled else ', paused'}"
+    lists, stated, seeds = zip(*gathered((local, mine, torch.initial_seed())), strict=True)
+    found = []
+    for each in dict.fromkeys(chain(*lists)):
+        on = [str(rank) for rank, findings in enumerate(lists) if each in findings]
+        where = "" if len(on) == len(lists) else f" (on rank {', '.join(on)})"
+        found.append(replace(each, text=f"{each.text}{where}"))
+    for key in dict.fromkeys(chain(*stated)):
+        values = [each.get(key, "nothing") for each in stated]
+        if len(set(values)) > 1:
+            shown = ", ".join(f"{value} on rank {rank}" for rank, value in enumerate(values))
+            keys = (key,) if key else ()
+            found.append(Finding(Kind.DIFFERS, Severity.ERROR, keys, f"the ranks differ: {shown}"))
+    drawn_alike = any(site.draws for site in sites) and len(set(seeds)) < len(seeds)
+    return [*found, _EQUAL_SEEDS] if drawn_alike else found
+
+
+def tell_equal_seeds(run: Run, sites: Sequence[Site]) -> None:
+    """Warn, once for an attachment, if another rank has the same random seed.
+
+    Each rank puts its seed into the store of the process group and reads the seeds that are there.
+    No rank waits: of two ranks, at least the later one finds the seed of the other.
+    """
+    if run.compared or world_size() < 2 or not (run.installed and any(s.draws for s in sites)):
+        return
+    run.compared = True
+    store, rank = distributed.distributed_c10d._get_default_store(), distributed.get_rank()
+    seed = str(torch.initial_seed())
+    store.set(f"dropblock_hooks/seed/{rank}", seed)
+    keys = [f"dropblock_hooks/seed/{other}" for other in range(world_size()) if other != rank]
+    if any(store.check([key]) and store.get(key).decode() == seed for key in keys):
+        tell([_EQUAL_SEEDS], run.told)

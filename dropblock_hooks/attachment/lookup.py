@@ -12,7 +12,7 @@ from ..checks import Range, as_number, closest
 from ..observers.capture import Capture, Record
 from ..quoting import listed, quote
 from ..regularizers.base import Regularizer
-from ..schedules import UNSAID, length_of, same_kind, spread_rate
+from ..schedules import placed, same_kind
 from ..selectors.index import Index, NoMatchError
 from ..selectors.select import Select, match
 from ..selectors.wrappers import named_modules
@@ -44,17 +44,14 @@ def find(which: Which, base: nn.Module, hooks: Sequence[SiteHook]) -> tuple[Site
             f"a site is found by its key, a selector or a class of regularizers, got {quote(which)}"
         )
     if not found:
-        known = dict.fromkeys([*sites, *(site.name for site in sites.values())])
-        hint = closest(which, known) if isinstance(which, str) else ""
-        raise KeyError(
-            f"no site is {quote(which)}: {reason}; sites{hint or f': {listed(sites, 5)}'}"
-        )
+        known = closest(str(which), sites) or f": {listed(sites, 5)}"
+        raise KeyError(f"no site is {quote(which)}: {reason}; sites{known}")
     order = {name: i for i, (name, _) in enumerate(named_modules(base))}
     return tuple(sorted(found, key=lambda site: order.get(site.owner, len(order))))
 
 
 def captures(which: Any, meant: Sequence[Site]) -> dict[str, list[Record]]:
-    """The records of every `Capture` among sites; see `Attachment.captured`."""
+    """The records of every `Capture` among sites, by layer; of several of a layer, by key."""
     sites = [site for site in meant if isinstance(site.regularizer, Capture)]
     if not sites:
         have = listed([site.key for site in meant], 3)
@@ -72,18 +69,14 @@ def captures(which: Any, meant: Sequence[Site]) -> dict[str, list[Record]]:
 
 
 def values_at(sites: Sequence[Site], t: float) -> list[dict[str, float]]:
-    """The values of sites at a time, each checked for its range; errors name the site."""
-    return [_values_of(site, site.regularizer, t) for site in sites]
-
-
-def _values_of(site: Site, regularizer: Regularizer, t: float) -> dict[str, float]:
-    when = ""  # errors of the values themselves say it
-    try:
-        values = regularizer.values(t)
-        when = f" at t={t:g}"
-        regularizer.check(values)
-    except (TypeError, ValueError) as error:
-        raise same_kind(error, f"{site.key}: {error}{when}") from error
+    """The values of sites at a time, checked; errors name the site."""
+    values = []
+    for site in sites:
+        try:
+            values.append(site.regularizer.values(t))
+            site.regularizer.check(values[-1])
+        except (TypeError, ValueError) as error:
+            raise same_kind(error, f"{site.key}: {error}") from error
     return values
 
 
@@ -91,19 +84,15 @@ def with_rates(sites: Sequence[Site], rates: Mapping[str, Any], run: Run) -> lis
     """The regularizers of sites with other rates, checked at this time; errors name the site."""
     if not rates:
         raise ValueError("set takes at least one rate: set(which, p=0.2)")
-    for rate in rates.values():
-        if length_of(rate) is None and run.epochs is None:
-            raise ValueError(f"{quote(rate)}: {UNSAID}")
-    layers = list(dict.fromkeys(site.name for site in sites))
-    depth = {name: (i, len(layers), run.epochs) for i, name in enumerate(layers)}
+    layers = {name: i for i, name in enumerate(dict.fromkeys(site.name for site in sites))}
     changed = []
     for site in sites:
-        new = {name: spread_rate(rate, *depth[site.name]) for name, rate in rates.items()}
         try:
+            new = placed(rates, run.epochs, layers[site.name], len(layers))
             changed.append(site.regularizer.with_rates(**new))
+            changed[-1].check(changed[-1].values(run.epoch))
         except (TypeError, ValueError) as error:
             raise same_kind(error, f"{site.key}: {error}") from error
-        _values_of(site, changed[-1], run.epoch)
     return changed
 
 
@@ -127,10 +116,9 @@ def suggestions(sites: Sequence[Site], share: float) -> Table[Suggestion]:
     share = as_number("share", share, allowed=Range(0, 1, open_low=True, open_high=True))
     rows = [row for site in sites for row in _suggested(site, share)]
     if not rows:
-        there = listed((site.regularizer.label for site in sites), 5) or "no sites"
         raise ValueError(
             "there is nothing to suggest: no site here has a bound on gradients, as ClipGradNorm "
-            f"and ClampGrad have (there are: {there})"
+            "and ClampGrad have"
         )
     names = ("site", "field", "bound", "changed", "proposed", "seen", "over")
     columns: Columns[Suggestion] = {name: attrgetter(name) for name in names}

@@ -1,7 +1,7 @@
 """Places a spec on a model: finds all of its faults, and then installs the hooks, all or none."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -10,10 +10,10 @@ from torch import nn
 from ..axes.facts import Facts, ModelFacts
 from ..checks import as_count
 from ..observers.base import Observer
-from ..quoting import label, listed, quote, shorten
+from ..quoting import listed, quote
 from ..regularizers.base import Regularizer
-from ..regularizers.retune import Retune, rate_attribute, unit_dropped
-from ..schedules import UNSAID, length_of, spread_rate
+from ..regularizers.retune import Retune, held_rate
+from ..schedules import length_of, placed
 from ..selectors.index import Index, NoMatchError, Target
 from ..selectors.select import match
 from ..sites.held import ParameterHook, RetuneHook
@@ -23,6 +23,10 @@ from ..sites.site import Site
 from ..spec.spec import Draft, Entry, SpecError
 from .attachment import Attachment
 from .checks import ModelHook
+
+_REMOVE = "call its remove(), or run `from dropblock_hooks import detach_all; detach_all(model)`"
+_IN_ONE_LIST = "put them in one list, or allow it with Select(..., compose=True)"
+_HOOKS = (RetuneHook, ObserveHook, SiteHook)  # the first one that takes a regularizer is used
 
 
 @dataclass(frozen=True)
@@ -34,22 +38,16 @@ class Placement:
     target: Target
     regularizer: Regularizer
     where: str  # the selector of the entry, as messages quote it, after its line in a file
+    hook: type[SiteHook]
     facts: Facts | None = None  # the axes of the layer, as the model shows them
-
-    @property
-    def hook(self) -> type[SiteHook]:
-        """The class of hook that the target and the regularizer need."""
-        kinds = (ParameterHook,) if self.target.form == "param" else _HOOKS
-        return next(kind for kind in kinds if isinstance(self.regularizer, kind.takes))
 
 
 def place(
     model: nn.Module, draft: Draft, epochs: int | None = None
-) -> tuple[list[Placement], list[str], list[str]]:
-    """Resolve a spec on a model, or raise a SpecError with all of its faults.
+) -> tuple[list[Placement], list[str]]:
+    """Resolve a spec on a model: the placements and the warnings, or a SpecError with all faults.
 
-    Names begin at `model`; `epochs` is the length of the training. Returns the placements, the
-    warnings, and schedules that need the length of the training, which is not known.
+    Names begin at `model`; `epochs` is the length of the training.
     """
     if epochs is not None:
         as_count("epochs", epochs)
@@ -71,101 +69,79 @@ def place(
                 warnings.append(f"{where}: None clears nothing: no earlier entry is on it")
             placements = kept
         for j, regularizer in enumerate(entry.regularizers or ()):
-            placements += [Placement(entry, (i, j), t, regularizer, where) for t in targets]
-    placements = [
-        replace(p, regularizer=p.hook.fitted(p.target, p.regularizer, model)) for p in placements
-    ]
-    problems += [*_refused(placements), *_conflicts(placements)]
+            for target in targets:
+                kinds = (ParameterHook,) if target.form == "param" else _HOOKS
+                hook = next(kind for kind in kinds if isinstance(regularizer, kind.takes))
+                fitted = hook.fitted(target, regularizer, model)
+                placements.append(Placement(entry, (i, j), target, fitted, where, hook))
+    problems += _faults(placements)
+    placements = _with_rates(placements, epochs, warnings, problems)
     if problems:
-        raise SpecError(problems, draft.source)
-    unsaid: list[str] = []
+        raise SpecError(dict.fromkeys(problems), draft.source)
     facts = ModelFacts(index)
-    for i, p in enumerate(_with_rates(placements, epochs, warnings, unsaid)):
-        known = None if p.target.form else facts.of(p.target, p.regularizer.at)
-        placements[i] = replace(p, facts=known)
+    for i, p in enumerate(placements):
+        if not p.target.form:
+            placements[i] = replace(p, facts=facts.of(p.target, p.regularizer.at))
     warnings += _nested(placements)
-    return placements, list(dict.fromkeys(warnings)), list(dict.fromkeys(unsaid))
+    return placements, list(dict.fromkeys(warnings))
 
 
-def _refused(placements: list[Placement]) -> list[str]:
-    """The regularizers that can't work on their targets, each reason once for an entry."""
-    reasons: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for p in placements:
-        reason = next(filter(None, p.hook.refusals(p.target, p.regularizer)), None)
-        if isinstance(p.target.module, torch.jit.ScriptModule):
-            reason = (
-                "it is a ScriptModule, which takes no hooks: attach to the module that it was made "
-                "from, and script that after remove(); or put it on a layer around it"
-            )
-        if reason:
-            about = f"{p.where}: {quote(p.regularizer)} can't work on"
-            reasons[about, shorten(reason, 500)].append(p.target.name)
-    return [f"{about} {listed(names, 3)}: {why}" for (about, why), names in reasons.items()]
-
-
-def _conflicts(placements: list[Placement]) -> list[str]:
-    """Targets with a class from two entries, or with two regularizers that set their own rate."""
-    there: dict[nn.Module, list[tuple[Regularizer, str, str, int]]] = {}
+def _faults(placements: list[Placement]) -> list[str]:
+    """The regularizers that can't work on their targets, or beside others; each reason once."""
+    there: dict[nn.Module, list[tuple[object, str, int]]] = {}
     found: dict[tuple[str, str], list[str]] = defaultdict(list)
     for p in placements:
         module, mine = p.target.module, p.regularizer
+        why = next(filter(None, p.hook.refusals(p.target, mine)), None)
+        if isinstance(module, torch.jit.ScriptModule):
+            why = (
+                "it is a ScriptModule, which takes no hooks: attach to the module that it was made "
+                "from, and script that after remove(); or put it on a layer around it"
+            )
+        if why:
+            found[f"{p.where}: {quote(mine)} can't work on", why].append(p.target.name)
         if module not in there:
-            live = "a live Attachment"
-            there[module] = [(h.site.regularizer, h.local, live, -1) for h in hooks_on(module)]
-        composed = getattr(p.entry.selector, "compose", False) or isinstance(mine, Retune)
-        for other, local, where, entry in there[module]:
-            one_rate = _set_one_rate(module, other, mine)
-            twice = other.kind == mine.kind and local == p.target.local
-            if not one_rate and (composed or not twice or entry == p.position[0]):
-                continue
-            cure = "A layer has one rate" if one_rate else "Put them in one list"
-            if entry < 0:
-                cure = "Call its remove(), or run `from dropblock_hooks import detach_all; "
-                cure += "detach_all(model)`"
-            cure += "" if one_rate else ", or allow it with Select(..., compose=True)"
-            kinds = f"{other.label} and {mine.label}"
-            found[f"{where} and {p.where}: {kinds}", cure].append(p.target.name)
-            break
-        there[module].append((mine, p.target.local, p.where, p.position[0]))
-    return [
-        f"{both} can't both be on {listed(names, 3)}. {cure}"
-        for (both, cure), names in found.items()
-    ]
+            live = [_taken(hook.site.regularizer, hook.local) for hook in hooks_on(module)]
+            there[module] = [(taken, "a live Attachment", -1) for taken in live]
+        taken, retunes = _taken(mine, p.target.local), isinstance(mine, Retune)
+        composed = getattr(p.entry.selector, "compose", False)
+        for other, where, entry in there[module]:
+            if other == taken and (retunes or not (composed or entry == p.position[0])):
+                about = f"{where} and {p.where}: {mine.label} and {mine.label} can't both be on"
+                cure = "a layer has one rate" if retunes else _IN_ONE_LIST
+                found[about, _REMOVE if entry < 0 else cure].append(p.target.name)
+                break
+        there[module].append((taken, p.where, p.position[0]))
+    return [f"{about} {listed(names, 3)}: {why}" for (about, why), names in found.items()]
 
 
-def _set_one_rate(module: nn.Module, *two: Regularizer) -> bool:
-    """Whether both set the same rate of the layer, or one sets it and the other drops too."""
-    retuned = [each.attribute for each in two if isinstance(each, Retune)]
-    if len(retuned) == 2:
-        return retuned[0] == retuned[1]
-    return any(map(unit_dropped, two)) and retuned == [rate_attribute(module)]
+def _taken(regularizer: Regularizer, local: str) -> object:
+    """What a regularizer takes of its module for itself: its class there, or the retuned rate."""
+    return regularizer.kind, held_rate(regularizer) or local
 
 
 def _with_rates(
-    placements: list[Placement], epochs: int | None, warnings: list[str], unsaid: list[str]
-) -> Iterator[Placement]:
+    placements: list[Placement], epochs: int | None, warnings: list[str], problems: list[str]
+) -> list[Placement]:
     """Schedules without epochs follow the training; `ByDepth` is spread over its entry's layers."""
     sizes = Counter(p.position for p in placements)
     before: Counter[tuple[int, int]] = Counter()
+    kept = []
     for p in placements:
-        own, rates = p.regularizer.rates, {}
-        depth = before[p.position], sizes[p.position]
-        before[p.position] += 1
+        own, regularizer = p.regularizer.rates, p.regularizer
+        for rate in own.values():
+            length = length_of(rate) or 0
+            if epochs is not None and length > epochs:
+                text = f"takes {length:g} epochs, and the training has {epochs}"
+                warnings.append(f"{p.where}: {quote(rate)} {text}: it does not reach its end")
         try:
-            for name, rate in own.items():
-                length = length_of(rate)
-                if length is None and epochs is None:
-                    unsaid.append(f"{p.where}: {quote(rate)}: {UNSAID}")
-                elif length and epochs is not None and length > epochs:
-                    text = f"takes {length:g} epochs, and the training has {epochs}"
-                    warnings.append(f"{p.where}: {quote(rate)} {text}: it does not reach its end")
-                rates[name] = spread_rate(rate, *depth, epochs)
-            changed = any(rates[name] is not rate for name, rate in own.items())
-            regularizer = p.regularizer.with_rates(**rates) if changed else p.regularizer
+            rates = placed(own, epochs, before[p.position], sizes[p.position])
+            regularizer = regularizer.with_rates(**rates) if rates != own else regularizer
         except Exception as error:  # a schedule may be anybody's
-            text = f"{p.where}: {quote(p.regularizer)} at {label(p.target.name)}: {error}"
-            raise SpecError([text]) from error
-        yield replace(p, regularizer=regularizer)
+            problems.append(f"{p.where}: {quote(p.regularizer)}: {error}")
+        kept.append(replace(p, regularizer=regularizer))
+        before[p.position] += 1
+    return kept
 
 
 def _nested(placements: list[Placement]) -> list[str]:
@@ -175,20 +151,20 @@ def _nested(placements: list[Placement]) -> list[str]:
         for p in placements
         if not p.target.form and not isinstance(p.regularizer, Retune | Observer)
     }
-    inner = [(kind, name) for kind, name in layers if _lies_inside(kind, name, layers)]
+    inner = []
+    for kind, name in layers:
+        parts = name.split(".") if name else []
+        if any((kind, ".".join(parts[:n])) in layers for n in range(len(parts))):
+            inner.append((kind, name))
     if not inner:
         return []
     entries = ", ".join(dict.fromkeys(layers[each] for each in inner))
+    names = listed([name for _, name in inner], 3)
     return [
         f"{entries}: {len(inner)} layers lie inside others that have the same class "
-        f"({listed([name for _, name in inner], 3)}), which applies again in each. In a selector, "
-        "** takes the layers inside too, * only one level"
+        f"({names}), which applies again in each. In a selector, ** takes the layers "
+        "inside too, * only one level"
     ]
-
-
-def _lies_inside(kind: str, name: str, layers: Container[tuple[str, str]]) -> bool:
-    parts = name.split(".") if name else []
-    return any((kind, ".".join(parts[:n])) in layers for n in range(len(parts)))
 
 
 def install(
@@ -207,8 +183,8 @@ def install(
         site.order, site.position, site.selector = order, p.position, str(p.entry.selector)
         hook = p.hook(site, p.target.local) if make is None else make(site, p)
         installed.append((p.target.module, hook))
-    run.keys = tuple(hook.site.key for _, hook in installed)
     attachment = Attachment(base, run, installed)
+    run.keys = tuple(site.key for site in attachment)
     try:
         for module, hook in installed:
             hook.install(module)
@@ -231,7 +207,3 @@ def site_keys(placements: list[Placement]) -> list[str]:
         repeated[key] += 1
         keys.append(key if repeated[key] == 1 else f"{key}#{repeated[key]}")
     return keys
-
-
-_HOOKS = (RetuneHook, ObserveHook, SiteHook)
-"""The hooks of layers and attributes; the first one that takes the regularizer is used."""

@@ -1,26 +1,24 @@
-"""The report of all sites, as a table and for loggers."""
+"""The report of all sites, as a table; of several processes, the sums of their counts."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from itertools import chain
 from operator import attrgetter, itemgetter
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
+
+from torch import distributed
 
 from ..observers.base import Observer
-from ..quoting import kind_of
 from ..registry import stated_fields, text
 from ..regularizers.base import Regularizer
 from ..sites.counter import Counter
-from ..sites.run import Run
+from ..sites.run import Run, world_size
 from ..sites.site import Site
 from ..tables import Columns, Section, Short, Table, Varying, named
 from ..tables import shown as cell
 
 Size = tuple[int, ...] | None
-_NORMS = (
-    "norms before the bound, {} (ClampGrad: largest magnitudes; AdaptiveClipGrad: over weights)"
-)
 
 
 @dataclass(frozen=True)
@@ -55,61 +53,47 @@ class SiteRow:
     observed: Any = None  # the result of an observer for the last window
 
 
-class Readings(NamedTuple):
-    """The counts of all sites and the states of observers, by key."""
-
-    sites: dict[str, Counter]
-    forwards: int | None  # of the model; None if compiled ones could not be counted
-    observed: dict[str, Any]  # without observers that were never called
-
-    def result(self, site: Site) -> Any:
-        """The result of an observer; None without any call."""
-        state = self.observed.get(site.key)
-        return None if state is None else site.watch.observer.compute(state)  # type: ignore[union-attr]  # it has a state
+Readings: TypeAlias = dict[str, tuple[Counter, Any]]
+"""The counts of each site, and the state of its observer, by key; ``""`` is the model itself."""
 
 
 def readings(sites: Sequence[Site], run: Run) -> Readings:
-    """The counts and states of now."""
-    counters = {site.key: site.counter.read() for site in sites}
-    states = {site.key: site.watch.shown() for site in sites if site.watch is not None}
-    forwards = None if run.compiled else run.counter.life().calls
-    return Readings(counters, forwards, {key: x for key, x in states.items() if x is not None})
+    have = {site.key: (site.counter.read(), site.watch and site.watch.shown()) for site in sites}
+    return {"": (run.counter, None), **have}
 
 
-def scalars(sites: Sequence[Site], have: Readings, prefix: str) -> dict[str, float]:
-    """Rates, realized rates of active sites and results of observers, by tag."""
-    found: dict[str, float] = {}
-    windows = {key: counter.window() for key, counter in have.sites.items()}
-    trained = any(window.trained or window.active for window in windows.values())
-    for site in sites:
-        seen = have.result(site) or {}
-        numbers: dict[str, Any] = dict(seen if isinstance(seen, Mapping) else seen.scalars())
-        window = windows[site.key] if trained else have.sites[site.key].shown()
-        numbers |= {**site.values, "realized_rate": window.share()}
-        found |= {f"{prefix}{site.key}/{n}": x for n, x in numbers.items() if x is not None}
+def gathered(mine: Any) -> list[Any]:
+    """The objects of all ranks, in the order of the ranks."""
+    if not world_size():
+        raise RuntimeError(
+            "distributed=True needs a process group: call torch.distributed.init_process_group "
+            "first, or leave distributed= out"
+        )
+    found: list[Any] = [None] * world_size()
+    distributed.all_gather_object(found, mine)
     return found
 
 
-def log(writer: Any, found: dict[str, float], step: int) -> None:
-    """Give scalars to a writer; see `Attachment.log`."""
-    if hasattr(writer, "add_scalar"):
-        for tag, value in found.items():
-            writer.add_scalar(tag, value, step)
-    elif hasattr(writer, "log_metrics"):
-        writer.log_metrics(found, step=step)
-    elif hasattr(writer, "log"):
-        writer.log(found, step=step)
-    else:
-        raise TypeError(
-            "log takes a writer with add_scalar (TensorBoard's), log (a run of wandb) or "
-            f"log_metrics, got {kind_of(writer)}: others take attached.scalars()"
+def summed(mine: Readings, sites: Sequence[Site]) -> Readings:
+    """The sums of the counts of all ranks; RuntimeError on each rank if their sites differ."""
+    ranks: list[Readings] = gathered(mine)
+    if any(list(each) != list(ranks[0]) for each in ranks):
+        raise RuntimeError(
+            "the ranks have different sites: verify(distributed=True) says where they differ"
         )
+    total = {key: reduce(Counter.plus, (each[key][0] for each in ranks)) for key in mine}
+    have: Readings = {key: (counter, None) for key, counter in total.items()}
+    for site in sites:
+        states = [state for each in ranks if (state := each[site.key][1])]
+        if site.watch is not None and states:
+            have[site.key] = total[site.key], reduce(site.watch.observer.merge, states)
+    return have
 
 
 def _site_row(site: Site, have: Readings) -> SiteRow:
-    counted, item = have.sites[site.key], site.regularizer
+    (counted, state), item = have[site.key], site.regularizer
     size, life, shown = counted.map_size, counted.life(), counted.shown()
-    norms = shown.norms
+    norms, forwards = shown.norms, have[""][0].life().calls
     block = None if size is None else item.block_in_force(size)
     return SiteRow(
         site=site.key,
@@ -127,18 +111,17 @@ def _site_row(site: Site, have: Readings) -> SiteRow:
         largest_norm=norms.largest,
         calls=life.calls,
         active_calls=life.active,
-        calls_per_forward=life.calls / have.forwards if have.forwards else None,
+        calls_per_forward=None if site.run.compiled or not forwards else life.calls / forwards,
         map_size=size,
         map_varies=counted.map_varies,
         block_size=block,
         clipped=is_clipped(block, item),
         aliases=site.aliases,
-        observed=have.result(site),
+        observed=site.watch.observer.compute(state) if site.watch and state else None,
     )
 
 
 def is_clipped(block: tuple[int, ...] | None, regularizer: Regularizer) -> bool:
-    """Whether a block is smaller than its regularizer says."""
     return block is not None and block != getattr(regularizer, "edges", block)
 
 
@@ -147,6 +130,11 @@ def block_cell(row: Any, only_limited: bool = False) -> str:
     covers = row.block_size is not None and row.block_size == row.map_size
     mark = " (clipped)" if row.clipped else " (whole map)" if covers else ""
     return f"{cell(row.block_size)}{mark}" if mark or not only_limited else ""
+
+
+def entry_of(selector: str, row: Any) -> str | None:
+    """The spec entry and the class, which rows have in common that print as one line."""
+    return None if row.aliases else f"{selector}/{row.site.rpartition('/')[2]}"
 
 
 def site_table(sites: Sequence[Site], have: Readings, title: str) -> Table[SiteRow]:
@@ -167,11 +155,16 @@ def _sections(
     """The section of sites of the same kind, and the section of their norms."""
     known = {site.key: site for site, _ in members}
     rows, first = [row for _, row in members], members[0][0].regularizer
-    open_ = {key for key, site in known.items() if _is_open(site, have.sites[key])}
+    open_ = {key for key, site in known.items() if _is_open(site, have[key][0])}
     window = "this epoch" if open_ else "last epoch"
 
     def entry(row: SiteRow) -> str | None:
         return entry_of(known[row.site].selector, row)
+
+    def options(row: SiteRow) -> Short:
+        item = known[row.site].regularizer
+        stated = {n: x for n, x in stated_fields(item).items() if n and n not in item.rates}
+        return Short(", ".join(f"{n}={text(x)}" for n, x in stated.items()), repr(item))
 
     def share(row: SiteRow) -> Varying:
         return Varying(row.realized_rate if row.site in open_ or not open_ else None)
@@ -194,15 +187,15 @@ def _sections(
             calls["map\nlast"] = _map_cell
             calls["block\nlast"] = partial(block_cell, only_limited=True)
     name: Columns[SiteRow] = {"site": lambda row: named(row.site, row.aliases)}
-    options: Columns[SiteRow] = {"options": lambda row: _options(known[row.site].regularizer)}
-    yield Section(rows, {**name, **options, **columns, **calls}, note, entry)
+    yield Section(rows, {**name, "options": options, **columns, **calls}, note, entry)
     norms: Columns[SiteRow] = {
         "mean": lambda row: Varying(row.mean_norm),
         "p99": lambda row: Varying(row.p99_norm),
         "largest": lambda row: Varying(row.largest_norm),
     }
-    bounded = [row for row in rows if row.mean_norm is not None]
-    yield Section(bounded, name | norms, _NORMS.format(window), entry)
+    note = f"norms before the bound, {window} (ClampGrad: largest magnitudes; "
+    note += "AdaptiveClipGrad: over weights)"
+    yield Section([row for row in rows if row.mean_norm is not None], name | norms, note, entry)
 
 
 def _is_open(site: Site, counted: Counter) -> bool:
@@ -222,18 +215,6 @@ def _bounds_cell(row: SiteRow) -> str:
 
 
 def _map_cell(row: SiteRow) -> Any:
-    if row.map_size is None:
-        return ""
-    return f"{cell(row.map_size)} (varies)" if row.map_varies else Varying(row.map_size)
-
-
-def entry_of(selector: str, row: Any) -> str | None:
-    """The spec entry and the class, which rows have in common that print as one line."""
-    return None if row.aliases else f"{selector}/{row.site.rpartition('/')[2]}"
-
-
-def _options(regularizer: Regularizer) -> Short:
-    """The fields of a regularizer without its rates."""
-    stated = stated_fields(regularizer).items()
-    own = [f"{n}={text(x)}" for n, x in stated if n and n not in regularizer.rates]
-    return Short(", ".join(own), repr(regularizer))
+    if row.map_varies:
+        return f"{cell(row.map_size)} (varies)"
+    return "" if row.map_size is None else Varying(row.map_size)

@@ -5,51 +5,43 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..checks import as_number
 from ..sites.counter import Snapshot
 from ..sites.run import Run
 from ..sites.site import Site
 from ..warn import warn
 
 _VERSION = 3
-Taken = Mapping[Site, tuple[Snapshot, Snapshot]]
-"""The saved counts, and the elements of the open window, by site."""
 
 
 def save(sites: Sequence[Site], run: Run) -> dict[str, Any]:
-    """Epoch, counts, and the elements counted in this epoch."""
+    counts = {}
+    for site in sites:
+        life = site.counter.read().life()
+        counts[site.key] = {
+            "regularizer": repr(site.regularizer),
+            "calls": life.calls,
+            "active_calls": life.active,
+            **_elements(life._asdict()),
+            "window": _elements(site.counter.window()._asdict()),
+        }
     return {
         "version": _VERSION,
         "epoch": run.epoch,
         "epochs": run.epochs or 0,
         "stepped": run.stepped,
         "forwards": run.counter.life().calls,
-        "sites": {site.key: _saved(site) for site in sites},
+        "sites": counts,
     }
 
 
-def _saved(site: Site) -> dict[str, Any]:
-    life = site.counter.read().life()
-    return {
-        "regularizer": repr(site.regularizer),
-        "calls": life.calls,
-        "active_calls": life.active,
-        **_elements(life),
-        "window": _elements(site.counter.window()),
-    }
+def _elements(counts: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: counts[name] for name in ("affected", "total", "expected")}
 
 
-def _elements(counted: Snapshot) -> dict[str, Any]:
-    return {name: getattr(counted, name) for name in ("affected", "total", "expected")}
+def check(state: Any, sites: Sequence[Site], run: Run, strict: bool) -> None:
+    """Raise ValueError for a state of other sites; warn of a state of none of these sites.
 
-
-def load(
-    state: Mapping[str, Any], sites: Sequence[Site], strict: bool, epochs: int | None
-) -> tuple[float, Taken]:
-    """The epoch of a state, and the counts for these sites; changes nothing yet.
-
-    A schedule that takes its length from the training (`epochs`) is the same in a longer one. A
-    state that is damaged or, where `strict`, of another spec is a ValueError.
+    A schedule that takes its length from the training is the same in a longer one.
     """
     version = state.get("version") if isinstance(state, Mapping) else None
     if version != _VERSION:
@@ -58,33 +50,20 @@ def load(
             f"{version}"
         )
     here = {site.key: repr(site.regularizer) for site in sites}
-    there: dict[str, str] = {}
-    found: dict[str, tuple[Snapshot, Snapshot]] = {}
-    try:
-        epoch = as_number("epoch", state["epoch"])
-        for key, each in state["sites"].items():
-            there[key] = str(each["regularizer"])
-            calls, active = int(each["calls"]), int(each["active_calls"])
-            life = _snapshot(each)._replace(trained=calls, active=active)
-            found[key] = life, _snapshot(each["window"])
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"the state of the Attachment is damaged: {error!r}") from error
-    different = [
-        f"  - {key}: the state has {there.get(key, 'none')}, the model has {here.get(key, 'none')}"
-        for key in here | there
-        if there.get(key) != here.get(key)
-        and _timeless(there.get(key), state.get("epochs")) != _timeless(here.get(key), epochs)
-    ]
+    there = {key: saved["regularizer"] for key, saved in state["sites"].items()}
+    different = []
+    for key in here | there:
+        theirs, ours = there.get(key, "none"), here.get(key, "none")
+        if theirs != ours and _timeless(theirs, state["epochs"]) != _timeless(ours, run.epochs):
+            different.append(f"  - {key}: the state has {theirs}, the model has {ours}")
     if strict and different:
         lines = "\n".join(different)
         raise ValueError(f"the state is of another spec (strict=False takes what fits):\n{lines}")
-    taken = {site: found[site.key] for site in sites if site.key in found}
-    if sites and not taken:
+    if here and here.keys().isdisjoint(there):
         warn("the state has none of these sites, so only its epoch is restored")
-    return epoch, taken
 
 
-def _timeless(regularizer: str | None, epochs: int | None) -> str | None:
+def _timeless(regularizer: str, epochs: int | None) -> str:
     """The text of a regularizer, without lengths of schedules that follow the training."""
 
     def length(found: re.Match[str]) -> str:
@@ -92,18 +71,16 @@ def _timeless(regularizer: str | None, epochs: int | None) -> str | None:
         own = float(found[1]) != (rest or 1)
         return found[0] if own else f"epochs=all{found[2] or ''}"
 
-    return regularizer and re.sub(r"epochs=([^,)]+)(, delay=([^,)]+))?", length, regularizer)
+    return re.sub(r"epochs=([^,)]+)(, delay=([^,)]+))?", length, regularizer)
 
 
-def _snapshot(saved: Mapping[str, Any]) -> Snapshot:
-    affected, total = int(saved["affected"]), int(saved["total"])
-    return Snapshot(affected=affected, total=total, expected=float(saved["expected"]))
-
-
-def restore(state: Mapping[str, Any], taken: Taken, run: Run) -> None:
-    """Take over the counts of a state that was loaded, and begin a new window."""
-    run.stepped = bool(state.get("stepped", True))
-    run.counter.restore(Snapshot(trained=int(state.get("forwards", 0))), Snapshot())
-    for site, counts in taken.items():
-        site.counter.restore(*counts)
+def restore(state: Mapping[str, Any], sites: Sequence[Site], run: Run) -> None:
+    """Take over the counts of a checked state, and begin a new window."""
+    run.stepped = state["stepped"]
+    run.counter.restore(Snapshot(trained=state["forwards"]), Snapshot())
+    for site in sites:
+        if saved := state["sites"].get(site.key):
+            calls, active = saved["calls"], saved["active_calls"]
+            life = Snapshot(trained=calls, active=active, **_elements(saved))
+            site.counter.restore(life, Snapshot(**_elements(saved["window"])))
     run.looked, run.fresh = False, True

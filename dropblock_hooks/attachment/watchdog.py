@@ -31,8 +31,6 @@ _CURES = {
         "a layer that the model never calls can be removed"
     ),
 }
-Alerts = dict[tuple[str, str], Finding]
-"""Findings by site and kind."""
 
 
 class Sight(NamedTuple):
@@ -54,25 +52,15 @@ class Sight(NamedTuple):
         return [p for p in self.module.parameters(recurse=False) if p.requires_grad]
 
     def finding(self, kind: Kind, text: str, cure: str = "") -> Finding:
-        """A finding about this site."""
         severity = Severity.ERROR if kind == Kind.NONFINITE else Severity.WARNING
         cure = cure or _CURES[kind]
         return Finding(kind, severity, (self.site.key,), text, cure, self.site.run.epoch)
 
 
-def look_at_forward(base: nn.Module, run: Run, hooks: Sequence[SiteHook], every: int) -> None:
-    """Look at each n-th forward; at the forwards 1, 2, 4, 8, ... only for NaN and Inf."""
-    clock = Clock.of(run.shared)
-    clock.forwards += 1
-    due = clock.forwards % every == 0
-    if due or clock.forwards.bit_count() == 1:
-        tell_alerts(run, hooks, new_alerts(base, run, hooks, due))
-
-
 def new_alerts(
     base: nn.Module, run: Run, hooks: Sequence[SiteHook], statistics: bool = True
 ) -> list[Finding]:
-    """Judge all sites, and begin new statistics; returns the new findings.
+    """The findings that the last look did not have; begins new counts.
 
     Without `statistics`, only values that are not finite are judged.
     """
@@ -132,15 +120,18 @@ def _first_cause(findings: Sequence[Finding], sights: Sequence[Sight]) -> list[F
     effects = sorted((each for each in findings if each not in apart), key=order)
     if len(effects) < 2:
         return [*effects, *apart]
-    first, layers = effects[0], defaultdict(list)
+    layers = defaultdict(list)
     for each in effects[1:]:
         layers[each.kind].append(each.layer)
     told = "; ".join(f"{kind} at {listed(names, 5)}" for kind, names in layers.items())
-    return [replace(first, text=f"{first.text}. Likely effects of it: {told}"), *apart]
+    text = f"{effects[0].text}. Likely effects of it: {told}"
+    return [replace(effects[0], text=text), *apart]
 
 
-def _judge(base: nn.Module, run: Run, sights: list[Sight], statistics: bool) -> Alerts:
-    """The findings of all rules. Where statistics are not judged, the findings from them hold."""
+def _judge(
+    base: nn.Module, run: Run, sights: list[Sight], statistics: bool
+) -> dict[tuple[str, str], Finding]:
+    """The findings of all rules, by site and kind. Without `statistics`, their findings hold."""
     before = Clock.of(run.shared).alerts
     by_rule = {kind: [s for s in sights if kind in s.dog.names] for kind in Kind}
     found = [*_nonfinite(run, by_rule[Kind.NONFINITE])]
@@ -165,8 +156,8 @@ def _nonfinite(run: Run, sights: list[Sight]) -> Iterator[Finding]:
     scaler = run.scaler
     scaled = bool(scaler) and is_enabled(scaler)
     # overflows are how a GradScaler finds its scale
-    backward = not scaled or scaler.get_scale() < _SMALLEST_SCALE
-    if backward and reached.kept.grad_bad < forward.kept.bad:
+    searching = scaled and scaler.get_scale() >= _SMALLEST_SCALE
+    if reached.kept.grad_bad < forward.kept.bad and not searching:
         text = (
             "a gradient that is not finite (NaN or Inf) reached its output, as the first of the "
             "watched layers: the loss or the code behind this layer made it"
@@ -188,12 +179,12 @@ def _of_forward(first: Sight, sights: Sequence[Sight]) -> Finding:
 
     If there is none, the first layer. If code between two layers made them, it is their parent.
     """
-    names = [f".{name}." for name in (first.site.name, *first.site.aliases)]
+    names = [f"{name}." for name in (first.site.name, *first.site.aliases)]
     makers = [
         s
         for s in sights
         if s.kept.made == s.kept.bad < math.inf
-        and any(name.startswith(f".{s.site.name}.".replace("..", ".")) for name in names)
+        and any(name.startswith(f"{s.site.name}.".lstrip(".")) for name in names)
     ]
     sight = max(makers, key=lambda s: (s is first, len(s.site.name)), default=first)
     text = f"its output held NaN or Inf in {sight.kept.bad_calls} of {sight.kept.calls} calls, "
@@ -207,21 +198,16 @@ def _of_forward(first: Sight, sights: Sequence[Sight]) -> Finding:
     else:
         text += "and so did its input: the batch, or code that is not watched, made them"
         cure = "Check the inputs"
-    bad = [
-        f"parameter '{name}' of {s.site.name or 'the model'}"
-        for s in sights
-        for name, p in s.module.named_parameters(recurse=False)
-        if not _finite(p)
-    ]
+    bad = []
+    for s in sights:
+        for name, p in s.module.named_parameters(recurse=False):
+            values = getattr(p, "_local_tensor", p).detach()  # of a sharded parameter
+            if not (values.is_meta or torch.isfinite(values).all()):
+                bad.append(f"parameter '{name}' of {s.site.name or 'the model'}")
     if bad:
         cure += f". Not finite now: {listed(bad, 3)}. Go back to a checkpoint"
         cure += ", and lower the learning rate or clip gradients (ClipGradNorm)" if makers else ""
     return sight.finding(Kind.NONFINITE, text, cure)
-
-
-def _finite(p: nn.Parameter) -> bool:
-    local = getattr(p, "_local_tensor", p)
-    return local.is_meta or bool(torch.isfinite(local.detach()).all())
 
 
 def _along_depth(kind: Kind, sights: list[Sight]) -> Iterator[Finding]:

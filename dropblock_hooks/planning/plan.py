@@ -123,9 +123,8 @@ def plan(
         SpecError: for the faults of the spec that ``attach`` would find.
     """
     base = submodule(unwrap(model), root)
-    placements, told, unsaid = place(base, Draft.of(spec), epochs)
+    placements, told = place(base, Draft.of(spec), epochs)
     findings = [Finding(Kind.SPEC, Severity.NOTE, (), line) for line in told]
-    findings += [Finding(Kind.SPEC, Severity.ERROR, (), line) for line in unsaid]
     return plan_placements(unwrap(model), base, placements, example_input, findings)
 
 

@@ -163,3 +163,13 @@ def test_compiled_training_without_any_site_is_told_after_an_epoch():
     with pytest.warns(HookWarning, match="compiled") as caught:
         attached.step(1)
     assert told(caught) == [(".", "not_trained")]
+
+
+def test_a_converted_norm_was_replaced():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+    attached = attach(model, {"type:BatchNorm2d": Dropout2d(0.1)})
+    nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    model[1].eval()  # which trains on a GPU only
+    with pytest.warns(HookWarning) as caught:
+        model(IMAGE).sum().backward()
+    assert told(caught) == ids(attached.verify()) == [("1/Dropout2d", "replaced")]

@@ -2,7 +2,6 @@
 
 import copy
 import io
-import math
 import re
 
 import numpy as np
@@ -12,7 +11,6 @@ from torch import nn
 
 from dropblock_hooks import (
     ActivationStats,
-    ByDepth,
     Capture,
     ClampGrad,
     ClipGradNorm,
@@ -55,9 +53,7 @@ def test_step(net):
     assert attached.epoch == 2.0
 
 
-@pytest.mark.parametrize(
-    "t", [-1, -0.5, "x", float("nan"), float("inf"), True, [1], torch.tensor(1.0)]
-)
+@pytest.mark.parametrize("t", [-0.5, "x", float("nan"), True, torch.tensor(1.0)], ids=repr)
 def test_step_refuses(net, t):
     attached = attach(net, {"layer1.0": Dropout2d(RAMP)})
     attached.step(2)
@@ -94,8 +90,6 @@ def test_set(net):
 @pytest.mark.parametrize(
     ("which", "rates", "error", "text"),
     [
-        ("layer1.0/Dropout", {"p": 0.2}, KeyError, "layer1.0/Dropout2d"),
-        ("layer9.*", {"p": 0.2}, KeyError, "layer9"),
         ("layer1.0/Dropout2d", {"q": 0.2}, ValueError, "its rates: p"),
         ("layer1.*", {"p": 1.2}, ValueError, "p must be"),
         ("layer*.*", {"p": 0.2}, ValueError, "no rate 'p'"),
@@ -118,10 +112,6 @@ def test_lookup(net):
     assert [s.key for s in attached["layer1.0"]] == ["layer1.0/Dropout2d", "layer1.0/GaussianNoise"]
     assert len(attached["type:Residual"]) == 4
     assert len(attached) == len(list(attached)) == 4
-    with pytest.raises(KeyError, match="layer1.0/Dropout2d"):
-        attached["layer1.0/Dropout3d"]
-    with pytest.raises(KeyError):
-        attached["layer2.0"]
 
 
 def test_enabled_and_paused(net):
@@ -183,7 +173,6 @@ def test_report(net):
     assert lines[4].endswith("8x8")
     attached.remove()
     assert "removed" in repr(attached)
-    assert report[:2] == report.rows[:2]
 
 
 def test_report_as_a_data_frame(net):
@@ -210,18 +199,12 @@ def test_verify(net):
     net.layer1[0].eval()
     with pytest.warns(HookWarning) as caught:
         run(model)
-    assert told(caught) == ids(attached.verify())
-    found = attached.verify()
-    assert ids(found) == [
-        ("unused/Dropout", "never_called"),
-        ("inner.layer1.0/Dropout2d", "never_active"),
-    ]
-    net.layer2[0] = copy.deepcopy(net.layer2[1])
+    wanted = [("unused/Dropout", "never_called"), ("inner.layer1.0/Dropout2d", "never_active")]
+    assert told(caught) == ids(attached.verify()) == wanted
     net.layer2[1]._forward_hooks.clear()
-    assert ("inner.layer2.0/Dropout2d", "replaced") in ids(attached.verify())
-    assert ("inner.layer2.1/Dropout2d", "replaced") in ids(attached.verify())
     del model.unused
-    assert ("unused/Dropout", "replaced") in ids(attached.verify())
+    replaced = {("unused/Dropout", "replaced"), ("inner.layer2.1/Dropout2d", "replaced")}
+    assert replaced < set(ids(attached.verify()))
     attached.remove()
     assert [f.kind for f in attached.verify()] == ["removed"]
 
@@ -332,49 +315,9 @@ def test_a_schedule_that_nobody_steps_is_told_once(net, schedule):
     assert "never called" not in attached.report().title
 
 
-@pytest.mark.parametrize("rate", [0.1, LinearSchedule(0.1, 0.1, epochs=5), ByDepth(0.1, 0.2)])
-def test_what_does_not_move_needs_no_step(net, rate):
-    attach(net, {"layer1.*": Dropout2d(rate)})
-    net.eval()(torch.ones(1, 3, 16, 16))
-    net.train()
-    run(net)
-    net.eval()(torch.ones(1, 3, 16, 16))
-    net.train()
-    run(net)
-
-
-WHOLE = {
-    "regularizer": "Dropout(p=0.1)",
-    "calls": 1,
-    "active_calls": 1,
-    "affected": 0,
-    "total": 0,
-    "expected": 0.0,
-    "window": {"affected": 0, "total": 0, "expected": 0.0},
-}
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        {"sites": []},
-        {"sites": {"fc/Dropout": {"regularizer": "Dropout(p=0.1)"}}},
-        {"sites": {"fc/Dropout": {**WHOLE, "calls": "x"}}},
-        {"sites": {"fc/Dropout": {**WHOLE, "total": [1]}}},
-    ],
-)
-def test_a_damaged_state_changes_nothing(net, damage):
-    attached = attach(net, {"fc": Dropout(0.1)})
-    with pytest.raises(ValueError, match="is damaged: "):
-        attached.load_state_dict({"version": 3, "epoch": 2.0, **damage})
-    assert attached.epoch == 0
-
-
 @pytest.mark.parametrize(
     ("which", "part"),
     [
-        ("stage:1", "stage"),
-        ("type:Conv2", "'type:Conv2' matches nothing (closest: type:Conv2d"),
         ("fc.weight", "param:fc.weight"),
         ("layer1.0/Dropot2d", "closest: layer1.0/Dropout2d"),
         ("fc", "it means layers that have none: fc"),
@@ -407,33 +350,26 @@ def _later(value):
     [
         (_later(lambda t: 0.1 + t), ValueError, "p must be in [0, 1], got 3.1"),
         (_later(lambda t: None), TypeError, "must be a number, got None"),
-        (_later(lambda t: math.nan), ValueError, "must be a finite number, got nan"),
         (_later(lambda t: t / 0), ValueError, "raised ZeroDivisionError"),
     ],
+    ids=["range", "type", "raises"],
 )
 @pytest.mark.parametrize("how", ["step", "set", "load"])
 def test_faults_of_schedules_name_site_and_field(net, schedule, error, part, how):
     attached = attach(net, {"fc": GaussianNoise(0.1), "layer1.*": Dropout2d(p=0.2)})
-    if how == "step":
-        attached.set("layer1.1", p=schedule)
-    else:
-        attached.step(3)
-    before, state = (attached.epoch, attached.rates), attached.state_dict()
-    if how == "load":
+    attached.step(3)
+    state = attached.state_dict()
+    if how != "set":
         attached.step(0)
         attached.set("layer1.1", p=schedule)
-        before = (attached.epoch, attached.rates)
+    before = (attached.epoch, attached.rates)
     acts = {
         "step": lambda: attached.step(3),
         "set": lambda: attached.set("layer1.1", p=schedule),
         "load": lambda: attached.load_state_dict(state, strict=False),
     }
-    with pytest.raises(error) as caught:
+    with pytest.raises(error, match=rf"^layer1.1/Dropout2d: .*{re.escape(part)}.* at t=3$"):
         acts[how]()
-    text = str(caught.value)
-    assert part in text
-    assert text.startswith("layer1.1/Dropout2d: p")
-    assert text.endswith(" at t=3")
     assert (attached.epoch, attached.rates) == before
 
 

@@ -184,17 +184,20 @@ def ddp_report_over_ranks(rank):
     if rank == 1:
         net.eval()(torch.ones(1, 2, 9, 9))
     table = attached.report(distributed=True)
-    own = [attached.report()[0].realized_rate, [8, 32][rank]]
+    norms = attached["body.0/ClipGradNorm"].norms
+    own = [attached.report()[0].realized_rate, norms.mean * norms.count, norms.count]
     both = [None, None]
     distributed.all_gather_object(both, own)
     assert [row.site for row in table] == KEYS
     assert table[0].calls == 1 + 3
     assert table[0].active_calls == 1 + 2
     elements = [2, 6]  # samples that went through
-    wanted = sum(r * n for (r, _), n in zip(both, elements, strict=True)) / sum(elements)
+    wanted = sum(r * n for (r, *_), n in zip(both, elements, strict=True)) / sum(elements)
     assert table[0].realized_rate == pytest.approx(wanted)
     assert table[0].total_realized_rate == pytest.approx(wanted)
     assert table[0].map_size == (6, 6)
+    _, sums, counts = zip(*both, strict=True)
+    assert table[2].mean_norm == pytest.approx(sum(sums) / sum(counts))
     assert "2 ranks" in str(table)
     texts = [None, None]
     distributed.all_gather_object(texts, str(table))

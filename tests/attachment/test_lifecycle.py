@@ -19,7 +19,6 @@ from dropblock_hooks import (
     ZeroGrad,
     attach,
     attachments,
-    detach_all,
 )
 
 SPEC = {
@@ -82,14 +81,6 @@ def test_an_exception_inside_the_context(net, hook_count):
     with pytest.raises(ZeroDivisionError), attach(net, SPEC):
         raise ZeroDivisionError
     assert hook_count(net) == 0
-
-
-def test_detach_all(net, hook_count):
-    attach(net, {"layer1.*": Dropout2d(0.5)})
-    attach(net, {"layer1.*": GaussianNoise(0.1), "param:**.bias": ClampGrad(-1, 1)})
-    assert detach_all(net) == 2
-    assert hook_count(net) == 0
-    assert detach_all(net) == 0
 
 
 def test_hooks_of_others_stay(net, hook_count):

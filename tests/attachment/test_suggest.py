@@ -4,10 +4,9 @@ import re
 
 import pytest
 import torch
-from torch import distributed, nn
+from torch import nn
 
 from dropblock_hooks import ClampGrad, ClipGradNorm, Dropout, attach
-from tests.pair import run_pair
 
 ERROR = 2 ** (1 / 8) - 1  # a bin of the norms is a quarter of an octave
 
@@ -85,11 +84,7 @@ def test_both_bounds_of_a_clamp_are_symmetric_and_others_are_left_out():
     assert only.proposed < 0
     assert low.changed == attached.sites[1].realized_rate
     assert [row.site for row in attached.suggest(which="2")] == ["2/ClampGrad"]
-    assert [row.site for row in attached.suggest(which=ClampGrad)] == [
-        low.site,
-        high.site,
-        only.site,
-    ]
+    assert len(attached.suggest(which=ClampGrad)) == 3
     assert "0.1 of the norms" in str(attached.suggest())
     assert "attached.set(" in attached.suggest()._repr_html_()
 
@@ -105,43 +100,15 @@ def test_where_nothing_was_seen():
     assert "0.9 of the norms are 0" in row.reason
 
 
-@pytest.mark.parametrize("share", [0.0, 1.0])
-def test_a_share_that_is_none(share):
-    _, attached = make({"2": ClipGradNorm(1.0)})
-    with pytest.raises(ValueError, match=re.escape(f"share must be in (0, 1), got {share:g}")):
-        attached.suggest(share)
-
-
 def test_what_can_not_be_answered():
     _, attached = make({"2": [ClipGradNorm(1.0), Dropout(0.1)], "0": Dropout(0.1)})
-    with pytest.raises(TypeError, match="share must be a number"):
-        attached.suggest("0.1")
-    with pytest.raises(ValueError, match=r"nothing to suggest.*ClipGradNorm.*there are: Dropout"):
+    for share in (0.0, 1.0):
+        with pytest.raises(ValueError, match=re.escape(f"share must be in (0, 1), got {share:g}")):
+            attached.suggest(share)
+    with pytest.raises(ValueError, match="nothing to suggest.*ClipGradNorm"):
         attached.suggest(which="0")
     with pytest.raises(KeyError, match="no site is 'three'"):
         attached.suggest(which="three")
     attached.remove()
     with pytest.raises(RuntimeError, match="was removed, so nothing acts"):
         attached.suggest()
-
-
-def gloo_sums(rank):
-    """Norms of both ranks, in one histogram."""
-    model = nn.Linear(4, 1)
-    attached = attach(model, {".": ClipGradNorm(100.0)})
-    for factor in [(1.0, 2.0, 3.0), (40.0,)][rank]:
-        (model(torch.ones(1, 4)) * factor).sum().backward()
-    (row,) = attached.report(distributed=True)
-    assert row.mean_norm == pytest.approx(46 / 4)
-    assert row.median_norm == pytest.approx(2.0, rel=ERROR + 1e-6)
-    assert row.largest_norm == pytest.approx(40.0, rel=ERROR)
-    assert attached.sites[0].norms.count == [3, 1][rank], "reading changes nothing"
-
-
-@pytest.mark.skipif(
-    not (distributed.is_available() and distributed.is_gloo_available()),
-    reason="this torch has no gloo",
-)
-@pytest.mark.slow
-def test_two_processes(tmp_path):
-    run_pair(tmp_path, "tests.attachment.test_suggest", ["gloo_sums"])

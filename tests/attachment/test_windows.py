@@ -4,47 +4,17 @@ A *window* lies between two changes of the whole part of the epoch. ``step(t)`` 
 window where ``floor(t)`` differs from ``floor(epoch)``; a fraction (1.0 to 1.5) closes none. Only
 the open window and the one that was closed last are kept, besides the totals since attaching.
 
-What is read, and from which window ("rate" is the realized rate in `report`, `scalars` and `Site`,
-"checks" is `verify`, "seen" is what observers show; O is the open window, C the closed one):
-
-==  =======================================================  ====  ======  ====  ===================
-nr  state                                                    rate  checks  seen  warnings at a step
-==  =======================================================  ====  ======  ====  ===================
-1   attached, nothing ran                                    none  O: not  none  none: no epoch has
-                                                                   run           ended (fresh)
-2   ``step(e)`` at the start, trained in e                   O     O       O     idle sites of e, at
-                                                                                 ``step(e + 1)``
-3   the same, and validated in e (training mode counts)      O     O       O     as 2
-4   ``step(e)`` at the start, not trained in e yet           C     C       C     none
-5   trained, then ``step()`` at the end                      C     C       C     idle sites of e, at
-                                                                                 this ``step()``
-6   the same, then a validation                              C     C       C     none
-7   the same, then the next epoch is trained                 O     O       O     as 5
-8   two whole steps without any forward between              none  O: not  none  not trained, at the
-                                                                   run           second one
-9   evaluation only, between two whole steps                 none  C: not  none  not trained
-                                                                   active
-10  ``active="always"`` in evaluation only                   O     O       O     none
-11  ``step(1.5)`` after ``step(1)``                          as before     none: no window closes
-12  a jump (``step(5)`` after 1) or back (``step(0)``)       C     C       C     idle sites, but
-                                                                                 never "not trained"
-13  a training forward met it off (``enabled``, `paused`)    O, of the calls     none of idle sites
-                                                             when it was on
-14  off in the whole window, closed by a step                none  C: not  none  judged again once
-                                                                   active        it is on
-15  ``set(...)``                                             none  O: calls      no change
-                                                             until it is called  are kept
-16  ``load_state_dict``                                      as    O: not  C     as 1 (fresh again)
-                                                             kept  run
-17  a copy or a pickle of the model                          its own O and C     never "not trained"
-                                                             from the copy on    on a deep copy
-18  after ``remove()``                                       as before  removed  none
-==  =======================================================  ====  ======  ====  ===================
-
-The switch from O to C differs in one detail: the rate shows C where no *elements* were counted in
-O, and checks speak of C where O has no *training or active call* and C has any call. A gradient
-regularizer counts its elements in the backward, so that between forward and backward its rate is
-still that of C. Calls, active calls and total rates never have windows.
+- Realized rates (in `report`, `scalars` and `Site`), and what observers show, are those of the open
+  window. Where no element was counted in it, they are those of the closed one.
+- `verify` speaks of the open window. Where it has no training or active call, and the closed one
+  has any call, `verify` speaks of the closed one.
+- A step that closes a window warns of the sites that did nothing in it. It does not if a training
+  forward met the attachment off (``enabled``, `paused`).
+- A step warns of an epoch without any training if exactly one epoch has ended. It does not at the
+  first step after attaching or loading, after a jump (1 to 5), or when time goes back.
+- ``set`` and ``load_state_dict`` begin the counts of elements anew; ``set`` keeps those of calls.
+- A gradient regularizer counts its elements in the backward. Between forward and backward its rate
+  is still that of the closed window.
 """
 
 import copy
@@ -447,7 +417,7 @@ def test_a_forgotten_step_is_told_at_the_end_of_the_process(end):
 
 @pytest.mark.parametrize("how", ["end", "middle", "step(0)", "constant", "constant schedule"])
 def test_who_steps_is_not_told(net, how):
-    rates = {"constant": 0.1, "constant schedule": LinearSchedule(0.1, 0.1, epochs=5)}
+    rates = {"constant": ByDepth(0.1, 0.2), "constant schedule": LinearSchedule(0.1, 0.1, epochs=5)}
     attached = attach(net, {"layer1.*": Dropout2d(rates.get(how, RAMP))})
     if how == "step(0)":
         attached.step(0)
