@@ -171,7 +171,6 @@ class Attachment:
             hook.restore(module)
         for module in self._base.modules():  # to which others may have moved hooks
             take_off(run, module)
-        run.grids.unwatch(self._base)
         tell(forgotten, run.told)
 
     def __enter__(self) -> Attachment:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -14,15 +13,11 @@ from ..selectors.stages import stage_channels
 from .view import FIRST, LAST, MIXED
 
 _MAPS = re.compile(r"(?:Conv|Norm|Pool)\w*([123])d")
-_NORM_LAST = re.compile(r"(Layer|RMS|Rms)Norm")
 _REORDER = re.compile(r"Permute|Transpose|Rearrange")
 _ATTENTION = re.compile(r"Att(entio)?n")
 _SEQUENCES = re.compile(r"RNN|LSTM|GRU|MultiheadAttention|Transformer\w*")
 _PREFIX = re.compile(r"(cls|class|dist|distillation|reg|register)_token")
-_WIDTHS = (
-    *("in_channels", "in_features", "out_channels", "out_features"),
-    *("num_features", "num_channels", "embedding_dim"),
-)
+_WIDTH = re.compile(r"(in|out)_(channels|features)|num_(features|channels)|embedding_dim")
 
 
 @dataclass(frozen=True)
@@ -36,7 +31,6 @@ class Facts:
     stage: int | None = None  # the channels of the feature stage that it ends
     heads: int | None = None  # of the attention that it is, or belongs to
     batched: int = 0  # how many axes a batch has, if the layer takes a single sample too
-    norms_last: bool = False  # whether the model has norms of channels that are last
     samples_second: str = ""  # the class of a layer of the model with ``batch_first=False``
     prefixes: tuple[int, ...] = (0,)  # how many class and register tokens there may be
 
@@ -45,45 +39,44 @@ class ModelFacts:
     """Gathers the facts of the layers of a model, when a spec is attached."""
 
     def __init__(self, index: Index) -> None:
-        self._index = index
-        self._stages = stage_channels(index)
+        self._modules, self._stages = index.modules, stage_channels(index)
         self._inner: dict[nn.Module, tuple[str, tuple[int, ...]]] = {}  # an ancestor has many
         modules = list(index.model.modules())
         second = (type(m).__name__ for m in modules if getattr(m, "batch_first", None) is False)
-        norms = [m for m in modules if _NORM_LAST.search(type(m).__name__)]
-        self._of_model = Facts(
-            norms_last=any(kind_of(norm) != FIRST for norm in norms),
-            samples_second=next(second, ""),
-            prefixes=tuple(sorted({0, *map(_prefix, modules)})),
-        )
+        self._samples_second = next(second, "")
+        self._prefixes = tuple(sorted({0, *map(_prefix, modules)}))
 
     def of(self, target: Target, at: str) -> Facts:
         """The facts of the output, or the input, of a layer."""
-        module, name = target.module, target.name
-        lineage = [self._index.model]  # the module and its ancestors, nearest first
-        while name:
-            lineage.insert(-1, self._index.modules[name].module)
-            name = name.rpartition(".")[0]
+        module, parts = target.module, target.name.split(".")
+        names = [".".join(parts[:n]) for n in range(len(parts), -1, -1)]
+        lineage = [self._modules[name].module for name in names]  # with its ancestors
         inside, widths = next((known for a in lineage if (known := self._inside(a))[0]), ("", ()))
-        return replace(
-            self._of_model,
+        attentions = (m for m in lineage if m is module or _ATTENTION.search(type(m).__name__))
+        heads = (getattr(each, "num_heads", None) for each in attentions)
+        return Facts(
             type_name=type(module).__name__,
             own="" if at == "input" and isinstance(module, nn.Embedding) else kind_of(module),
             inside=inside,
             widths=widths,
             stage=self._stages.get(target.name) if at == "output" else None,
-            heads=_heads(lineage),
+            heads=next((number for number in heads if isinstance(number, int)), None),
             batched=_batched(module),
+            samples_second=self._samples_second,
+            prefixes=self._prefixes,
         )
 
     def _inside(self, module: nn.Module) -> tuple[str, tuple[int, ...]]:
         """Where the layers in a module have their channels, and how many these are."""
         if module not in self._inner:
-            told = {each: side for each in module.modules() if (side := kind_of(each))}
-            sides = set(told.values())
-            if any(_REORDER.search(type(each).__name__) for each in module.modules()):
-                sides.add(MIXED)
-            widths = {width for each in told for width in _widths(each)}
+            sides: set[str] = set()
+            widths: set[int] = set()
+            for each in module.modules():
+                if side := kind_of(each):
+                    sides.add(side)
+                    widths |= _widths(each)
+                if _REORDER.search(type(each).__name__):
+                    sides.add(MIXED)
             self._inner[module] = "".join(sides) if len(sides) < 2 else MIXED, tuple(widths)
         return self._inner[module]
 
@@ -92,38 +85,24 @@ def kind_of(module: Any) -> str:
     """Whether a layer of this type has its channels `FIRST` or `LAST`; "" if it does not say."""
     if isinstance(module, nn.GroupNorm | nn.SyncBatchNorm) or _rank(module):
         return FIRST
-    last = isinstance(module, nn.Linear | nn.Embedding | nn.RNNBase)
-    if last or len(_normalized(module)) == 1:  # a norm of several axes does not say
+    normalized = getattr(module, "normalized_shape", None) or ()  # of several axes, it says nothing
+    if isinstance(module, nn.Linear | nn.Embedding | nn.RNNBase) or len(normalized) == 1:
         return FIRST if getattr(module, "data_format", "") == "channels_first" else LAST
     return ""
 
 
-def _normalized(module: Any) -> tuple[int, ...]:
-    return tuple(getattr(module, "normalized_shape", None) or ())
-
-
 def _rank(module: nn.Module) -> int:
-    """The number of spatial axes of a convolution, pool or norm of maps; 0 for other layers.
-
-    A module that only holds others, such as a ConvNormAct2d, does not count.
-    """
+    """The number of spatial axes of a convolution, pool or norm of maps; 0 for other layers."""
     if module._modules and not module._parameters:
-        return 0
+        return 0  # it only holds others, as a ConvNormAct2d does
     found = (_MAPS.search(kind.__name__) for kind in type(module).__mro__)
     return next((int(match.group(1)) for match in found if match), 0)
 
 
 def _widths(module: Any) -> set[int]:
-    """The numbers of channels that a layer takes and gives, where it says so."""
-    found = [*_normalized(module), *(getattr(module, name, None) for name in _WIDTHS)]
+    found = [value for name, value in vars(module).items() if _WIDTH.fullmatch(name)]
+    found += getattr(module, "normalized_shape", None) or ()
     return {width for width in found if isinstance(width, int) and width}  # lazy layers have 0
-
-
-def _heads(lineage: list[nn.Module]) -> int | None:
-    """The heads of the attention that a layer is, or lies in."""
-    attentions = [m for m in lineage[1:] if _ATTENTION.search(type(m).__name__)]
-    heads = (getattr(module, "num_heads", None) for module in (lineage[0], *attentions))
-    return next((number for number in heads if isinstance(number, int)), None)
 
 
 def _batched(module: nn.Module) -> int:
@@ -136,9 +115,8 @@ def _batched(module: nn.Module) -> int:
 
 def _prefix(module: nn.Module) -> int:
     """How many class and register tokens a module has; there may be one for each branch."""
-    tokens: Counter[str] = Counter()
+    tokens: dict[str, int] = {}
     for name, parameter in module._parameters.items():
-        match = _PREFIX.match(name)
-        if match and parameter is not None:
+        if parameter is not None and (match := _PREFIX.match(name)):
             tokens[match.group()] = parameter.shape[-2] if parameter.ndim > 1 else 1
-    return tokens.total()
+    return sum(tokens.values())

@@ -1,8 +1,7 @@
-"""Where the axes of a tensor come from: read in the graph that autograd has kept of this forward.
+"""Where the channels of a tensor are, by the graph that autograd has kept of this forward.
 
 A convolution puts channels on axis 1, a layer norm works on the last one. From the tensor back to
-such a node the axes are followed through permutations, views and elementwise operations, so that
-sizes that are equal by chance mislead nobody. An unknown node ends the walk.
+such a node the axes are followed through permutations, views and elementwise operations.
 """
 
 import math
@@ -29,64 +28,54 @@ _SAME = re.compile(
     "Clone|Copy|ToCopy|NativeLayerNorm|Contiguous|Alias|Softmax|ChannelShuffle|"
     r"\w*Pool\dD\w*|Upsample\w+|\w+Pad\dD|GridSampler\dD"
 )
-_Axes = tuple[int | None, ...]
-_Shape = tuple[int, ...]
+_Axes = tuple[int | None, ...]  # for each axis of the tensor, the one that it was at a node
+_Place = tuple[Any, int, _Axes]  # a node, and which of its outputs
 
 
 def channels_of(x: Tensor) -> str:
-    """`FIRST` or `LAST`: where the channels of a tensor are, behind the axis of the samples.
-
-    `MIXED` if the graph has both, `UNTOLD` if it does not show it, and "" without a graph.
-    """
+    """`FIRST` or `LAST`; `MIXED` if the graph has both, `UNTOLD` if neither, "" without a graph."""
     if x.grad_fn is None:
         return ""
     found: set[str] = set()
     seen: set[tuple[Any, _Axes]] = set()
-    queue: deque[tuple[Any, int, _Axes]] = deque()
-    queue.append((x.grad_fn, x.output_nr, tuple(range(x.ndim))))
+    queue: deque[_Place] = deque([(x.grad_fn, x.output_nr, tuple(range(x.ndim)))])
     while queue and len(seen) < _MOST:
         node, number, axes = queue.popleft()
         if (node, axes) in seen:
             continue
         seen.add((node, axes))
         shape = _shape(node, number)
-        side = _side(_source(node, shape), axes)
-        if side:
+        if side := _side(node, shape, axes):
             found.add(side)
         else:
             queue.extend(_behind(node, shape, axes))
-    if len(found) > 1:
-        return MIXED
-    return found.pop() if found else UNTOLD
+    return MIXED if len(found) > 1 else next(iter(found), UNTOLD)
 
 
-def _shape(node: Any, number: int) -> _Shape:
+def _shape(node: Any, number: int) -> tuple[int, ...]:
     """The shape of the output of a node in the forward; () if it is not kept."""
     kept = getattr(node, "_input_metadata", ())
     return tuple(kept[number].shape) if number < len(kept) else ()
 
 
-def _source(node: Any, shape: _Shape) -> str:
-    """The names of the axes where an operation gives them: C, S for space, ? for others."""
-    name, spatial = node.name().removesuffix("Backward0"), len(shape) - 2
-    if _FIRST.search(name) and spatial >= 0:
-        return "?C" + "S" * spatial
-    normalized = getattr(node, "_saved_normalized_shape", ())
+def _side(node: Any, shape: tuple[int, ...], axes: _Axes) -> str:
+    """Where the channels of the tensor are, if the operation says where it has them; or ""."""
+    name, rank = node.name(), len(shape)
     norm = "LayerNorm" in name or "RmsNorm" in name
-    return "?" * (len(shape) - 1) + "C" if norm and len(normalized) == 1 else ""
-
-
-def _side(source: str, axes: _Axes) -> str:
-    """Where the channels of the tensor are, if its axes come from these; "" if that is unknown."""
-    names = "".join("?" if axis is None else source[axis] for axis in axes) if source else ""
-    if names[1:2] == "C" or (len(names) > 3 and set(names[2:]) == {"S"}):
+    if _FIRST.search(name) and rank > 1:
+        channels, spatial = 1, set(range(2, rank))
+    elif norm and len(getattr(node, "_saved_normalized_shape", ())) == 1:
+        channels, spatial = rank - 1, set()
+    else:
+        return ""
+    if axes[1:2] == (channels,) or (len(axes) > 3 and spatial.issuperset(axes[2:])):
         return FIRST
-    if names[-1:] == "C" or (len(names) > 3 and set(names[1:-1]) == {"S"}):
+    if axes[-1:] == (channels,) or (len(axes) > 3 and spatial.issuperset(axes[1:-1])):
         return LAST
     return ""
 
 
-def _behind(node: Any, shape: _Shape, axes: _Axes) -> Iterator[tuple[Any, int, _Axes]]:
+def _behind(node: Any, shape: tuple[int, ...], axes: _Axes) -> Iterator[_Place]:
     """The nodes that a node has taken from, and where the axes were there."""
     name, rank = re.sub(r"Backward\d*$", "", node.name()), len(shape)
     forward: Any = getattr(type(node), "_forward_cls", None)
@@ -97,9 +86,9 @@ def _behind(node: Any, shape: _Shape, axes: _Axes) -> Iterator[tuple[Any, int, _
         if not taken:
             continue
         if name == "Permute":
-            moves = [_signed(axis) % rank for axis in node._saved_dims]
+            moves = [_axis(axis, rank) for axis in node._saved_dims]
         elif name == "Transpose":
-            a, b = _signed(node._saved_dim0) % rank, _signed(node._saved_dim1) % rank
+            a, b = _axis(node._saved_dim0, rank), _axis(node._saved_dim1, rank)
             moves[a], moves[b] = b, a
         elif _VIEW.match(name):
             yield from _before_linear(before, shape, axes)
@@ -109,7 +98,7 @@ def _behind(node: Any, shape: _Shape, axes: _Axes) -> Iterator[tuple[Any, int, _
         yield before, number, tuple(None if axis is None else moves[axis] for axis in axes)
 
 
-def _before_linear(node: Any, shape: _Shape, axes: _Axes) -> Iterator[tuple[Any, int, _Axes]]:
+def _before_linear(node: Any, shape: tuple[int, ...], axes: _Axes) -> Iterator[_Place]:
     """The input of a linear layer, if this node is its product of rows: it keeps their axes."""
     if node.name() in ("AddmmBackward0", "MmBackward0"):
         kept = tuple(None if axis == len(shape) - 1 else axis for axis in axes)
@@ -119,11 +108,11 @@ def _before_linear(node: Any, shape: _Shape, axes: _Axes) -> Iterator[tuple[Any,
                 yield from ((before, n, kept) for before, n in rows.next_functions if before)
 
 
-def _signed(axis: int) -> int:
-    return axis - 2**64 if axis >= 2**63 else axis  # saved without a sign
+def _axis(saved: int, rank: int) -> int:
+    return (saved - 2**64 if saved >= 2**63 else saved) % rank  # saved without a sign
 
 
-def _place(shape: _Shape, axis: int, other: _Shape) -> int | None:
+def _place(shape: tuple[int, ...], axis: int, other: tuple[int, ...]) -> int | None:
     """The axis of another shape of as many elements that is this very axis, if there is one."""
     before = math.prod(shape[:axis])
     for place, edge in enumerate(other):

@@ -1,9 +1,4 @@
-"""The sizes of maps in this forward, before they became tokens.
-
-A model that takes images of any size forms another grid of tokens at every call. Forward hooks on
-its patch embedding, and on other layers that make maps smaller, keep their sizes: plain integers,
-which ``torch.compile`` traces. They are forgotten when the model's forward ends.
-"""
+"""Forward hooks that keep the sizes of maps in this forward, before they became tokens."""
 
 import re
 from typing import Any
@@ -17,15 +12,14 @@ from ..checkpointing import NO_TASK, graph_task
 Grid = tuple[int, ...]
 
 _MAP = re.compile(r"(Conv|Pool)\w*[23]d")
-_RATIOS = (1, 2, 4, 8)
-"""The factors by which the maps of later stages are smaller than the embedded image."""
+_RATIOS = (1, 2, 4, 8)  # by which the maps of later stages are smaller than the embedded image
+_UNITS = (1, (1, 1), (1, 1, 1))  # strides of layers that keep the size of a map
 
 
 class Grids:
     """The sizes of maps in a forward of a model; all sites of an attachment share it."""
 
     def __init__(self) -> None:
-        self.watches = False  # whether there are hooks
         self._inside = False  # whether a forward of the whole model is under way
         # of each map: the number of samples, the size, and whether it is of a patch embedding
         self._met: tuple[tuple[int, Grid, bool], ...] = ()
@@ -47,7 +41,7 @@ class Grids:
         return met, stages
 
     def watch(self, model: nn.Module) -> None:
-        """Put hooks on the layers of a model that show the sizes of its maps, if there are some."""
+        """Put hooks on patch embeddings, and on other layers that make maps smaller, if any."""
         modules = list(model.modules())
         if any(type(module).__name__ == "Unroll" for module in modules):
             return  # it moves the tokens of Hiera out of the order of rows: they form no map
@@ -56,40 +50,27 @@ class Grids:
         embedding = {leaf for module in inner for leaf in module.modules()}
         maps = {m for m in modules if not m._modules and _MAP.search(type(m).__name__)}
         embeds = inner | (maps & embedding)
-        shrinks = {m for m in maps - embeds if _is_strided(m)}
+        shrinks = {m for m in maps - embeds if getattr(m, "stride", 1) not in _UNITS}
         for module in embeds | shrinks:
             module.register_forward_hook(self._embed if module in embeds else self._shrink)
         if embeds or shrinks:
-            self.watches = True
             model.register_forward_pre_hook(self._forget)
-            model.register_forward_hook(self._forget, always_call=True)
-
-    def unwatch(self, model: nn.Module) -> None:
-        """Take these hooks off."""
-        for module in model.modules() if self.watches else ():
-            for hooks in (module._forward_hooks, module._forward_pre_hooks):
-                for key, hook in list(hooks.items()):
-                    if getattr(hook, "__self__", None) is self:
-                        del hooks[key]
-                        module._forward_hooks_always_called.pop(key, None)
+            model.register_forward_hook(self._forget)
 
     def _forget(self, module: nn.Module, args: Any, *output: Any) -> None:
         """Begin or, with an output, end a forward of the whole model."""
         if not _recomputes():
             self._met, self._inside = (), len(output) == 0
 
-    def _embed(self, module: nn.Module, args: Any, output: Any) -> None:
-        self._keep(module, output, embeds=True)
-
     def _shrink(self, module: nn.Module, args: Any, output: Any) -> None:
-        self._keep(module, output, embeds=False)
+        self._embed(module, args, output, embeds=False)
 
-    def _keep(self, module: nn.Module, output: Any, embeds: bool) -> None:
+    def _embed(self, module: nn.Module, args: Any, output: Any, embeds: bool = True) -> None:
         """Keep the size of a map, or one that a patch embedding returns beside its tokens."""
         values = list(output) if isinstance(output, tuple | list) else [output]
         tensors = [value for value in values if isinstance(value, Tensor)]
         sizes = [tuple(value) for value in values if _is_size(value)]
-        if isinstance(output, Tensor) and output.ndim > 3 and not module._modules:
+        if isinstance(output, Tensor) and not module._modules:
             sizes = [tuple(output.shape[2:])]
         if tensors and sizes and not _recomputes():
             met = (tensors[0].shape[0], sizes[0], embeds)
@@ -104,8 +85,3 @@ def _recomputes() -> bool:
 def _is_size(value: Any) -> bool:
     edges = value if isinstance(value, tuple | list) else ()
     return len(edges) in (2, 3) and all(isinstance(edge, int | torch.SymInt) for edge in edges)
-
-
-def _is_strided(module: Any) -> bool:
-    stride = getattr(module, "stride", 1)
-    return set(stride if isinstance(stride, tuple | list) else (stride,)) != {1}

@@ -1,11 +1,4 @@
-"""Reads the tensors of a layer: where the channels are, and which map tokens form.
-
-Four rules are asked for the channels in turn, and the first answer counts: the layer's own type (a
-convolution, a Linear, a norm), the autograd graph of this forward, the number of channels of the
-feature stage that the layer ends, and the types of the layers inside. Where none has an answer, or
-the tensor seems to hold something else than maps, it is refused.
-The rules compare integers only, so that torch.compile can trace them.
-"""
+"""Reads the tensors of a layer, by integers only so that torch.compile can trace it."""
 
 import itertools
 import math
@@ -103,50 +96,42 @@ class Reader:
         return view
 
     def _by_rules(self, shape: Shape, seen: str) -> View:
-        """How a tensor of this shape is read, without the grid of tokens.
-
-        `seen` is the answer of the autograd graph, a result of `channels_of`.
-        """
+        """The view without the grid of tokens; `seen` is an answer of `channels_of`."""
         options, spatial, facts = self.options, self._spatial, self.facts
         if self._samples:
             self._check_samples(shape)
         if not self._channels:
             return View("" if self.auto else options.layout)
-        rank = len(options.layout) - 2
+        layout = options.layout
+        rank = len(layout) - 2
         if self.auto:
             rank = len(shape) - 2 if spatial is None or len(shape) == 3 else spatial
         if rank == 0:
             return View("")  # samples and channels
-        if rank not in CHANNELS_FIRST:
-            raise ValueError(f"needs an axis of channels in 2 to 5, got shape {tuple(shape)}")
-        if len(shape) != rank + 2:
-            axes = ", ".join(CHANNELS_FIRST[rank] if self.auto else options.layout)
+        expected = CHANNELS_FIRST.get(rank, "") if self.auto else layout
+        if not expected or len(shape) != rank + 2:
             tokens = " or tokens (N, L, C)" if self.auto and spatial in (2, 3) else ""
-            raise ValueError(
-                f"needs a {rank + 2}-D tensor ({axes}){tokens}, got shape {tuple(shape)}"
-            )
-        layout = options.layout
+            tensor = f"a {rank + 2}-D tensor ({', '.join(expected)}){tokens}"
+            needed = tensor if expected else "an axis of channels in 2 to 5"
+            raise ValueError(f"needs {needed}, got shape {tuple(shape)}")
         if self.auto:
             layout = layout_with(self._side(shape, seen), rank)
-            if rank > 1 and (spatial or not facts.own):  # a Linear has channels beside any axes
+            # a layer whose channels are first gives maps, and a Linear has channels beside any axes
+            if rank > 1 and not (facts.own and (not spatial or side_of(layout) == FIRST)):
                 self._check_map(shape, layout)
         elif facts.own == FIRST and side_of(layout) != FIRST:
             raise ValueError(
                 f"layout={layout!r} contradicts the layer: a {facts.type_name} gives "
                 f"{layout_with(FIRST, rank)}, here of shape {tuple(shape)}"
             )
-        prefix = options.prefix_tokens or 0
-        if is_tokens(layout, spatial):
-            return View(layout)
-        if options.grid is not None or (prefix and (rank > 1 or prefix >= _length(shape, layout))):
+        if (options.grid is not None or options.prefix_tokens) and not is_tokens(layout, spatial):
             raise ValueError(
                 f"grid= and prefix_tokens= are for tokens, and do not fit {layout} of shape "
                 f"{tuple(shape)}"
             )
-        return View(layout, None, prefix)
+        return View(layout)
 
     def _check_samples(self, shape: Shape) -> None:
-        """Raise ValueError if axis 0 may not hold the samples."""
         facts, why = self.facts, ""
         if facts.batched > len(shape):
             why = f"no axis of samples, since a batch of this layer has {facts.batched} axes"
@@ -159,12 +144,22 @@ class Reader:
             raise ValueError(f"{where}: {why}; say layout= if it is")
 
     def _side(self, shape: Shape, seen: str) -> str:
-        """Where the channels are, by the first of the four rules that answers."""
-        told = "" if seen == UNTOLD else seen
-        at_stage = [shape[axis] == self.facts.stage for axis in (1, -1)]
-        if not (self.facts.own or told) and at_stage[0] != at_stage[1]:
-            return FIRST if at_stage[0] else LAST
-        side = self.facts.own or told or self._by_types(shape, seen)
+        """Where the channels are, by the first of four rules that answers.
+
+        They are the type of the layer, the autograd graph of this forward, the channels of the
+        stage that the layer ends, and the types and widths of the layers inside, around which
+        code may permute axes.
+        """
+        facts, widths = self.facts, self.facts.widths
+        side = facts.own or ("" if seen == UNTOLD else seen)
+        if not side and (shape[1] == facts.stage) != (shape[-1] == facts.stage):
+            side = FIRST if shape[1] == facts.stage else LAST
+        elif not side and not facts.inside:
+            side = FIRST  # torch's own order, if no layer of the model has another
+        elif not side and facts.inside == FIRST and shape[1] in widths:
+            side = "" if seen == UNTOLD and shape[-1] in widths else FIRST
+        elif not side and facts.inside == LAST and shape[-1] in widths:
+            side = "" if shape[1] in widths else LAST
         if side in (FIRST, LAST):
             return side
         front, back = (layout_with(each, len(shape) - 2) for each in (FIRST, LAST))
@@ -174,32 +169,14 @@ class Reader:
             "Without a graph, as under torch.compile, attach(..., example_input=) may help"
         )
 
-    def _by_types(self, shape: Shape, seen: str) -> str:
-        """The side by the layers inside: all have their channels last, or all have them first.
-
-        Code around these layers may permute axes, so the axis must be as long as one of them is
-        wide, and the other one must not. The other one may be as long if no permutation is likely:
-        no norm acts on last channels, and the autograd graph shows the axes.
-        """
-        facts = self.facts
-        if not facts.inside:
-            return FIRST  # torch's own order, if no layer of the model has another
-        front, back = shape[1] in facts.widths, shape[-1] in facts.widths
-        permutes = facts.norms_last or seen == UNTOLD
-        if facts.inside == FIRST and front and not (back and permutes):
-            return FIRST
-        return LAST if facts.inside == LAST and back and not front else ""
-
     def _check_map(self, shape: Shape, layout: str) -> None:
         """Raise ValueError for axes beside samples and channels that may be no map."""
-        facts, last = self.facts, side_of(layout) == LAST
-        if facts.own and not last:
-            return
+        heads, last = self.facts.heads, side_of(layout) == LAST
         axes = tuple(shape[1:-1] if last else shape[2:])
         met, stages = self.grids.of(len(axes))
         why = ""
-        if facts.heads is not None and facts.heads in (shape[1:3] if last else shape[1:2]):
-            why = f"an axis is as long as the attention around it has heads ({facts.heads})"
+        if heads is not None and heads in (shape[1:3] if last else shape[1:2]):
+            why = f"an axis is as long as the attention around it has heads ({heads})"
         elif last and stages and axes not in met and axes not in stages:  # windows, blocks of a map
             why = f"the model's maps are {_listed((*met, *stages))}"
         if why:
@@ -210,33 +187,27 @@ class Reader:
 
     def _with_grid(self, shape: Shape, view: View) -> View:
         """The view of tokens, with the grid that they form and the prefix before them."""
-        options, length = self.options, _length(shape, view.layout)
+        options, length = self.options, shape[1 if side_of(view.layout) == LAST else 2]
         prefixes = self.facts.prefixes
         if options.prefix_tokens is not None:
             prefixes = (options.prefix_tokens,)
         met, stages = self.grids.of(self._spatial or 0, shape[0])
         known = _fitting(met, length, prefixes) or _fitting(stages, length, prefixes)
-        given = known
+        given, said = known, ""
         if options.grid is not None:
             given = _fitting([options.grid], length, prefixes)
             given = [each for each in given if not known or each in known]
+            said = f", not {shown(options.grid)}"
         if len(given) == 1:
             return View(view.layout, *given[0])
         ways = " or ".join(f"{shown(grid)} with {n} in front" for grid, n in known)
-        if not ways:
-            ways = f"maps of {_listed(met)}" if met else "no known grid"
-        said = "" if options.grid is None else f", not {shown(options.grid)}"
+        ways = ways or (f"maps of {_listed(met)}" if met else "no known grid")
         axes = "(height, width)" if self._spatial == 2 else "(depth, height, width)"
         raise ValueError(
             f"shape {tuple(shape)}: its {length} tokens (L), {' or '.join(map(str, prefixes))} of "
             f"them before the map, must form one of the maps of this forward: {ways}{said}; say "
             f"grid=, {axes}, and prefix_tokens="
         )
-
-
-def _length(shape: Shape, layout: str) -> int:
-    """The number of tokens."""
-    return shape[1 if side_of(layout) == LAST else 2]
 
 
 def _fitting(grids: Iterable[Grid], length: int, prefixes: Iterable[int]) -> list[tuple[Grid, int]]:

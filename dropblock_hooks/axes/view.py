@@ -10,7 +10,6 @@ from ..quoting import quote
 
 CHANNELS_FIRST = {1: "NCL", 2: "NCHW", 3: "NCDHW"}
 CHANNELS_LAST = {1: "NLC", 2: "NHWC", 3: "NDHWC"}
-LAYOUTS = (*CHANNELS_FIRST.values(), *CHANNELS_LAST.values())
 FIRST, LAST, MIXED = "first", "last", "mixed"
 
 _TOKENS = CHANNELS_LAST[1], CHANNELS_FIRST[1]
@@ -24,10 +23,7 @@ class View(NamedTuple):
     prefix: int = 0  # the number of tokens before the map
 
     def take(self, x: Tensor) -> Tensor:
-        """The maps of a tensor as (N, C, ...), without the prefix: a view where torch can make one.
-
-        A parameter is one sample, (1, C, ...): its first axis has the channels.
-        """
+        """The maps of a tensor as (N, C, ...), without the prefix; a parameter as (1, C, ...)."""
         if self.layout == "parameter":
             return x.reshape(1, *(x.shape or (1,)))
         x = x.movedim(-1, 1) if self.layout.endswith("C") else x
@@ -55,7 +51,6 @@ def layout_with(side: str, rank: int) -> str:
 
 
 def side_of(layout: str) -> str:
-    """Whether the channels of a layout are `FIRST` or `LAST`."""
     return LAST if layout.endswith("C") else FIRST
 
 
@@ -67,21 +62,16 @@ def is_tokens(layout: str, spatial: int | None) -> bool:
 def check_axes(regularizer: Any) -> None:
     """Raise ValueError if it can't use its `layout`, `grid` or `prefix_tokens`."""
     layout, grid, prefix = regularizer.layout, regularizer.grid, regularizer.prefix_tokens
-    spatial, label, known = regularizer.spatial, regularizer.label, LAYOUTS
-    if spatial is not None:
-        own = CHANNELS_FIRST[spatial], CHANNELS_LAST[spatial]
-        known = own if spatial == 1 else (*own, *_TOKENS)
+    spatial, label = regularizer.spatial, regularizer.label
+    ranks = [1, 2, 3] if spatial is None else sorted({spatial, 1})
+    known = [each[rank] for rank in ranks for each in (CHANNELS_FIRST, CHANNELS_LAST)]
     check_option("layout", layout, ("auto", *known))
     if grid is None and prefix is None:
         return
-    if spatial is None or (spatial == 1 and grid is not None):
+    if spatial in (None, 1):
         raise ValueError(f"grid and prefix_tokens are for tokens; {label} needs no map")
-    if prefix is not None:
-        as_count("prefix_tokens", prefix, 0)
-    if grid is not None:
-        if not isinstance(grid, tuple | list) or len(grid) != spatial:
-            raise ValueError(f"grid must have {spatial} axes for {label}, got {quote(grid)}")
-        for edge in grid:
-            as_count("each axis of grid", edge)
-    if spatial > 1 and layout != "auto" and not is_tokens(layout, spatial):
-        raise ValueError(f"grid and prefix_tokens are for tokens, not layout={layout!r}")
+    as_count("prefix_tokens", 0 if prefix is None else prefix, 0)
+    if grid is not None and not (isinstance(grid, tuple | list) and len(grid) == spatial):
+        raise ValueError(f"grid must have {spatial} axes for {label}, got {quote(grid)}")
+    for edge in grid or ():
+        as_count("each axis of grid", edge)

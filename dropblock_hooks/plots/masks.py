@@ -102,8 +102,7 @@ def _masks(
             site = hook.site
             if site in sites and site.draws and site.regularizer.spatial in (None, 2):
                 module.register_forward_hook(partial(probe, hook))
-                if not site.run.grids.watches:  # tokens are drawn as maps
-                    site.run.grids.watch(copied)
+        attached._run.grids.watch(copied)  # tokens are drawn as maps
     with torch.random.fork_rng(), torch.enable_grad():
         copied.train()(*args, **kwargs)
     if not found:

@@ -309,7 +309,8 @@ def hooks_on(module: nn.Module) -> list[SiteHook]:
 def take_off(run: Run, module: nn.Module) -> None:
     for hooks in (module._forward_hooks, module._forward_pre_hooks):
         for key, hook in list(hooks.items()):
-            if getattr(ours(hook) or hook, "run", None) is run:
+            owner = getattr(hook, "__self__", hook)
+            if owner is run.grids or getattr(owner, "run", None) is run:
                 hooks.pop(key)
                 module._forward_hooks_with_kwargs.pop(key, None)
                 module._forward_pre_hooks_with_kwargs.pop(key, None)

@@ -39,7 +39,7 @@ def regularizer_from(value: Any, path: Keys) -> Any:
     return _built(Regularizer, value, path)
 
 
-def _built(base: type, value: Any, path: Keys) -> Any:
+def _built(base: type[Any], value: Any, path: Keys) -> Any:
     """An object of a registered class, from ``{Name: fields}`` or the text of a call."""
     kind, known = base.__name__.lower(), registered(base)
     if isinstance(value, str):

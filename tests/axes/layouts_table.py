@@ -1,4 +1,4 @@
-"""How the axes of many layers are read: the frozen table, and the script that writes it.
+"""How the axes of many layers are read: the frozen table, and how its rows are made.
 
 The table was written by the code before its redesign, which had eight ways to find the channels. A
 row is one output of one layer, in a training forward of two images, texts or sounds:
@@ -14,14 +14,12 @@ detached   the same two where there is no autograd graph, joined by ";"
 =========  =======================================================================================
 
 A reading is "NLC 4x6 +1": the layout, the grid of tokens, and the number of prefix tokens; or "-",
-which is refused. ``python -m tests.axes.layouts_table PATH`` writes a table of the code as it is.
+which is refused.
 """
 
 import csv
 import gzip
-import io
 import re
-import sys
 import warnings
 from pathlib import Path
 
@@ -36,7 +34,6 @@ from dropblock_hooks.selectors.stages import stage_channels
 from tests.families import MEMBERS
 
 TABLE = Path(__file__).with_name("layouts.csv.gz")
-COLUMNS = ("model", "layer", "stage", "shape", "channels", "maps", "detached")
 MOST = 60  # layers of one model, beside the ends of its stages
 _HELPS = r"layout=|grid=|needs (an axis|a \d-D tensor)|add one of length 1"
 
@@ -125,7 +122,6 @@ def rows_of(name):
         model(*args, **kwargs)
     for handle in handles:
         handle.remove()
-    grids.unwatch(model)
     return [row for layer in layers for row in rows.get(layer, {}).values()]
 
 
@@ -202,18 +198,3 @@ def load():
         for row in csv.reader(file):
             rows.setdefault(row[0], []).append(tuple(row))
     return rows
-
-
-def main(path):
-    """Write a table."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    for name in names():
-        rows = rows_of(name)
-        print(name, len(rows), file=sys.stderr)
-        writer.writerows(rows)
-    Path(path).write_bytes(gzip.compress(text.getvalue().encode(), 9, mtime=0))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

@@ -111,16 +111,10 @@ READ = {
         as_stage(nn.Sequential(Turned(6))), {"stage:0": DropBlock2d(0.1, 3, layout="NCHW")}, MAPS,
         "NCHW",
     ),
-    "said of as many channels as rows": (
-        Turned(6), {".": DropBlock2d(0.1, 3, layout="NHWC")}, (2, 3, 6, 6), "NHWC",
+    "a recurrent layer": (
+        nn.Sequential(nn.Conv1d(3, 7, 1), nn.GRU(4, 5, batch_first=True)), {"1": SEEN}, (2, 3, 4),
+        "NLC",
     ),
-    **{
-        kind.__name__: (
-            nn.Sequential(nn.Conv1d(3, 7, 1), kind(4, 5, batch_first=True)), {"1": SEEN}, (2, 3, 4),
-            "NLC",
-        )
-        for kind in (nn.LSTM, nn.GRU, nn.RNN)
-    },
     "samples first": (
         nn.TransformerEncoderLayer(8, 2, 8, batch_first=True), {".": Dropout1d(0.1)}, (2, 5, 8),
         "NLC",
@@ -243,22 +237,11 @@ def test_tokens_of_a_volume():
     assert (y[:, 0] != 0).any()
 
 
-def test_a_sequence_can_begin_with_tokens_that_are_left_alone():
-    x, model = torch.randn(2, 9, 8), nn.Sequential(nn.Linear(8, 8))
-    bare = model(x)
-    y, _ = run(model, {"0": DropBlock1d(1.0, 3, prefix_tokens=2)}, x)
-    assert torch.equal(y[:, :2], bare[:, :2])
-    assert (y[:, 2:] == 0).all()
-    with pytest.raises(SiteError, match="prefix_tokens= are for tokens"):
-        model(x[:, :2])
-
-
 @pytest.mark.parametrize(
     ("build", "message"),
     [
         (lambda: DropBlock2d(0.1, grid=(3,)), "grid must have 2 axes for DropBlock2d"),
         (lambda: DropBlock2d(0.1, grid=(3, 0)), "each axis of grid must be an integer >= 1"),
-        (lambda: DropBlock2d(0.1, grid=(3, 3), layout="NHWC"), "not layout='NHWC'"),
         (lambda: DropBlock1d(0.1, grid=(9,)), "needs no map"),
         (lambda: Dropout(0.1, prefix_tokens=1), "needs no map"),
         (lambda: DropBlock2d(0.1, prefix_tokens=-1), "prefix_tokens must be an integer >= 0"),
