@@ -59,6 +59,8 @@ class Index:
     def order(self, targets: Iterable[Target]) -> list[Target]:
         """The targets without repetition, in model order."""
         wanted = set(targets)
+        if len(wanted) < 2:  # as of most texts
+            return list(wanted)
         tables = [self.table(form) for form in sorted({target.form for target in wanted})]
         ordered = dict.fromkeys(target for table in tables for target in table.values())
         return [target for target in ordered if target in wanted]
