@@ -38,9 +38,12 @@ from .planning.builtin import builtin
 from .planning.plan import Plan, plan
 from .planning.recording import layers
 from .registry import register
-from .regularizers.base import Applied, Now, Regularizer
-from .regularizers.dropblock import Disout, DropBlock1d, DropBlock2d, DropBlock3d
+from .regularizers.base import Applied, NonNegative, Now, Positive, Probability, Rate, Regularizer
 from .regularizers.dropout import (
+    Disout,
+    DropBlock1d,
+    DropBlock2d,
+    DropBlock3d,
     Dropout,
     Dropout1d,
     Dropout2d,
@@ -50,7 +53,7 @@ from .regularizers.dropout import (
     GaussianNoise,
     StochasticDepth,
 )
-from .regularizers.foreign import Foreign
+from .regularizers.foreign import Foreign, Retune
 from .regularizers.gradients import (
     AdaptiveClipGrad,
     CentralizeGrad,
@@ -62,8 +65,6 @@ from .regularizers.gradients import (
     ScaleGrad,
     ZeroGrad,
 )
-from .regularizers.rates import NonNegative, Positive, Probability, Rate
-from .regularizers.retune import Retune
 from .schedules import (
     ByDepth,
     ConstantSchedule,

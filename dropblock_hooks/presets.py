@@ -11,10 +11,8 @@ from .checks import as_number
 from .planning.recording import record_forward
 from .quoting import shown
 from .registry import described_in
-from .regularizers.base import Regularizer
-from .regularizers.dropblock import DropBlock2d
-from .regularizers.dropout import Dropout, DropPath, StochasticDepth
-from .regularizers.rates import RateLike
+from .regularizers.base import RateLike, Regularizer
+from .regularizers.dropout import DropBlock2d, Dropout, DropPath, StochasticDepth
 from .schedules import ByDepth, Schedule, StepSchedule
 from .selectors.index import Index
 from .selectors.select import Select, matching

@@ -4,9 +4,9 @@ import inspect
 import re
 import sys
 from collections import ChainMap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from typing import Any, TypeVar, dataclass_transform, overload
+from typing import Any, TypeVar, dataclass_transform
 
 _T = TypeVar("_T")
 _CLASSES: dict[str, type] = {}
@@ -15,10 +15,6 @@ _SECTION = re.compile(r"^([A-Z]\w+):\n((?:    .*\n|\n)*)", re.MULTILINE)
 _ARGUMENT = re.compile(r"^    \**(\w+)(?: \([^)]*\))?: .*\n(?: {8}.*\n)*", re.MULTILINE)
 
 
-@overload
-def register(cls: type[_T], /, *, name: str | None = None) -> type[_T]: ...
-@overload
-def register(*, name: str) -> Callable[[type[_T]], type[_T]]: ...
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def register(cls: type | None = None, /, *, name: str | None = None) -> Any:
     """Make a class a frozen dataclass and give it a name that spec files can use.
@@ -46,13 +42,11 @@ def register(cls: type | None = None, /, *, name: str | None = None) -> Any:
         return lambda cls: register(cls, name=name)
     if not (isinstance(cls, type) and (hasattr(cls, "apply") or hasattr(cls, "span"))):
         raise TypeError(f"register takes a subclass of Regularizer or Schedule, got {cls!r}")
-    name = name or cls.__name__
-    if not name.isidentifier():
-        raise ValueError(f"the name of a registered class must be an identifier, got {name!r}")
     if "__dataclass_params__" not in vars(cls):
         cls = dataclass(frozen=True, repr=False)(cls)
     elif not vars(cls)["__dataclass_params__"].frozen:
         raise TypeError(f"{cls.__name__} must be a frozen dataclass: @dataclass(frozen=True)")
+    name = name or cls.__name__
     other = _CLASSES.get(name, cls)
     if (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
         raise ValueError(f"the name {name!r} is taken by {other.__module__}.{other.__qualname__}")
@@ -62,35 +56,34 @@ def register(cls: type | None = None, /, *, name: str | None = None) -> Any:
 
 
 def described_in(*sources: object) -> Callable[[_T], _T]:
-    """Decorator of functions: describe their arguments as the docstrings of `sources` do."""
-    return lambda function: _complete(function, sources)
+    """Decorator that adds arguments, equation and reference; the nearest source comes first."""
 
-
-def _complete(target: Any, sources: Iterable[object]) -> Any:
-    """Add missing arguments, the equation and the reference; the nearest source comes first."""
-    if not target.__doc__:  # none was written, or Python runs with -OO
+    def complete(target: Any) -> Any:
+        if not target.__doc__:  # none was written, or Python runs with -OO
+            return target
+        docs = [inspect.cleandoc(each.__doc__ or "") + "\n\n" for each in (target, *sources)]
+        own, *others = (dict(_SECTION.findall(doc)) for doc in docs)
+        found = [_ARGUMENT.finditer(each.get("Args", "")) for each in (own, *others)]
+        arguments = ChainMap(*({item[1]: item[0] for item in each} for each in found))
+        options = getattr(target, "__dataclass_fields__", ())  # a signature may only have **kwargs
+        names = [*inspect.signature(target).parameters, *options, *arguments.maps[0]]
+        lines = "".join(arguments[name] for name in dict.fromkeys(names) if name in arguments)
+        text = docs[0].replace(f"Args:\n{own.get('Args', '')}", f"Args:\n{lines}\n")
+        inherited = ChainMap({"Args": lines}, *others)
+        for title in ("Args", "Equation", "Reference"):
+            if f"\n{title}:\n" not in text and inherited.get(title):
+                text += f"{title}:\n{inherited[title].rstrip()}\n\n"
+        target.__doc__ = text
         return target
-    docs = [inspect.cleandoc(each.__doc__ or "") + "\n\n" for each in (target, *sources)]
-    own, *others = (dict(_SECTION.findall(doc)) for doc in docs)
-    found = [_ARGUMENT.finditer(each.get("Args", "")) for each in (own, *others)]
-    arguments = ChainMap(*({item[1]: item[0] for item in each} for each in found))
-    options = getattr(target, "__dataclass_fields__", ())  # a signature may only have **kwargs
-    order = dict.fromkeys([*inspect.signature(target).parameters, *options, *arguments.maps[0]])
-    lines = "".join(arguments[name] for name in order if name in arguments)
-    text = docs[0].replace(f"Args:\n{own.get('Args', '')}", f"Args:\n{lines}\n")
-    inherited = ChainMap({"Args": lines}, *others)
-    for title in ("Args", "Equation", "Reference"):
-        if f"\n{title}:\n" not in text and inherited.get(title):
-            text += f"{title}:\n{inherited[title].rstrip()}\n\n"
-    target.__doc__ = text
-    return target
+
+    return complete
 
 
 def documented(cls: type[_T]) -> type[_T]:
     """Describe in the docstring of a dataclass what its bases, or its function, describe."""
     named = re.search(r"`functional\.(\w+)`", cls.__doc__ or "")
     function = getattr(sys.modules[f"{__package__}.functional"], named[1], None) if named else None
-    return _complete(cls, (*cls.__mro__[1:-1], function))  # type: ignore[no-any-return]
+    return described_in(*cls.__mro__[1:-1], function)(cls)
 
 
 def check_fields(cls: type) -> None:
@@ -110,7 +103,7 @@ def name_of(cls: type) -> str:
 
 
 def brief(obj: Any) -> str:
-    """A one-line repr of a dataclass: `stated_fields` with their values."""
+    """A one-line repr of a dataclass."""
     stated = stated_fields(obj).items()
     arguments = [f"{name}={text(value)}" if name else value for name, value in stated]
     return f"{name_of(type(obj))}({', '.join(arguments)})"
@@ -124,10 +117,10 @@ def text(value: Any) -> str:
 
 
 def stated_fields(obj: Any) -> dict[str, Any]:
-    """The fields of a dataclass that differ from their defaults, keywords last.
+    """The fields that differ from their defaults, and other numbers than 0, keywords last.
 
-    Defaults that are numbers other than 0 are included, too (``block_size=7``), unless the class
-    has ``states_defaults = False``. A method ``_stated`` of the class replaces this rule.
+    With ``states_defaults = False`` numbers need to differ too. A method ``_stated`` of the class
+    replaces these rules.
     """
     if hasattr(obj, "_stated"):
         own: dict[str, Any] = obj._stated()

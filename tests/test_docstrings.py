@@ -17,6 +17,7 @@ from dropblock_hooks import (
     OnGradients,
     Probability,
     Regularizer,
+    Retune,
     Schedule,
     functional,
     plots,
@@ -125,7 +126,9 @@ def test_the_allowed_values_of_each_argument(name):
 @pytest.mark.parametrize("name", sorted(ATTACHED.keys() - {"OnGradients"}))
 def test_where_to_use_it_and_its_equation(name):
     assert re.search(r"\bUse it\b|\bAttach it\b", inspect.getdoc(ATTACHED[name]))
-    if not issubclass(ATTACHED[name], Observer):
+    if not issubclass(
+        ATTACHED[name], Observer | Foreign | Retune
+    ):  # which compute as the layer does
         assert sections(ATTACHED[name])["Equation"].strip()
 
 

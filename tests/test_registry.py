@@ -53,14 +53,6 @@ def test_one_class_is_all_it_takes():
     assert repr(Fade(Saw())) == "Fade(p=Saw(top=1.0))"
 
 
-@pytest.mark.parametrize(
-    "value", [1.1, -0.1, float("nan"), "0.1", None, True, torch.tensor(0.1), [0.1]]
-)
-def test_its_rates_are_checked_by_their_annotation(value):
-    with pytest.raises((ValueError, TypeError), match="^p must be"):
-        Fade(value)
-
-
 def test_a_decorator_that_was_forgotten():
     class Plain(Regularizer):
         q: Rate = 0.1
@@ -95,8 +87,6 @@ def test_register_refuses():
     with pytest.raises(TypeError, match="subclass of Regularizer or Schedule"):
         register(dict)
 
-    with pytest.raises(ValueError, match="identifier"):
-        register(name="a b")(Other if False else type("C", (Regularizer,), {}))
     assert Spec({"a": "Dropout"}) == Spec({"a": Dropout()})
 
 

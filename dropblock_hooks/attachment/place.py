@@ -12,7 +12,7 @@ from ..checks import as_count
 from ..observers.base import Observer
 from ..quoting import listed, quote
 from ..regularizers.base import Regularizer
-from ..regularizers.retune import Retune, held_rate
+from ..regularizers.foreign import Retune, held_rate
 from ..schedules import length_of, placed
 from ..selectors.index import Index, NoMatchError, Target
 from ..selectors.select import match
@@ -117,7 +117,7 @@ def _faults(placements: list[Placement]) -> list[str]:
 
 def _taken(regularizer: Regularizer, local: str) -> object:
     """What a regularizer takes of its module for itself: its class there, or the retuned rate."""
-    return regularizer.kind, held_rate(regularizer) or local
+    return regularizer.label, held_rate(regularizer) or local
 
 
 def _with_rates(

@@ -37,9 +37,6 @@ class TrainerDriver:
 
     Attributes:
         attached: the `Attachment`, also after the training; None before.
-
-    Raises:
-        ValueError: for another unit.
     """
 
     def __init__(
@@ -60,7 +57,7 @@ class TrainerDriver:
         optimizers: Any = None,
         resumed: bool = False,
     ) -> Attachment:
-        """Attach the spec, and take over the state that was loaded.
+        """Attach the spec and take over the loaded state; a ValueError says what does not fit.
 
         Args:
             model: the model that is trained, wrapped or not.
@@ -68,14 +65,9 @@ class TrainerDriver:
             scaler: the GradScaler; False if the loss is not scaled.
             optimizers: for regularizers with ``when="accumulated"``.
             resumed: whether a checkpoint without a state is reported.
-
-        Raises:
-            SpecError: for a spec that does not fit the model.
-            ValueError: for a state of another spec. Nothing stays attached.
         """
         self.end()
-        length = length or 0
-        epochs = math.ceil(length) if 0 < length < math.inf else None
+        epochs = math.ceil(length) if length and 0 < length < math.inf else None
         attached = attach(model, self.spec, root=self.root, epochs=epochs, grad_scaler=scaler)
         self.attached = attached
         try:
@@ -95,12 +87,7 @@ class TrainerDriver:
         return attached
 
     def tick(
-        self,
-        epoch: float,
-        step: int = 0,
-        *,
-        batch: int | None = None,
-        batches: float | None = None,
+        self, epoch: float, step: int = 0, *, batch: int | None = None, batches: float | None = None
     ) -> None:
         """Move the schedules. Call it before each training batch.
 
@@ -108,8 +95,7 @@ class TrainerDriver:
             epoch: the epoch, from 0; fractions are allowed.
             step: the steps of the optimizer so far, for ``unit="step"``.
             batch: the batch in its epoch, from 0; None counts the calls since the last `end_epoch`.
-            batches: the batches of an epoch, for a time with fractions; None, 0 or infinity if they
-                are not known.
+            batches: the batches of an epoch, for fractions; None, 0 or infinity if not known.
         """
         if self.attached is not None:
             batch = self._batch if batch is None else batch
@@ -135,10 +121,8 @@ class TrainerDriver:
         return {} if self.attached is None else self.attached.scalars()
 
     def state(self) -> Mapping[str, Any] | None:
-        """The state for a checkpoint: before `begin` the loaded one, or None."""
-        if self._loaded is not None or self.attached is None:
-            return self._loaded
-        return self.attached.state_dict()
+        """The state for a checkpoint; None before `begin`."""
+        return None if self.attached is None else self.attached.state_dict()
 
     def load(self, state: Mapping[str, Any] | None) -> None:
         """Keep a state for the next `begin`; None forgets it."""

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from ..checks import as_count
+from ..registry import described_in
 from ..warn import warn
 from .driver import TrainerDriver
 
@@ -15,6 +16,7 @@ except ImportError:  # under the older name
     from pytorch_lightning import Callback
 
 
+@described_in(TrainerDriver)
 class Regularize(Callback, TrainerDriver):  # type: ignore[misc]  # of a skipped package
     """A callback that puts regularizers on a LightningModule during ``trainer.fit``.
 
@@ -29,19 +31,14 @@ class Regularize(Callback, TrainerDriver):  # type: ignore[misc]  # of a skipped
         True
 
     Args:
-        spec: any spec that `attach` accepts, with the names of the LightningModule.
-        unit: of the schedules: "epoch", or "step" for steps of the optimizer.
         log_every_n_steps: also pass rates and shares to ``log_dict`` every so many steps, not only
             at the end of each epoch.
-        root: name of the submodule where names begin, for example ``"model"``.
         epochs: length of the training in `unit`, instead of the trainer's.
         fractions: whether the time moves within an epoch, by ``1 / num_training_batches`` a batch.
         rng_state: whether checkpoints of a single process hold torch's random state, so that a
             resumed run draws the same masks.
-        strict: False loads the matching parts of a checkpoint of another spec.
 
     Raises:
-        ValueError: for a bad argument.
         SpecError: before the first training step, for a spec that does not fit the module.
     """
 
@@ -57,82 +54,68 @@ class Regularize(Callback, TrainerDriver):  # type: ignore[misc]  # of a skipped
         rng_state: bool = True,
         strict: bool = True,
     ) -> None:
-        if log_every_n_steps is not None:
-            as_count("log_every_n_steps", log_every_n_steps)
+        for name, count in (("log_every_n_steps", log_every_n_steps), ("epochs", epochs)):
+            if count is not None:
+                as_count(name, count)
         TrainerDriver.__init__(self, spec, unit, root=root, strict=strict)
-        self.log_every_n_steps = log_every_n_steps
-        self.epochs = None if epochs is None else as_count("epochs", epochs)
+        self.log_every_n_steps, self.epochs = log_every_n_steps, epochs
         self.fractions, self.rng_state = fractions, rng_state
-        self._within_epoch = False
+        self._within_epoch = self._keeps_random = False
         self._checkpoint: Mapping[str, Any] = {}
-        self._keeps_random = False
 
     @property
     def state_key(self) -> str:
         """The name of the state in a checkpoint. Each of several callbacks needs its own."""
-        key: str = self._generate_state_key(unit=self.unit, root=self.root)
-        return key
+        return str(self._generate_state_key(unit=self.unit, root=self.root))
 
-    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+    def setup(self, trainer: Any, module: Any, stage: str) -> None:
         """Forget the state that an earlier run loaded, and warn of a search without callbacks."""
         self._checkpoint, self._max_epochs = {}, trainer.max_epochs  # which others may change later
+        self._keeps_random = self.rng_state and trainer.world_size == 1
         kinds = {kind.__name__ for each in trainer.callbacks for kind in type(each).__mro__}
         for finder in kinds & {"LearningRateFinder", "BatchSizeFinder"}:
             warn(
                 f"{finder} searches without other callbacks, so without these regularizers: "
                 "to search with them, call attach(module, spec) before, and remove() after it"
             )
-        self._keeps_random = self.rng_state and trainer.world_size == 1
 
-    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+    def on_fit_start(self, trainer: Any, module: Any) -> None:
         """Restore the random state, from which the loader will draw its order."""
         self._restore_random()
 
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+    def on_train_start(self, trainer: Any, module: Any) -> None:
         """Attach: layers exist and are sharded, and the length of the training is known."""
         scaler = getattr(trainer.precision_plugin, "scaler", None)
-        if scaler is None and pl_module.automatic_optimization:
+        if scaler is None and module.automatic_optimization:
             scaler = False  # a module that optimizes by itself may have one of its own
-        by_epoch = self.unit == "epoch"
+        by_epoch, optimizers = self.unit == "epoch", trainer.optimizers
         length = self._max_epochs if by_epoch else trainer.estimated_stepping_batches
+        # LearningRateFinder restores a checkpoint of step 0
+        resumed = trainer.ckpt_path is not None and trainer.global_step > 0
         self.load(self._checkpoint.get("attached"))
         self.begin(
-            pl_module,
-            self.epochs or length,
-            scaler=scaler,
-            optimizers=trainer.optimizers,
-            # LearningRateFinder restores a checkpoint of step 0
-            resumed=trainer.ckpt_path is not None and trainer.global_step > 0,
+            module, self.epochs or length, scaler=scaler, optimizers=optimizers, resumed=resumed
         )
         if self._checkpoint.get("within_epoch"):
             self._restore_random()  # the loader has drawn its order once more
 
-    def on_train_batch_start(
-        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Move the schedules."""
+    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
         if getattr(trainer.fit_loop, "_skip_backward", False):
             return  # StochasticWeightAveraging's last epoch, which trains nothing
         self._within_epoch = True
         batches = trainer.num_training_batches if self.fractions else None
-        epoch, step = trainer.current_epoch, trainer.global_step
-        self.tick(epoch, step, batch=batch_idx, batches=batches)
+        self.tick(trainer.current_epoch, trainer.global_step, batch=batch_idx, batches=batches)
 
-    def on_train_batch_end(
-        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Log, every `log_every_n_steps` steps."""
+    def on_train_batch_end(self, trainer: Any, module: Any, *rest: Any) -> None:
         every = self.log_every_n_steps
         if every is not None and trainer.global_step % every == 0:
-            self._log(trainer, pl_module, self.scalars(), on_step=True)
+            self._log(trainer, module, self.scalars(), on_step=True)
 
-    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Log, and warn of new findings."""
+    def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
         self._within_epoch = False
-        self._log(trainer, pl_module, self.end_epoch(), on_step=False)
+        self._log(trainer, module, self.end_epoch(), on_step=False)
 
-    def teardown(self, trainer: Any, pl_module: Any, stage: Any) -> None:
-        """Remove the hooks."""
+    def teardown(self, trainer: Any, module: Any, stage: Any) -> None:
         self.end()
 
     on_exception = teardown
@@ -150,7 +133,6 @@ class Regularize(Callback, TrainerDriver):  # type: ignore[misc]  # of a skipped
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Keep the state of a checkpoint until training begins."""
         self._checkpoint = state_dict
 
     def _log(self, trainer: Any, module: Any, scalars: dict[str, float], on_step: bool) -> None:
@@ -160,7 +142,6 @@ class Regularize(Callback, TrainerDriver):  # type: ignore[misc]  # of a skipped
             module.log_dict(scalars, on_step=on_step, on_epoch=not on_step, **options)
 
     def _restore_random(self) -> None:
-        """Restore torch's random state from the checkpoint of a single process."""
         random = self._checkpoint.get("random")
         if self._keeps_random and random is not None:
             torch.set_rng_state(random["cpu"])

@@ -40,8 +40,7 @@ def keep_in_checkpoints(
         ValueError: for a file of another spec, with the differences; nothing is changed.
     """
     if resume:
-        checkpoint = load_checkpoint_metadata(os.fspath(resume))
-        beside = checkpoint.get("saver") or {} if isinstance(checkpoint, dict) else {}
+        beside = load_checkpoint_metadata(os.fspath(resume)).get("saver") or {}
         if _KEY in beside:
             attached.load_state_dict(beside[_KEY], strict)
         else:
@@ -55,7 +54,4 @@ def keep_in_checkpoints(
         attached.optimizer = optimizer
     if saver is not None:
         own = saver.state_dict
-        saver.state_dict = lambda *args, **kwargs: {
-            **own(*args, **kwargs),
-            _KEY: attached.state_dict(),
-        }
+        saver.state_dict = lambda *args: {**own(*args), _KEY: attached.state_dict()}

@@ -4,10 +4,12 @@ from typing import Any
 
 from transformers.trainer_callback import ExportableState, TrainerCallback
 
+from ..registry import described_in
 from ..spec.spec import Spec
 from .driver import TrainerDriver
 
 
+@described_in(TrainerDriver)
 class Regularize(TrainerCallback, ExportableState, TrainerDriver):  # type: ignore[misc]  # of a skipped package
     """A callback that puts regularizers on the model of a Trainer, for its training.
 
@@ -20,13 +22,6 @@ class Regularize(TrainerCallback, ExportableState, TrainerDriver):  # type: igno
         >>> from dropblock_hooks.integrations.transformers import Regularize
         >>> callback = Regularize({"bert.encoder.layer.*": Dropout(p=LinearSchedule(0.0, 0.1))})
         >>> trainer = Trainer(model, args, callbacks=[callback])  # doctest: +SKIP
-
-    Args:
-        spec: any spec that ``attach`` accepts.
-        unit: of schedules: ``"epoch"`` (fractions too, at each step), or ``"step"`` of the
-            optimizer.
-        root: name of the submodule where names begin.
-        strict: False loads the matching parts of a checkpoint of another spec.
 
     Raises:
         SpecError: for a bad spec; when training begins, for one that does not fit the model.
@@ -50,7 +45,6 @@ class Regularize(TrainerCallback, ExportableState, TrainerDriver):  # type: igno
         return {"args": self._arguments, "attributes": {"saved": TrainerDriver.state(self)}}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Attach, and restore the counts of a checkpoint."""
         if args.n_gpu > 1:
             raise RuntimeError(
                 f"the Trainer uses nn.DataParallel on {args.n_gpu} GPUs, which shares the state of "
@@ -59,8 +53,7 @@ class Regularize(TrainerCallback, ExportableState, TrainerDriver):  # type: igno
         if isinstance(state.stateful_callbacks.get(type(self).__name__), list):
             raise RuntimeError("a Trainer takes one Regularize callback, with all of the spec")
         optimizer, resumed = given.get("optimizer"), state.global_step > 0
-        if resumed:
-            # the Trainer updates existing entries only
+        if resumed:  # the Trainer updates existing entries only
             empty: dict[str, Any] = {"args": {}, "attributes": {}}
             stored = state.stateful_callbacks.setdefault(type(self).__name__, empty)
             self.load(stored["attributes"].get("saved"))
@@ -69,20 +62,16 @@ class Regularize(TrainerCallback, ExportableState, TrainerDriver):  # type: igno
         self.begin(given["model"], length, scaler=scaler, optimizers=optimizer, resumed=resumed)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Move the schedules."""
         self.tick(state.epoch, state.global_step)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Warn of new findings."""
         self.end_epoch()
 
     def on_log(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Log the scalars together with the loss."""
-        if "loss" in given["logs"]:
+        if "loss" in given["logs"]:  # not of an evaluation
             scalars = self.scalars()
             given["logs"].update(scalars)
             state.log_history[-1].update(scalars)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Remove the hooks; the counts can still be read."""
         self.end()

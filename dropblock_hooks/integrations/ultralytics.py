@@ -38,7 +38,6 @@ class Regularize(TrainerDriver):
         yolo.add_callback("teardown", self._end)
 
     def _begin(self, trainer: Any) -> None:
-        """Attach to the model of the trainer, whose averaged copy exists by now."""
         length = None if trainer.args.time else trainer.epochs  # `time` limits it by hours
         self.begin(trainer.model, length, scaler=trainer.scaler, optimizers=trainer.optimizer)
 
@@ -46,7 +45,6 @@ class Regularize(TrainerDriver):
         self.tick(trainer.epoch, batches=len(trainer.train_loader))
 
     def _end_epoch(self, trainer: Any) -> None:
-        """Warn of new findings, and log the rates with the learning rates."""
         self.end_epoch()
         rates = {} if self.attached is None else self.attached.rates
         for key, values in rates.items():  # results.csv needs equal columns

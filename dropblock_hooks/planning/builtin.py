@@ -13,7 +13,7 @@ from torch import nn
 
 from ..attachment.place import Placement
 from ..findings import Finding, Kind, Severity
-from ..regularizers import retune
+from ..regularizers import foreign
 from ..regularizers.base import highest_rate
 from ..selectors.index import HELD, Index
 from ..selectors.select import Select, Selector, match
@@ -77,7 +77,7 @@ class Builtin(Table[BuiltinRow]):
                 matched = {target.name for target in match(pattern, self._index)}
                 wanted = {name.removeprefix("attr:") for name in names}
                 selector = pattern if matched == wanted else Select(names=tuple(names))
-            pairs.append((selector, retune.Retune(p=rate if p is None else p)))
+            pairs.append((selector, foreign.Retune(p=rate if p is None else p)))
         return Spec(pairs)
 
 
@@ -109,16 +109,16 @@ def rates_of(index: Index) -> Iterator[BuiltinRow]:
     for target in dict.fromkeys(index.modules.values()):
         name, module, kind = target.name, target.module, bare_type(target.module).__name__
         # other layers than dropouts may mean something else by `p`
-        drops = retune.unit_of(kind) and not module._modules
-        own = retune.rate_attribute(module) if drops else None
+        drops = foreign.unit_of(kind) and not module._modules
+        own = foreign.rate_attribute(module) if drops else None
         held = HELD["attr"].values(module)
         other = [a for a in held if "drop" in a and a != "layerdrop" and isinstance(held[a], float)]
         for attribute in [own] if own else other:
             rate = getattr(module, attribute)
             full = name if own else f"{name}.{attribute}".lstrip(".")
-            used = own or retune.reads_own(module, attribute)
-            used = used or retune.is_read(index.model, (name,), attribute)
-            sites = {retune.held_rate(x.site.regularizer): x.site for x in hooks_on(module)}
+            used = own or foreign.reads_own(module, attribute)
+            used = used or foreign.is_read(index.model, (name,), attribute)
+            sites = {foreign.held_rate(x.site.regularizer): x.site for x in hooks_on(module)}
             site = sites.get(attribute)
             if site and site.run.enabled:
                 rate = site.rate or 0.0
@@ -145,9 +145,9 @@ def find_doubled(
     dropping = [
         (p, key)
         for p, key in zip(placements, keys, strict=True)
-        if retune.unit_dropped(p.regularizer) and highest_rate(p.regularizer) and not p.target.form
+        if foreign.unit_dropped(p.regularizer) and highest_rate(p.regularizer) and not p.target.form
     ]
-    retuned = {p.target.owner for p in placements if isinstance(p.regularizer, retune.Retune)}
+    retuned = {p.target.owner for p in placements if isinstance(p.regularizer, foreign.Retune)}
     droppers = [
         row
         for row in (rates_of(Index(base)) if dropping else ())
@@ -174,7 +174,7 @@ def _drops_same(p: Placement, row: BuiltinRow) -> bool:
     Models keep the layers that drop samples or blocks as children of the block. The rate of whole
     samples and the rate of parts of a sample do not add up.
     """
-    unit, own = retune.unit_dropped(p.regularizer), retune.unit_of(row.type)
+    unit, own = foreign.unit_dropped(p.regularizer), foreign.unit_of(row.type)
     names = [name or "." for name in (p.target.name, *p.target.aliases)]
     if row.name in names:
         return (unit == "samples") == (own == "samples")

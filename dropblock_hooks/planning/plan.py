@@ -17,7 +17,7 @@ from ..attachment.report import block_cell, entry_of, is_clipped
 from ..axes.view import View
 from ..findings import Finding, Kind, Severity, merged
 from ..regularizers.base import rate_range
-from ..regularizers.retune import held_rate, unit_dropped
+from ..regularizers.foreign import held_rate, unit_dropped
 from ..selectors.wrappers import bare_type, submodule, unwrap
 from ..sites.counter import Snapshot
 from ..sites.hooks import SiteHook

@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 import copy
+import functools
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Literal, TypeAlias, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 from torch import Tensor, nn
 
 from ..axes.view import check_axes
-from ..checks import Range, check_option
+from ..checks import NON_NEGATIVE, POSITIVE, PROBABILITY, Range, as_number, check_option
 from ..quoting import label, quote, shown
 from ..registry import brief, check_fields, name_of
 from ..schedules import ByDepth, Schedule, between, same_kind, span_of, value_at
-from .rates import RateLike, checked_rate, hints_of, ranges_of
+
+RateLike = float | Schedule | Callable[[float], float]
+Rate = Annotated[RateLike, Range()]
+"""Any number, or a schedule of it."""
+Probability = Annotated[RateLike, PROBABILITY]
+"""A number in [0, 1], or a schedule of it."""
+NonNegative = Annotated[RateLike, NON_NEGATIVE]
+"""A number >= 0, or a schedule of it."""
+Positive = Annotated[RateLike, POSITIVE]
+"""A number > 0, or a schedule of it."""
+MapSize = tuple[int, ...] | None
+Applied = tuple[Tensor, Tensor | int | None]
+"""What ``apply`` returns."""
 
 
 class Now:
@@ -24,9 +38,6 @@ class Now:
     Example:
         >>> Dropout(0.5).apply(torch.ones(0), Now(p=0.5))
         (tensor([]), 0)
-
-    Args:
-        values: the rates and attributes by name.
 
     Attributes:
         input: the layer's first input; for ``at="input"`` the regularized value itself.
@@ -49,18 +60,13 @@ class Now:
         raise AttributeError(f"now has no {name!r}; it has {', '.join(vars(self))}")
 
 
-MapSize: TypeAlias = tuple[int, ...] | None
-Applied: TypeAlias = tuple[Tensor, "Tensor | int | None"]
-"""What ``apply`` returns: the new tensor, and how many elements were dropped or changed."""
-
-
 @dataclass(frozen=True, repr=False)
 class Regularizer:
     """Base of all regularizers. A subclass has fields and ``apply``, and ``register`` above it.
 
-    Rate fields are annotated `Rate`, `Probability`, `NonNegative` or `Positive`. They take a number
-    or a schedule, and are checked against their range. The page "A regularizer of your own" of the
-    documentation explains the class variables, such as ``spatial = 2``.
+    Fields that are annotated `Rate`, `Probability`, `NonNegative` or `Positive` take a number or a
+    schedule in their range. The page "A regularizer of your own" of the documentation explains the
+    class variables, such as ``spatial = 2``.
 
     Example:
         >>> from dropblock_hooks import register
@@ -79,8 +85,8 @@ class Regularizer:
             for tokens. ``"auto"`` reads them from the model, or refuses.
         grid: size of the map that tokens form, ``(height, width)``, each at least 1; None asks the
             model.
-        prefix_tokens: number of class and register tokens before the map, at least 0. They are
-            not changed. None asks the model.
+        prefix_tokens: number of class and register tokens before the map, at least 0, which stay
+            unchanged. None asks the model.
         active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
             dropout in evaluation).
     """
@@ -104,13 +110,11 @@ class Regularizer:
     bounds: ClassVar[Mapping[str, int]] = {}
 
     def apply(self, x: Tensor, now: Now) -> Applied:
-        """Regularize a tensor.
+        """Return the new tensor, or `x` itself, and how many elements were dropped or changed.
 
-        Returns:
-            The new tensor, or `x` itself if nothing is to be done; and the number of elements that
-            were dropped or changed: an int, a 0-dim tensor, or None if it has no meaning.
+        The number is an int, a 0-dim tensor, or None if it has no meaning.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{self.label} must define apply(x, now)")
 
     def check(self, values: Mapping[str, float]) -> None:
         """Raise ValueError if fields contradict each other; `values` are the rates at one time."""
@@ -127,7 +131,6 @@ class Regularizer:
         return self.apply
 
     def block_in_force(self, map_size: tuple[int, ...]) -> MapSize:
-        """The block that is dropped on a map of this size, or None."""
         return None
 
     def expected_share(self, values: Mapping[str, float], map_size: MapSize) -> float | None:
@@ -143,28 +146,24 @@ class Regularizer:
     def __post_init__(self) -> None:
         cls: Any = type(self)  # mypy takes no class as hashable
         check_fields(cls)
-        if isinstance(self.index, bool) or not isinstance(self.index, int | str | None):
-            raise TypeError(f"index must be an integer or a key, got {quote(self.index)}")
         check_axes(self)
-        hints, ranges = hints_of(cls), ranges_of(cls)
+        hints, ranges = hints_of(cls), _ranges_of(cls)
         if reserved := ranges.keys() & Now.__annotations__:
             raise TypeError(f"{cls.__name__}: a rate can't be named {min(reserved)!r}: Now has it")
-        for f in fields(self):
-            value, name = getattr(self, f.name), f.name
+        for name, hint in hints.items():
+            value = getattr(self, name)
             if name in ranges:
-                if value is not None or type(None) not in get_args(hints[name]):
-                    vars(self)[name] = checked_rate(name, value, ranges[name])
-            elif get_origin(hints.get(name)) is Literal:
-                check_option(name, value, get_args(hints[name]))
+                if value is not None or type(None) not in get_args(hint):
+                    vars(self)[name] = _checked_rate(name, value, ranges[name])
+            elif get_origin(hint) is Literal:
+                check_option(name, value, get_args(hint))
             elif isinstance(value, list):
                 vars(self)[name] = tuple(value)
             elif isinstance(value, Schedule):
                 raise TypeError(f"{name} takes no schedule; of a class of yours, annotate it Rate")
-            elif hints.get(name) is bool and not isinstance(value, bool):
+            elif hint is bool and not isinstance(value, bool):
                 raise TypeError(f"{name} must be True or False, got {shown(value)}")
         self.check(self.values(0.0))
-        if cls.apply is Regularizer.apply and cls.bind is Regularizer.bind:
-            raise TypeError(f"{cls.__name__} must define apply(x, now)")
 
     @property
     def accumulates(self) -> bool:
@@ -172,17 +171,12 @@ class Regularizer:
         return False
 
     @property
-    def kind(self) -> object:
-        """What may be on a layer only once: the class."""
-        return type(self)
-
-    @property
     def label(self) -> str:  # in site keys
         return name_of(type(self))
 
     def ranges(self) -> Mapping[str, Range]:
         cls: Any = type(self)
-        return ranges_of(cls)
+        return _ranges_of(cls)
 
     @property
     def rates(self) -> dict[str, RateLike]:
@@ -232,3 +226,31 @@ def rate_range(regularizer: Regularizer) -> tuple[float, float] | None:
 
 def highest_rate(regularizer: Regularizer) -> float:
     return (rate_range(regularizer) or (0.0, 0.0))[1]
+
+
+def _checked_rate(name: str, rate: Any, allowed: Range) -> Any:
+    if inspect.isclass(rate):
+        cls = rate.__name__
+        raise TypeError(f"{name} got the class {cls}: write {cls}(...)")
+    if not callable(rate):
+        return as_number(name, rate, "a number or a schedule", allowed)
+    for end in filter(math.isfinite, span_of(rate)):
+        if end not in allowed:
+            raise ValueError(f"{name} must be {allowed}, got {quote(rate)}, which reaches {end:g}")
+    return rate
+
+
+@functools.cache
+def hints_of(cls: Any) -> Mapping[str, Any]:
+    hints = get_type_hints(cls, include_extras=True)
+    return {f.name: hints[f.name] for f in fields(cls)}
+
+
+@functools.cache
+def _ranges_of(cls: Any) -> Mapping[str, Range]:
+    found: dict[str, Range] = {}
+    for name, hint in hints_of(cls).items():
+        for part in (hint, *get_args(hint)):  # of ``Rate | None`` the first
+            metadata = getattr(part, "__metadata__", ())
+            found.update((name, each) for each in metadata if isinstance(each, Range))
+    return found

@@ -1,15 +1,22 @@
-"""Dropout of elements, of channels and of samples of a residual branch; Gaussian noise."""
+"""Dropout of elements, channels, samples and blocks; Gaussian noise, also in blocks."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from torch import Tensor
 
-from ..checks import Range
+from ..checks import Range, check_block_size
+from ..functional.dropblock import (
+    Calibration,
+    Normalize,
+    distort_blocks,
+    drop_blocks,
+    expected_share,
+)
 from ..functional.dropout import Mode, add_noise, drop_residual, drop_units, multiply_noise
 from ..registry import register
-from .base import Applied, MapSize, Now, Regularizer
-from .rates import NonNegative, Probability, RateLike
+from .base import Applied, MapSize, NonNegative, Now, Probability, RateLike, Regularizer
 
 
 class DropsShare:
@@ -23,108 +30,94 @@ class DropsShare:
         return values["p"]
 
 
-class _DropsUnits(DropsShare):
+class _DropsUnits(DropsShare, Regularizer):
     """Base of dropouts of elements, channels and samples.
 
     Equation:
-        ``y = x * keep / (1 - p)``, where ``keep`` is 0 with chance p, else 1. It has one number for
-        each element, channel or sample.
+        ``y = x * keep / (1 - p)``, with one ``keep`` for each of them: 0 with chance p, else 1.
     """
 
-    unit_axes: ClassVar[int | None] = None  # of `drop_units`
     scale_by_keep: bool = True
     linear: ClassVar[bool] = True
     idle_at_zero: ClassVar[bool] = True
 
     def apply(self, x: Tensor, now: Now) -> Applied:
-        return drop_units(x, now.p, self.unit_axes, rescale=self.scale_by_keep)
+        axes = 1 if self.samplewise else 2 if self.spatial else None
+        return drop_units(x, now.p, axes, rescale=self.scale_by_keep)
 
 
 @register
-class Dropout(_DropsUnits, Regularizer):
+class Dropout(_DropsUnits):
     """Zeroes elements, each with chance p; see `functional.dropout`.
-    Use it on the outputs of linear layers. Neighbors in a feature map are correlated, so there
-    `Dropout2d` or `DropBlock2d` removes more information.
+    Use it on the outputs of linear layers; on feature maps, use `Dropout2d` or `DropBlock2d`.
 
     Example:
-        >>> Dropout(0.2, active="always")
-        Dropout(p=0.2, active='always')
+        >>> spec = {"fc": Dropout(0.2, active="always")}
     """
 
     p: Probability = 0.5
 
 
 @register
-class Dropout1d(_DropsUnits, Regularizer):
+class Dropout1d(_DropsUnits):
     """Zeroes channels of sequences (N, C, L), each with chance p; see `functional.dropout1d`.
     Use it for audio, text or tokens, between convolutions or blocks.
 
     Example:
-        >>> Dropout1d(0.2, layout="NLC")
-        Dropout1d(p=0.2, layout='NLC')
+        >>> spec = {"blocks.*": Dropout1d(0.2, layout="NLC")}
     """
 
     p: Probability = 0.5
     spatial: ClassVar[int] = 1
-    unit_axes: ClassVar[int] = 2
 
 
 @register
-class Dropout2d(_DropsUnits, Regularizer):
+class Dropout2d(_DropsUnits):
     """Zeroes channels of feature maps (N, C, H, W), each with chance p; see `functional.dropout2d`.
     Use it for images, where a layer has many channels.
 
     Example:
-        >>> Dropout2d(0.2, layout="NHWC")
-        Dropout2d(p=0.2, layout='NHWC')
+        >>> spec = {"stage:-1": Dropout2d(0.2, layout="NHWC")}
     """
 
     p: Probability = 0.5
     spatial: ClassVar[int] = 2
-    unit_axes: ClassVar[int] = 2
 
 
 @register
-class Dropout3d(_DropsUnits, Regularizer):
+class Dropout3d(_DropsUnits):
     """Zeroes channels of volumes (N, C, D, H, W), each with chance p; see `functional.dropout3d`.
     Use it for video and medical scans, where a layer has many channels.
 
     Example:
-        >>> Dropout3d(0.2)
-        Dropout3d(p=0.2)
+        >>> spec = {"stage:-1": Dropout3d(0.2)}
     """
 
     p: Probability = 0.5
     spatial: ClassVar[int] = 3
-    unit_axes: ClassVar[int] = 2
 
 
 @register
-class DropPath(_DropsUnits, Regularizer):
+class DropPath(_DropsUnits):
     """Zeroes whole samples of a residual *branch*, each with chance p; see `functional.drop_path`.
-    Use it on the last layer of a residual branch. On the output of a whole block it would set the
-    residual stream to 0: there, use `StochasticDepth`.
+    Use it on the last layer of a residual branch; on the output of a block, use `StochasticDepth`.
 
     Example:
-        >>> DropPath(p=0.1)
-        DropPath(p=0.1)
+        >>> spec = {"layer3.*.bn2": DropPath(p=0.1)}
     """
 
     p: Probability
     scale_by_keep: bool = True
     samplewise: ClassVar[bool] = True
-    unit_axes: ClassVar[int] = 1
 
 
 @register
 class StochasticDepth(DropsShare, Regularizer):
     """Lets samples pass a residual *block* unchanged; see `functional.stochastic_depth`.
-    Use it on residual blocks whose output has the shape of their input; the first forward checks
-    this.
+    Use it on residual blocks whose output has the shape of their input.
 
     Example:
-        >>> StochasticDepth(p=0.1)
-        StochasticDepth(p=0.1)
+        >>> spec = {"layer3.*": StochasticDepth(p=0.1)}
 
     Equation:
         ``y = x + (block(x) - x) * keep / (1 - p)``, where ``keep`` is 0 with chance p, else 1.
@@ -152,8 +145,7 @@ class GaussianNoise(Regularizer):
     Use it at the input of a network, or on activations of a known scale, as after a norm.
 
     Example:
-        >>> GaussianNoise(std=0.1, at="input")
-        GaussianNoise(std=0.1, at='input')
+        >>> spec = {"conv1": GaussianNoise(std=0.1, at="input")}
 
     Equation:
         ``y = x + std * z``, where z is standard normal noise.
@@ -172,8 +164,7 @@ class GaussianDropout(Regularizer):
     Use it in place of `Dropout`, at the same layers. It has the same variance and no zeros.
 
     Example:
-        >>> GaussianDropout(p=0.2)
-        GaussianDropout(p=0.2)
+        >>> spec = {"fc": GaussianDropout(p=0.2)}
 
     Equation:
         ``y = x * (1 + sqrt(p / (1 - p)) * z)``, where z is standard normal noise.
@@ -185,3 +176,100 @@ class GaussianDropout(Regularizer):
 
     def apply(self, x: Tensor, now: Now) -> Applied:
         return multiply_noise(x, now.p), None
+
+
+@dataclass(frozen=True, repr=False)
+class _Blocks(DropsShare):
+    p: Probability = 0.1
+    block_size: int | tuple[int, ...] = 7
+    spatial: ClassVar[int]
+    edges: ClassVar[tuple[int, ...]]  # of each object: the edges of its block
+    idle_at_zero: ClassVar[bool] = True
+
+    def check(self, values: Mapping[str, float]) -> None:
+        edges = check_block_size(self.block_size, self.spatial)
+        block_size = edges if len(set(edges)) > 1 else edges[0]
+        vars(self).update(block_size=block_size, edges=edges)
+
+    def block_in_force(self, map_size: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(map(min, map_size, self.edges))
+
+
+@dataclass(frozen=True, repr=False)
+class _DropBlocks(_Blocks):
+    """Base of DropBlock1d, 2d and 3d.
+
+    Equation:
+        ``y = x * keep * scale``, where ``keep`` is 0 in the blocks and 1 elsewhere. A block begins
+        with chance γ at each position where it fits; see `functional.block_gamma`.
+    """
+
+    calibration: Calibration = "exact"
+    normalize: Normalize = "batch"
+    share_channels: bool = False
+    linear: ClassVar[bool] = True
+
+    def apply(self, x: Tensor, now: Now) -> Applied:
+        options = (self.calibration, self.normalize, self.share_channels)
+        return drop_blocks(x, now.p, self.edges, *options)
+
+    def expected_share(self, values: Mapping[str, float], map_size: MapSize) -> float | None:
+        return expected_share(values["p"], map_size, self.edges, self.calibration)
+
+
+@register
+class DropBlock1d(_DropBlocks, Regularizer):
+    """Drops runs of sequences (N, C, L); see `functional.drop_block1d`.
+    Use it for audio, text or signals, after convolutions over time.
+
+    Example:
+        >>> spec = {"type:Conv1d": DropBlock1d(p=0.1, block_size=5)}
+    """
+
+    spatial: ClassVar[int] = 1
+
+
+@register
+class DropBlock2d(_DropBlocks, Regularizer):
+    """Drops blocks of feature maps (N, C, H, W); see `functional.drop_block2d`.
+    Use it for images, at the outputs of the last two stages, with blocks smaller than the map: on a
+    map of 7×7, a block of 7 drops whole channels.
+
+    Example:
+        >>> spec = {"layer[34].*": DropBlock2d(p=0.2, block_size=(3, 5), normalize="sample")}
+    """
+
+    spatial: ClassVar[int] = 2
+
+
+@register
+class DropBlock3d(_DropBlocks, Regularizer):
+    """Drops blocks of volumes (N, C, D, H, W); see `functional.drop_block3d`.
+    Use it for video and medical scans, at the outputs of the last stages.
+
+    Example:
+        >>> spec = {"stage:-1": DropBlock3d(p=0.2, block_size=3)}
+    """
+
+    spatial: ClassVar[int] = 3
+
+
+@register
+class Disout(_Blocks, Regularizer):
+    """Distorts blocks of feature maps (N, C, H, W) by noise; see `functional.disout`.
+    Use it where the zeros of `DropBlock2d` harm. The realized rate is the share that is distorted.
+
+    Example:
+        >>> spec = {"layer[34].*": Disout(p=0.2, block_size=5, alpha=0.5)}
+
+    Equation:
+        ``y = x + m * alpha * std(x) * z`` with standard normal z; m is 1 in blocks, else 0.
+    """
+
+    alpha: NonNegative = 1.0
+    share_channels: bool = False
+    spatial: ClassVar[int] = 2
+    idle_at_zero: ClassVar[bool] = True
+
+    def apply(self, x: Tensor, now: Now) -> Applied:
+        return distort_blocks(x, now.p, self.edges, now.alpha, share_channels=self.share_channels)

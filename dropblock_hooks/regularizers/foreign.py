@@ -1,53 +1,61 @@
-"""Modules and functions of other libraries as regularizers."""
+"""Layers of other libraries: as regularizers (`Foreign`), or with another rate (`Retune`)."""
 
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
-from functools import partial
-from typing import Any
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
 from ..checks import Range
+from ..functional.dropout import drop_units
 from ..quoting import kind_of, label, quote
-from ..registry import documented
+from ..registry import documented, register
 from ..schedules import Schedule
-from .base import Applied, Now, Regularizer
-from .rates import RateLike
+from ..selectors.index import is_share
+from ..selectors.wrappers import bare_type, find_module
+from .base import Applied, Now, Probability, RateLike, Regularizer
+from .dropout import Dropout, Dropout1d, Dropout2d, Dropout3d, DropPath, DropsShare
 
 _DEFAULTS = {f.name: f.default for f in fields(Regularizer)}  # of the options of all regularizers
+RATES = ("p", "drop_prob", "prob", "drop_rate", "drop_p")  # attributes of a layer's rate
+_UNITS = {
+    "gaussian": None,  # noise
+    "droppath": "samples",
+    "stochasticdepth": "samples",
+    "dropblock": "blocks",
+    "patchdropout": "tokens",
+    "dropout[123]d": "channels",
+    "dropout": "elements",
+}
 
 
 @documented
 @dataclass(frozen=True, init=False, repr=False)
 class Foreign(Regularizer):
     """Wraps a module class without parameters, a module, or a function of a tensor.
+    Use it for dropout of torchvision or timm, or of your own code.
 
     A module or a function in a spec means ``Foreign(module)``. Spec files cannot hold a `Foreign`.
-
-    Each site has its own instance, in training mode, on the device of its layer. Schedules and
-    floats in `kwargs` are set as attributes of the instance. The realized rate is the share of
-    nonzero elements that became zero. The state of the attachment does not hold buffers. Use it for
-    dropout of torchvision or timm, or of your own code.
+    Each site has its own instance, in training mode. Schedules and floats in `kwargs` are set as
+    attributes of the instance. The realized rate is the share of nonzero elements that became zero.
+    The state of the attachment does not hold buffers, and they are not moved to another device.
 
     Example:
-        >>> from torch import nn
-        >>> Foreign(nn.Dropout2d, p=LinearSchedule(0.0, 0.1, epochs=10))
-        Foreign(Dropout2d, p=LinearSchedule(start=0.0, stop=0.1, epochs=10))
+        >>> spec = {"layer4": Foreign(nn.Dropout2d, p=LinearSchedule(0.0, 0.1, epochs=10))}
 
     Args:
         target: the class, module or function.
         kwargs: arguments of the class; numbers may be schedules. With `grid`, tokens come as a map
             (N, C, height, width).
-
-    Equation:
-        The equation of the target.
     """
 
-    target: Callable[..., Any]
+    target: Any
     kwargs: tuple[tuple[str, Any], ...]
 
     def __init__(self, target: Callable[..., Any], /, **kwargs: Any) -> None:
@@ -58,38 +66,28 @@ class Foreign(Regularizer):
         self.__post_init__()
 
     def check(self, values: Mapping[str, float]) -> None:
-        target: Any = self.target
-        is_class = inspect.isclass(target)
+        target, is_class = self.target, inspect.isclass(self.target)
         if not callable(target) or (is_class and not issubclass(target, nn.Module)):
-            takes = "a subclass of nn.Module, a module or a function"
-            raise TypeError(f"Foreign takes {takes}, got {quote(target)}")
+            raise TypeError(f"Foreign takes a module, its class or a function, got {quote(target)}")
         if self.kwargs and not is_class:
             raise TypeError(f"{self.label} takes no arguments: it is not a class")
-        module = self._module() or nn.Identity()
-        if names := [name for name, _ in module.named_parameters()]:
-            why = "which the model's state_dict and optimizer would miss"
-            raise ValueError(f"{self.label} has parameters ({', '.join(names[:3])}), {why}")
+        made = self._made()
+        if isinstance(made, nn.Module) and next(made.parameters(), None) is not None:
+            raise ValueError(f"{self.label} has parameters, which no optimizer would train")
         for name, rate in self.rates.items():
-            if isinstance(rate, Schedule) and not hasattr(module, name):
+            if isinstance(rate, Schedule) and not hasattr(made, name):
                 raise ValueError(f"{self.label} has no attribute {name!r} for a schedule to set")
 
-    def _module(self) -> Any:
-        """A new module; None for a function."""
+    def _made(self) -> Any:
+        """A new module in training mode, or the function."""
         if isinstance(self.target, nn.Module):
-            return copy.deepcopy(self.target)
-        is_class = inspect.isclass(self.target)
-        return self.target(**{**dict(self.kwargs), **self.values(0.0)}) if is_class else None
+            return copy.deepcopy(self.target).train()
+        if inspect.isclass(self.target):
+            return self.target(**{**dict(self.kwargs), **self.values(0.0)}).train()
+        return self.target
 
     def bind(self) -> Callable[[Tensor, Now], Applied]:
-        module = self._module()
-        return self.apply if module is None else partial(_hosted, module.train(), [*self.rates])
-
-    def apply(self, x: Tensor, now: Now) -> Applied:
-        return _counted(self.target, x)
-
-    @property
-    def kind(self) -> object:
-        return type(self.target) if isinstance(self.target, nn.Module) else self.target
+        return functools.partial(_applied, self._made(), [*self.rates])
 
     @property
     def label(self) -> str:
@@ -103,10 +101,8 @@ class Foreign(Regularizer):
         return dict.fromkeys(self.rates, Range())  # the class checks its own
 
     def with_rates(self, **rates: Any) -> Foreign:
-        changed = copy.copy(self)
-        vars(changed)["kwargs"] = tuple({**dict(self.kwargs), **rates}.items())
-        changed.__post_init__()
-        return changed
+        options = {name: getattr(self, name) for name in _DEFAULTS}
+        return Foreign(self.target, **{**dict(self.kwargs), **rates, **options})
 
     def _stated(self) -> dict[str, Any]:
         options = {name: getattr(self, name) for name in _DEFAULTS}
@@ -114,18 +110,12 @@ class Foreign(Regularizer):
         return {"": _name(self.target), **dict(self.kwargs), **stated}
 
 
-def _hosted(module: nn.Module, rates: list[str], x: Tensor, now: Now) -> Applied:
-    """Apply the module of a site, which is no child of the model."""
+def _applied(target: Any, rates: list[str], x: Tensor, now: Now) -> Applied:
+    """The result of a module, which is no child of the model, or of a function."""
     for name in rates:
-        setattr(module, name, getattr(now, name))
-    if any(buffer.device != x.device for buffer in module.buffers()):
-        module.to(x.device)
-    return _counted(module, x)
-
-
-def _counted(function: Callable[[Tensor], Tensor], x: Tensor) -> Applied:
+        setattr(target, name, getattr(now, name))
     nonzero = x.detach() != 0  # before a call that may work in place
-    y = function(x)
+    y = target(x)
     if getattr(y, "shape", None) != x.shape:
         return y, None  # the site refuses it
     share = ((y.detach() == 0) & nonzero).sum() / nonzero.sum().clamp_min(1)
@@ -136,6 +126,128 @@ def _name(target: object) -> str:
     return label(getattr(target, "__name__", kind_of(target)))
 
 
-def is_foreign(value: Any) -> bool:
-    """Whether a value in a spec means ``Foreign(value)``."""
-    return isinstance(value, nn.Module) or (callable(value) and not inspect.isclass(value))
+@register
+class Retune(DropsShare, Regularizer):
+    """Sets another rate, or a schedule, in a layer that already drops, such as ``nn.Dropout``.
+    Use it for models that come with dropout. `Attachment.remove` restores every rate.
+
+    The rate is a number in [0, 1] that the layer holds as ``p``, ``drop_prob``, ``prob``,
+    ``drop_rate`` or ``drop_p``, or that an ``attr:`` selector names, such as ``nn.LSTM.dropout``.
+    Dropouts of torch and drop paths get the rate 0, and a hook drops in their place: it measures
+    their realized rate, and a schedule does not recompile. Other layers drop by themselves.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5))
+        >>> attached = attach(model, {"type:Dropout": Retune(p=LinearSchedule(0.0, 0.4, epochs=5))})
+        >>> attached.step(2)
+        >>> attached.rates
+        {'1/Retune': {'p': 0.2}}
+
+    Args:
+        p: the new rate, a number in [0, 1] or a schedule.
+        at: ``"output"``; no other value is allowed.
+        index: None; no other value is allowed.
+        layout: ``"auto"``; no other value is allowed.
+    """
+
+    p: Probability
+    attribute: str = field(default="", init=False, repr=False, compare=False)
+    ours: Regularizer | None = field(default=None, init=False, repr=False, compare=False)
+
+    random: ClassVar[bool] = False  # unless a hook of this package drops
+    needs_calls: ClassVar[bool] = True  # unless other code reads the rate of the layer
+    linear: ClassVar[bool] = True
+    idle_at_zero: ClassVar[bool] = True
+
+    def check(self, values: Mapping[str, float]) -> None:
+        if self.at != "output" or self.index is not None or self.layout != "auto":
+            raise ValueError("Retune sets the rate of a layer: it takes no at, index or layout")
+
+    def fitted(self, attribute: str, ours: Regularizer | None = None) -> Retune:
+        """A copy for a module with this attribute, which drops as `ours`, or else by itself."""
+        changed = copy.copy(self)
+        vars(changed).update(attribute=attribute, ours=ours, random=ours is not None)
+        return changed
+
+    def apply(self, x: Tensor, now: Now) -> Applied:
+        if self.ours is None:
+            return x, None
+        spatial = self.ours.spatial
+        if spatial in (1, 3) and x.ndim == spatial + 1:  # torch reads it as unbatched: (C, ...)
+            return drop_units(x, now.p, 1)
+        return self.ours.apply(x, now)
+
+
+@functools.cache
+def unit_of(name: str) -> str | None:
+    """The units that a class of this name drops, such as ``"samples"``, or None."""
+    plain = name.lower().replace("_", "")
+    return next((unit for part, unit in _UNITS.items() if re.search(part, plain)), None)
+
+
+def unit_dropped(regularizer: Regularizer) -> str | None:
+    """The units that a regularizer drops; None if it does not drop."""
+    if regularizer.acts_on == "gradient":
+        return None
+    names = [regularizer.label, *(cls.__name__ for cls in type(regularizer).__mro__)]
+    return next(filter(None, map(unit_of, names)), None)
+
+
+def held_rate(regularizer: Regularizer) -> str:
+    """The attribute of its layer that a `Retune` sets; ``""`` of another regularizer."""
+    return regularizer.attribute if isinstance(regularizer, Retune) else ""
+
+
+def rate_attribute(module: nn.Module) -> str | None:
+    """The attribute that holds the rate of a layer; or None."""
+    return next((name for name in RATES if is_share(vars(module).get(name))), None)
+
+
+def in_place_of(module: nn.Module) -> Regularizer | None:
+    """The regularizer of this package that equals the layer; None if the layer is unknown."""
+    if "forward" in vars(module):
+        return None  # replaced on this one layer
+    if unit_of(type(module).__name__) != "samples":
+        return _OF_TORCH.get(type(module).forward)
+    if module._modules or module._parameters or getattr(module, "mode", "row") != "row":
+        return None
+    return DropPath(0.0, scale_by_keep=bool(getattr(module, "scale_by_keep", True)))
+
+
+def reads_own(module: nn.Module, attribute: str) -> bool:
+    """Whether a method of a module may read this attribute; ``__init__`` only stores it."""
+    kind: Any = bare_type(module)  # mypy takes no class as hashable
+    source = None if "forward" in vars(module) else _source(kind)
+    return source is None or bool(re.search(rf"[.'\"]{attribute}\b", source))
+
+
+def is_read(base: nn.Module, names: Iterable[str], attribute: str) -> bool:
+    """Whether a module above a layer reads its rate, or the source of its parent is missing."""
+    for name in filter(None, names):
+        *above, local = name.split(".")
+        read = re.compile(rf"\.{re.escape(local)}\.{attribute}\b")
+        modules = [find_module(base, ".".join(above[:n])) for n in range(len(above), -1, -1)]
+        kinds: list[Any] = [bare_type(module) for module in modules if module is not None]
+        sources = [_source(kind) for kind in kinds]
+        if sources[0] is None or any(read.search(source or "") for source in sources):
+            return True
+    return False
+
+
+@functools.lru_cache(maxsize=1024)
+def _source(cls: Any) -> str | None:
+    """The source of all methods of a class but ``__init__``; None if a method has no source."""
+    bases = cls.__mro__[: cls.__mro__.index(nn.Module)]
+    held = [getattr(x, "fget", x) for b in bases for n, x in vars(b).items() if n != "__init__"]
+    try:
+        return "".join(map(inspect.getsource, filter(inspect.isfunction, held)))
+    except OSError:
+        return None
+
+
+_OF_TORCH: dict[Any, Regularizer] = {
+    nn.Dropout.forward: Dropout(),
+    nn.Dropout1d.forward: Dropout1d(),
+    nn.Dropout2d.forward: Dropout2d(),
+    nn.Dropout3d.forward: Dropout3d(),
+}

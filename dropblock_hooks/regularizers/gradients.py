@@ -1,9 +1,4 @@
-"""Regularizers of gradients: of the activation at a layer, or of parameters (``param:`` selectors).
-
-At a layer, the gradient of its output is regularized, with the rates of the forward. The gradient
-of a parameter is regularized in each backward, before DistributedDataParallel averages it. Inf and
-NaN pass, so that a GradScaler sees them.
-"""
+"""Regularizers of gradients, of activations or of parameters. They let Inf and NaN pass."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,9 +11,8 @@ from ..checks import POSITIVE, as_number
 from ..functional import gradients
 from ..functional.dropout import add_noise, drop_units
 from ..registry import register
-from .base import Applied, Now, Regularizer
+from .base import Applied, NonNegative, Now, Positive, Probability, Rate, Regularizer
 from .dropout import DropsShare
-from .rates import NonNegative, Positive, Probability, Rate
 
 
 @dataclass(frozen=True, repr=False)
@@ -41,10 +35,11 @@ class OnGradients:
     when: Literal["backward", "accumulated"] = field(default="backward", kw_only=True)
     acts_on: ClassVar[Literal["activation", "gradient"]] = "gradient"
     random: ClassVar[bool] = False
+    group = False  # an option of `ClipGradNorm`
 
     @property
     def accumulates(self) -> bool:
-        return self.when == "accumulated"
+        return self.group or self.when == "accumulated"
 
 
 @register
@@ -53,8 +48,7 @@ class ClampGrad(OnGradients, Regularizer):
     Use it against single very large values. Unlike `ClipGradNorm` it changes the direction.
 
     Example:
-        >>> ClampGrad(-1.0, 1.0)
-        ClampGrad(min=-1.0, max=1.0)
+        >>> spec = {"fc": ClampGrad(-1.0, 1.0)}
 
     Equation:
         ``g' = minimum(maximum(g, min), max)``; Inf and NaN pass.
@@ -82,8 +76,7 @@ class ClipGradNorm(OnGradients, Regularizer):
     Use it against exploding gradients. ``attached.suggest()`` proposes bounds from measured norms.
 
     Example:
-        >>> ClipGradNorm(1.0, per="sample")
-        ClipGradNorm(max_norm=1.0, norm_type=2.0, per='sample')
+        >>> spec = {"param:**": ClipGradNorm(1.0, group=True)}
 
     Args:
         per: one norm for the whole ``"tensor"``, for each ``"sample"`` or for each ``"channel"``
@@ -109,10 +102,6 @@ class ClipGradNorm(OnGradients, Regularizer):
         if self.group and self.per != "tensor":
             raise ValueError(f"with group=True, per must be 'tensor', got {self.per!r}")
 
-    @property
-    def accumulates(self) -> bool:
-        return self.group or super().accumulates
-
     def apply(self, x: Tensor, now: Now) -> Applied:
         if self.group:  # of all gradients of the entry, measured before
             norm = now.common_norm.to(x.device)
@@ -125,20 +114,17 @@ class ClipGradNorm(OnGradients, Regularizer):
 @register
 class ScaleGrad(OnGradients, Regularizer):
     """Multiplies the gradient; a negative scale reverses it (domain-adversarial training).
-    Use it between a backbone and a head, to let the head train the backbone less.
+    Use it between a backbone and a head, to let the head train the backbone less. See Ganin et al.,
+    2016 (https://arxiv.org/abs/1505.07818).
 
     Example:
-        >>> ScaleGrad(-0.1)
-        ScaleGrad(scale=-0.1)
+        >>> spec = {"backbone": ScaleGrad(-0.1)}
 
     Args:
         scale: factor of the gradient, any finite number or a schedule.
 
     Equation:
         ``g' = scale * g``
-
-    Reference:
-        Ganin et al., 2016 (https://arxiv.org/abs/1505.07818).
     """
 
     scale: Rate
@@ -153,8 +139,7 @@ class ZeroGrad(OnGradients, Regularizer):
     Use it to freeze all that comes before a layer while the rest trains.
 
     Example:
-        >>> ZeroGrad()
-        ZeroGrad()
+        >>> spec = {"layer2": ZeroGrad()}
 
     Equation:
         ``g' = 0``
@@ -167,22 +152,18 @@ class ZeroGrad(OnGradients, Regularizer):
 @register
 class GradNoise(OnGradients, Regularizer):
     """Adds zero-mean normal noise to the gradient; `std` is in units of the unscaled loss.
-    Use it on parameters of very deep networks. The paper uses
-    ``std = (eta / (1 + t) ** 0.55) ** 0.5`` at update t. DistributedDataParallel averages the noise
-    of n processes with different seeds to ``std / n ** 0.5``, and refuses ``when="accumulated"``.
+    Use it on parameters of very deep networks. Neelakantan et al., 2015
+    (https://arxiv.org/abs/1511.06807) use ``std = (eta / (1 + t) ** 0.55) ** 0.5`` at update t.
+    DistributedDataParallel averages the noise of n processes to ``std / n ** 0.5``.
 
     Example:
-        >>> GradNoise(0.01)
-        GradNoise(std=0.01)
+        >>> spec = {"param:**": GradNoise(0.01)}
 
     Args:
         std: standard deviation in units of the unscaled loss, a number >= 0 or a schedule.
 
     Equation:
         ``g' = g + std * z``, where z is standard normal noise.
-
-    Reference:
-        Neelakantan et al., 2015 (https://arxiv.org/abs/1511.06807).
     """
 
     std: NonNegative
@@ -196,19 +177,14 @@ class GradNoise(OnGradients, Regularizer):
 @register
 class DropGrad2d(DropsShare, OnGradients, Regularizer):
     """Zeroes channels of the gradient of feature maps (N, C, H, W), each with chance p.
-    Inf and NaN pass. Use it where the forward must stay deterministic. The paper drops elements of
-    gradients of parameters.
+    Inf and NaN pass. Use it where the forward must stay deterministic. Tseng et al., 2020
+    (https://arxiv.org/abs/2004.05859) drop elements of gradients of parameters.
 
     Example:
-        >>> DropGrad2d(0.2)
-        DropGrad2d(p=0.2)
+        >>> spec = {"layer2": DropGrad2d(0.2)}
 
     Equation:
-        ``g' = g * keep / (1 - p)``, where ``keep`` has one number for each sample and channel: 0
-        with chance p, else 1.
-
-    Reference:
-        Tseng et al., 2020 (https://arxiv.org/abs/2004.05859).
+        ``g' = g * keep / (1 - p)``, with one ``keep`` for each of them: 0 with chance p, else 1.
     """
 
     p: Probability = 0.5
@@ -220,23 +196,21 @@ class DropGrad2d(DropsShare, OnGradients, Regularizer):
         return (y if y is x else torch.where(x.isfinite(), y, x)), dropped
 
 
-class _OfParameters(OnGradients):
+class _OfParameters(OnGradients, Regularizer):
     def refusal(self, module: nn.Module, parameter: nn.Parameter | None) -> str | None:
-        if parameter is None:
-            name = type(self).__name__
-            return f"{name} is for gradients of parameters: select them, as with 'param:**.weight'"
-        return None
+        if parameter is not None:
+            return None
+        return f"{self.label} is for gradients of parameters: select them by 'param:**.weight'"
 
 
 @register
-class AdaptiveClipGrad(_OfParameters, Regularizer):
+class AdaptiveClipGrad(_OfParameters):
     """Scales gradients of parameters down; see `functional.adaptive_clip_grad`.
     The report shows the norms of gradients divided by those of weights. Use it for large batches
     and networks without norms, on all parameters except the last linear layer.
 
     Example:
-        >>> AdaptiveClipGrad(0.02)
-        AdaptiveClipGrad(clip_factor=0.02, eps=0.001, norm_type=2.0)
+        >>> spec = {"param:layer*.**": AdaptiveClipGrad(0.02)}
 
     Equation:
         ``g' = g * minimum(1, clip_factor * maximum(norm(w), eps) / norm(g))``
@@ -260,13 +234,12 @@ class AdaptiveClipGrad(_OfParameters, Regularizer):
 
 
 @register
-class CentralizeGrad(_OfParameters, Regularizer):
+class CentralizeGrad(_OfParameters):
     """Subtracts the mean of each row from gradients of weights; see `functional.centralize_grad`.
     Use it on the weights of convolutions and linear layers.
 
     Example:
-        >>> CentralizeGrad()
-        CentralizeGrad()
+        >>> spec = {"param:**.weight": CentralizeGrad()}
 
     Equation:
         ``g' = g - mean(g)``, the mean over all axes but the first.

@@ -15,7 +15,7 @@ from ..checkpointing import NO_TASK, graph_task
 from ..findings import Finding, Kind, Severity, tell
 from ..handles import is_exporting
 from ..regularizers.base import Regularizer
-from ..regularizers.retune import RATES, Retune, in_place_of, is_read, rate_attribute
+from ..regularizers.foreign import RATES, Retune, in_place_of, is_read, rate_attribute
 from ..selectors.index import Target
 from ..selectors.wrappers import bare_type, shard_refusal
 from . import operator

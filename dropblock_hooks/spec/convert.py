@@ -14,9 +14,8 @@ from typing import Any, get_args
 from ..checks import closest
 from ..quoting import quote, shown
 from ..registry import name_of, registered, stated_fields
-from ..regularizers.base import Regularizer
-from ..regularizers.foreign import Foreign, is_foreign
-from ..regularizers.rates import hints_of
+from ..regularizers.base import Regularizer, hints_of
+from ..regularizers.foreign import Foreign
 from ..schedules import Schedule
 from .files import Keys
 
@@ -34,7 +33,7 @@ def regularizer_from(value: Any, path: Keys) -> Any:
     """A regularizer from a regularizer, a module of another library, or plain data."""
     if isinstance(value, Regularizer):
         return value
-    if is_foreign(value) and not isinstance(value, Schedule):
+    if callable(value) and not isinstance(value, type | Schedule):
         return Foreign(value)
     return _built(Regularizer, value, path)
 

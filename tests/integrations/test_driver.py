@@ -49,7 +49,7 @@ def test_steps_of_the_optimizer():
     assert [rate_after(driver, 0, step) for step in (0, 2, 4)] == pytest.approx([0.0, 0.2, 0.4])
 
 
-def test_the_state_before_begin_is_the_loaded_one():
+def test_a_loaded_state_is_taken_over():
     driver, model = TrainerDriver(SPEC), network()
     assert driver.state() is None
     assert driver.scalars() == driver.end_epoch() == {}
@@ -62,7 +62,6 @@ def test_the_state_before_begin_is_the_loaded_one():
     assert driver.end_epoch()["reg/1/Dropout/p"] == driver.scalars()["reg/1/Dropout/p"] == 0.2
     resumed = TrainerDriver(SPEC)
     resumed.load(state)
-    assert resumed.state() == state
     attached = resumed.begin(network(), 3, resumed=True)
     assert (attached.epoch, attached.sites[0].calls, resumed.state()) == (1, 1, state)
 

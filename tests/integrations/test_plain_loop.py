@@ -7,12 +7,7 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from dropblock_hooks import (
-    ClipGradNorm,
-    DropBlock2d,
-    LinearSchedule,
-    attach,
-)
+from dropblock_hooks import ClipGradNorm, DropBlock2d, LinearSchedule, attach
 
 SPEC = {
     "layer2.*": DropBlock2d(p=LinearSchedule(0.0, 0.3), block_size=3),

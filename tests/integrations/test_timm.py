@@ -27,16 +27,8 @@ EPOCHS = 4
 
 def args_of(folder, **given):
     """The arguments of the script that matter here."""
-    options = {
-        "model": "resnet10t",
-        "seed": 42,
-        "epochs": EPOCHS,
-        "resume": "",
-        "spec": SPEC,
-        "amp": False,
-        "stop": EPOCHS,
-        "task": False,
-    }
+    options = {"model": "resnet10t", "seed": 42, "epochs": EPOCHS, "resume": "", "spec": SPEC}
+    options |= {"amp": False, "stop": EPOCHS, "task": False}
     return argparse.Namespace(output=str(folder), **{**options, **given})
 
 

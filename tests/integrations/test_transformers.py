@@ -7,12 +7,7 @@ import torch
 
 pytest.importorskip("transformers")
 import transformers
-from transformers import (
-    BertConfig,
-    BertForSequenceClassification,
-    Trainer,
-    TrainerCallback,
-)
+from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainerCallback
 
 from dropblock_hooks import (
     ClipGradNorm,

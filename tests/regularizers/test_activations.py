@@ -3,36 +3,16 @@
 import pytest
 import torch
 
-from dropblock_hooks import (
-    Disout,
-    DropBlock1d,
-    DropBlock2d,
-    DropBlock3d,
-    Dropout,
-    Dropout1d,
-    Dropout2d,
-    Dropout3d,
-    DropPath,
-    GaussianDropout,
-    GaussianNoise,
-    Now,
-    StochasticDepth,
-    functional,
-)
+import dropblock_hooks as r
 
 pytestmark = pytest.mark.pairwise
 
 SHAPES = {1: (6, 5, 12), 2: (6, 5, 8, 9), 3: (6, 5, 4, 6, 5)}
-DROP_BLOCKS = [DropBlock1d, DropBlock2d, DropBlock3d]
-EACH = [
-    *(*DROP_BLOCKS, Disout, Dropout, Dropout1d, Dropout2d, Dropout3d, DropPath, StochasticDepth),
-    *(GaussianNoise, GaussianDropout),
-]
-each_class = pytest.mark.parametrize("cls", EACH)
+DROP_BLOCKS = [r.DropBlock1d, r.DropBlock2d, r.DropBlock3d]
 
 
 def now(layer_input=None, **rates):
-    return Now(input=layer_input, layout="", training=True, grad_scale=1.0, **rates)
+    return r.Now(input=layer_input, layout="", training=True, grad_scale=1.0, **rates)
 
 
 def run(regularizer, x, layer_input=None, seed=3):
@@ -48,14 +28,14 @@ def at_seed(function, *arguments, seed=3, **options):
 # Class against function -------------------------------------------------------------------------
 
 ELEMENTWISE = [
-    (Dropout(0.3), functional.dropout, (0.3,)),
-    (Dropout1d(0.3), functional.dropout1d, (0.3,)),
-    (Dropout2d(0.3), functional.dropout2d, (0.3,)),
-    (Dropout3d(0.3), functional.dropout3d, (0.3,)),
-    (DropPath(0.3), functional.drop_path, (0.3,)),
-    (DropPath(0.3, scale_by_keep=False), functional.drop_path, (0.3, True, False)),
-    (GaussianNoise(0.3), functional.gaussian_noise, (0.3,)),
-    (GaussianDropout(0.3), functional.gaussian_dropout, (0.3,)),
+    (r.Dropout(0.3), r.functional.dropout, (0.3,)),
+    (r.Dropout1d(0.3), r.functional.dropout1d, (0.3,)),
+    (r.Dropout2d(0.3), r.functional.dropout2d, (0.3,)),
+    (r.Dropout3d(0.3), r.functional.dropout3d, (0.3,)),
+    (r.DropPath(0.3), r.functional.drop_path, (0.3,)),
+    (r.DropPath(0.3, scale_by_keep=False), r.functional.drop_path, (0.3, True, False)),
+    (r.GaussianNoise(0.3), r.functional.gaussian_noise, (0.3,)),
+    (r.GaussianDropout(0.3), r.functional.gaussian_dropout, (0.3,)),
 ]
 
 
@@ -81,9 +61,7 @@ def test_output_is_the_functions(dtype, regularizer, function, arguments):
         {},
         {"calibration": "paper"},
         {"normalize": "sample"},
-        {"normalize": "expected"},
         {"normalize": None},
-        {"share_channels": True},
         {"share_channels": True, "normalize": "sample", "calibration": "paper"},
     ],
     ids=repr,
@@ -93,7 +71,7 @@ def test_drop_block_is_the_functions(block_size, options, cls):
     if block_size == "per axis":
         block_size = (2, 3, 1)[: cls.spatial]
     x = torch.randn(SHAPES[cls.spatial])
-    function = getattr(functional, f"drop_block{cls.spatial}d")
+    function = getattr(r.functional, f"drop_block{cls.spatial}d")
     y, dropped = run(cls(0.3, block_size, **options), x)
     assert torch.equal(y, at_seed(function, x, 0.3, block_size, **options))
     assert dropped == (y == 0).sum()
@@ -104,9 +82,9 @@ def test_drop_block_is_the_functions(block_size, options, cls):
 @pytest.mark.parametrize("block_size", [1, 3, (2, 3), 50], ids=str)
 def test_disout_is_the_functions(block_size, share_channels, dtype):
     x = torch.randn(SHAPES[2]).to(dtype)
-    y, distorted = run(Disout(0.3, block_size, 0.5, share_channels), x)
+    y, distorted = run(r.Disout(0.3, block_size, 0.5, share_channels), x)
     expected = at_seed(
-        functional.disout, x, 0.3, block_size, alpha=0.5, share_channels=share_channels
+        r.functional.disout, x, 0.3, block_size, alpha=0.5, share_channels=share_channels
     )
     assert torch.equal(y, expected)
     if dtype is torch.float32:  # in which a small distortion is seldom rounded away
@@ -117,9 +95,9 @@ def test_disout_is_the_functions(block_size, share_channels, dtype):
 def test_stochastic_depth_is_the_functions(mode):
     for seed in range(10):
         block, shortcut = torch.randn(2, 6, 5, 8, 9)
-        y, dropped = run(StochasticDepth(0.4, mode), block, shortcut, seed)
+        y, dropped = run(r.StochasticDepth(0.4, mode), block, shortcut, seed)
         expected = at_seed(
-            functional.stochastic_depth, block, 0.4, mode, shortcut=shortcut, seed=seed
+            r.functional.stochastic_depth, block, 0.4, mode, shortcut=shortcut, seed=seed
         )
         assert torch.equal(y, expected)
         assert dropped == (y == shortcut).sum()
@@ -127,6 +105,6 @@ def test_stochastic_depth_is_the_functions(mode):
 
 def test_stochastic_depth_without_an_input_of_the_same_shape_is_refused():
     with pytest.raises(ValueError, match=r"needs the block's input .* got NoneType"):
-        run(StochasticDepth(0.4), torch.ones(2, 3), None)
+        run(r.StochasticDepth(0.4), torch.ones(2, 3), None)
     with pytest.raises(ValueError, match=r"input \(2, 4\) and output \(2, 3\).*use DropPath"):
-        run(StochasticDepth(0.4), torch.ones(2, 3), torch.ones(2, 4))
+        run(r.StochasticDepth(0.4), torch.ones(2, 3), torch.ones(2, 4))

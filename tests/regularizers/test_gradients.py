@@ -6,14 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from dropblock_hooks import (
-    ClampGrad,
-    ClipGradNorm,
-    Now,
-    ScaleGrad,
-    ZeroGrad,
-    functional,
-)
+from dropblock_hooks import ClampGrad, ClipGradNorm, Now, ScaleGrad, ZeroGrad, functional
 from dropblock_hooks.axes.view import View
 
 pytestmark = pytest.mark.pairwise
@@ -94,14 +87,6 @@ def test_scale_grad_multiplies(scale, dtype):
     assert run(ScaleGrad(1.0), grad)[0] is grad
 
 
-@each_dtype
-def test_zero_grad_is_zeros(dtype):
-    grad = torch.tensor([1.0, -2.0, math.inf, math.nan], dtype=dtype)
-    zeros, changed = run(ZeroGrad(), grad)
-    assert torch.equal(zeros, torch.zeros(4, dtype=dtype))
-    assert changed is None
-
-
 @pytest.mark.parametrize(
     "regularizer", [ClampGrad(-0.1, 0.1), ClipGradNorm(0.1), ScaleGrad(2.0), ZeroGrad()], ids=repr
 )
@@ -124,12 +109,7 @@ SCALES = [2.0, 1024.0, 65_536.0]
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize(
     "regularizer",
-    [
-        ClampGrad(-0.1, 0.05),
-        ClampGrad(max=0.1),
-        ClipGradNorm(1.0),
-        ClipGradNorm(0.95, per="sample"),
-    ],
+    [ClampGrad(-0.1, 0.05), ClipGradNorm(1.0), ClipGradNorm(0.95, per="sample")],
     ids=repr,
 )
 @each_dtype
@@ -147,15 +127,13 @@ def test_bounds_are_of_the_unscaled_loss(dtype, regularizer, scale, as_tensor):
     assert changed > 0
 
 
-@pytest.mark.parametrize("as_tensor", [False, True], ids=["float", "tensor"])
 @pytest.mark.parametrize(
     "regularizer", [ClampGrad(-1.0, 1.0), ClampGrad(max=1.0), ClipGradNorm(1.0)], ids=repr
 )
-def test_overflow_stays_visible_in_float16(regularizer, as_tensor):
+def test_overflow_stays_visible_in_float16(regularizer):
     """At 65,536 a bound of 1 is above all of float16: finite values pass, and so does Inf."""
     grad = torch.tensor([[1000.0, math.inf, -3.0, math.nan]], dtype=torch.float16)
-    scale = torch.tensor(65_536.0) if as_tensor else 65_536.0
-    passed, changed = run(regularizer, grad, "", scale)
+    passed, changed = run(regularizer, grad, "", torch.tensor(65_536.0))
     assert passed.dtype == torch.float16
     torch.testing.assert_close(passed, grad, rtol=0, atol=0, equal_nan=True)
     assert changed == 0

@@ -6,16 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from dropblock_hooks import (
-    ClipGradNorm,
-    DropBlock1d,
-    Dropout1d,
-    DropPath,
-    Foreign,
-    SiteError,
-    StochasticDepth,
-    attach,
-)
+import dropblock_hooks as r
 
 
 class Adds(nn.Module):
@@ -46,8 +37,6 @@ def sequences(batch_first):
     options = {"batch_first": batch_first}
     return {
         "LSTM": Model(nn.LSTM(8, 8, **options)),
-        "GRU": Model(nn.GRU(8, 8, **options)),
-        "RNN": Model(nn.RNN(8, 8, **options)),
         "MultiheadAttention": Model(nn.MultiheadAttention(8, 2, **options), takes=3),
         "TransformerEncoderLayer": Model(nn.TransformerEncoderLayer(8, 2, 8, 0.0, **options)),
         "TransformerEncoder": Model(
@@ -68,12 +57,12 @@ class RowDropPath(nn.Module):
 RowDropPath.__name__ = "DropPath"
 
 SAMPLEWISE = {
-    "DropPath": DropPath(0.5),
-    "StochasticDepth": StochasticDepth(0.5),
-    "ClipGradNorm": ClipGradNorm(1.0, per="sample"),
-    "Foreign": Foreign(RowDropPath),
-    "Dropout1d": Dropout1d(0.5),
-    "DropBlock1d": DropBlock1d(0.5, 3, normalize="sample", share_channels=True),
+    "DropPath": r.DropPath(0.5),
+    "StochasticDepth": r.StochasticDepth(0.5),
+    "ClipGradNorm": r.ClipGradNorm(1.0, per="sample"),
+    "Foreign": r.Foreign(RowDropPath),
+    "Dropout1d": r.Dropout1d(0.5),
+    "DropBlock1d": r.DropBlock1d(0.5, 3, normalize="sample", share_channels=True),
 }
 
 
@@ -98,14 +87,14 @@ def test_time_is_not_taken_for_samples(name, kind, layer):
     regularizer = SAMPLEWISE[name]
     model, x = sequences(False)[kind], torch.randn(5, 4, 8)
     index = 0 if layer == "sequence" and tuples(model) else None
-    refused = pytest.raises(SiteError, match=r"batch_first=False.*say layout=")
-    with attach(model, {layer: _with(regularizer, index=index)}), refused:
+    refused = pytest.raises(r.SiteError, match=r"batch_first=False.*say layout=")
+    with r.attach(model, {layer: _with(regularizer, index=index)}), refused:
         model(x)
-    with attach(model, {layer: _with(regularizer, index=index, layout="NLC")}) as told:
+    with r.attach(model, {layer: _with(regularizer, index=index, layout="NLC")}) as told:
         model(x).sum().backward()
         assert told.sites[0].active_calls == 1
     model = sequences(True)[kind]
-    with attach(model, {layer: _with(regularizer, index=index)}) as first:
+    with r.attach(model, {layer: _with(regularizer, index=index)}) as first:
         model(x).sum().backward()
         assert first.sites[0].active_calls == 1
 
@@ -115,10 +104,10 @@ def test_time_is_not_taken_for_samples(name, kind, layer):
 def test_a_single_sequence_has_no_samples(kind, batch_first):
     model = sequences(batch_first)[kind]
     index = 0 if tuples(model) else None
-    refused = pytest.raises(SiteError, match=r"no axis of samples.*3 axes")
-    with attach(model, {"sequence": DropPath(0.5, index=index)}), refused:
+    refused = pytest.raises(r.SiteError, match=r"no axis of samples.*3 axes")
+    with r.attach(model, {"sequence": r.DropPath(0.5, index=index)}), refused:
         model(torch.randn(5, 8))
-    with attach(model, {"head": DropPath(0.5)}) as attached:  # a batch of vectors, as far as known
+    with r.attach(model, {"head": r.DropPath(0.5)}) as attached:  # a batch of vectors
         model(torch.randn(5, 8))
     assert attached.sites[0].active_calls == 1
 
@@ -134,7 +123,7 @@ MAPS = {
 
 @pytest.mark.parametrize(
     "regularizer",
-    [DropPath(0.5), ClipGradNorm(1.0, per="sample"), ClipGradNorm(1.0, per="channel")],
+    [r.DropPath(0.5), r.ClipGradNorm(1.0, per="sample"), r.ClipGradNorm(1.0, per="channel")],
     ids=str,
 )
 @pytest.mark.parametrize("kind", MAPS)
@@ -142,8 +131,8 @@ def test_a_single_map_has_no_samples(kind, regularizer):
     layer, rank = MAPS[kind]
     model = nn.Sequential(copy.deepcopy(layer))
     x = torch.randn(4, *[6] * rank, requires_grad=True)
-    with attach(model, {"0": regularizer}) as attached:
-        with pytest.raises(SiteError, match=f"no axis of samples.*{rank + 2} axes"):
+    with r.attach(model, {"0": regularizer}) as attached:
+        with pytest.raises(r.SiteError, match=f"no axis of samples.*{rank + 2} axes"):
             model(x)
         model(x[None]).sum().backward()
     assert attached.sites[0].active_calls == 1

@@ -10,13 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from dropblock_hooks import (
-    AdaptiveClipGrad,
-    CentralizeGrad,
-    SpecError,
-    attach,
-    functional,
-)
+from dropblock_hooks import AdaptiveClipGrad, CentralizeGrad, SpecError, attach, functional
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -155,9 +149,7 @@ def test_layers_are_refused(make, at):
     ("arguments", "message"),
     [
         ({"clip_factor": 0.0}, "clip_factor must be > 0, got 0"),
-        ({"clip_factor": math.nan}, "clip_factor"),
         ({"eps": 0.0}, "eps must be > 0, got 0.0"),
-        ({"eps": math.inf}, "eps must be a finite number, got inf"),
         ({"norm_type": 0}, "norm_type must be > 0 or inf, got 0"),
         ({"parameter": torch.ones(3, 2)}, r"one shape, got \(2, 2\) and \(3, 2\)"),
     ],
