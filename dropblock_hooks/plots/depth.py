@@ -113,7 +113,7 @@ def _measured(attached: Attachment, kind: type, clips: bool = False) -> list[tup
         raise RuntimeError(
             f"nothing to draw: attach {kind.__name__}(), and draw after a forward and a backward"
         )
-    return sorted(sites, key=lambda pair: order.get(pair[0].owner, 0))
+    return sorted(sites, key=lambda pair: (order.get(pair[0].owner, 0), pair[0].name))
 
 
 def _axes(ax: Any, names: Sequence[str], title: str, attached: Attachment) -> tuple[Any, Any]:
