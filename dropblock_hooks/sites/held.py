@@ -207,7 +207,10 @@ class ParameterHook(SiteHook):
         if parameter is None or not parameter.requires_grad:
             return
         self._unhook(parameter)
-        parameter.register_hook(GradHook(self, weakref.ref(module), parameter._cdata))
+        # a leaf is found in the module; others may be gone by the backward
+        leaf = parameter.is_leaf and not torch._C._are_functorch_transforms_active()
+        value, owner = None if leaf else parameter.detach(), weakref.ref(module)
+        parameter.register_hook(GradHook(self, owner, parameter._cdata, value))
         hooks = parameter._backward_hooks
         for key, each in list(hooks.items()):  # hooks of a layer stand in reverse
             if isinstance(each, GradHook) and each.hook.turn < self.turn:
@@ -223,6 +226,7 @@ class GradHook:
     hook: ParameterHook
     owner: weakref.ref[nn.Module]  # the module that holds the parameter
     impl: int  # the address of its C++ tensor
+    value: Tensor | None
     __torch_unserializable__ = True  # a ParameterHook puts it back after loading
 
     def __call__(self, grad: Tensor | None) -> Any:
@@ -231,5 +235,5 @@ class GradHook:
         if module is None or not site.is_on(module.training):
             return grad
         self.hook.check_parts()
-        parameter = self.hook.held(module)
-        return regularize_grad(site, None, site.values, grad, parameter=parameter)
+        value = self.hook.held(module) if self.value is None else self.value
+        return regularize_grad(site, None, site.values, grad, parameter=value)

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.compiler import is_compiling
 
 from ..axes.facts import Facts
 from ..axes.reader import Reader
@@ -25,6 +26,7 @@ from .run import Run
 
 NOT_DENSE = "the gradient is not dense: build the layer without sparse=True"
 Rates: TypeAlias = Mapping[str, Any]
+is_transformed = torch._C._functorch.is_functorch_wrapped_tensor
 
 
 class SiteError(ValueError):
@@ -176,8 +178,9 @@ class Site:
     def count_idle(self, elements: int, training: bool) -> None:
         """Count a call at rate 0, in which nothing is run; not one that ``always()`` adds."""
         if graph_task() == NO_TASK and (training or self.always):
-            known = 0 if isinstance(self.regularizer, DropsShare) else None
-            self.counter.add(known, elements, 0.0)
+            self.counter.active += 1
+            if isinstance(self.regularizer, DropsShare):
+                self.counter.total += elements
 
     def acts(self, training: bool) -> bool:
         """Whether the regularizer is to be run in this mode of its layer."""
@@ -262,7 +265,9 @@ def perform(
 
 
 def may_get_grad(x: Tensor) -> bool:
-    return x.requires_grad and torch.is_grad_enabled()
+    # inside torch.func.grad the tensor does not tell: an outer transform may want its gradient
+    asked = x.requires_grad or (not is_compiling() and is_transformed(x))
+    return asked and torch.is_grad_enabled()
 
 
 def regularize_grad(
@@ -326,9 +331,13 @@ def refuse_tracing(site: Site, training: bool) -> None:
     traced: bool = torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]  # torch's
     exported = is_exporting() and site.regularizer.acts_on == "gradient"
     transformed = torch._C._are_functorch_transforms_active()
+    if transformed and not is_compiling():  # torch.func.grad works in eager mode
+        stack = torch._C._functorch.get_interpreter_stack() or ()
+        transformed = not {each.key().name for each in stack} <= {"Grad", "Functionalize"}
     if site.is_on(training) and (traced or exported or transformed):
         raise site.error(
-            "active regularizers can't be used in torch.jit.trace or in torch.func.grad, vmap and "
-            "jvp, and regularizers of gradients can't be used in torch.export: call model.eval() "
-            "before, or use `with attached.paused():`"
+            "active regularizers can't be used in torch.jit.trace, torch.func.vmap, "
+            "torch.func.jvp or a compiled torch.func transform, and regularizers of gradients "
+            "can't be used in torch.export: call model.eval() before, or use "
+            "`with attached.paused():`"
         )
