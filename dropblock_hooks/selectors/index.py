@@ -13,7 +13,7 @@ class NoMatchError(ValueError):
     """A selector matches nothing on this model; the message says why."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # hashed as an object, which is faster
 class Target:
     """A layer, or a value that it holds."""
 
@@ -62,7 +62,7 @@ class Index:
         if len(wanted) < 2:  # as of most texts
             return list(wanted)
         tables = [self.table(form) for form in sorted({target.form for target in wanted})]
-        ordered = dict.fromkeys(target for table in tables for target in table.values())
+        ordered = dict.fromkeys([target for table in tables for target in table.values()])
         return [target for target in ordered if target in wanted]
 
 
