@@ -82,7 +82,7 @@ def _count_bits(words: Tensor) -> int:
 
 
 def _keep(flat: Tensor, kept: Tensor) -> None:
-    """Write 0 where `kept` is False, also over NaN; vectorized, unlike ``masked_fill_``."""
+    """Write 0 where `kept` is 0, also over NaN; vectorized, unlike ``masked_fill_``."""
     numbers = torch.empty(min(_PIECE, len(kept)), dtype=flat.dtype, device="cpu")
     for piece, part in zip(torch.split(flat, _PIECE), torch.split(kept, _PIECE), strict=True):
         factors = numbers[: len(part)].copy_(part)
@@ -114,7 +114,7 @@ class Blocks:
     """The blocks that fit into tensors of a shape and memory format, with an edge for each axis.
 
     `drawn` holds the dropped blocks in one of two forms: the places in memory of their first
-    elements (int32 or int64), or for each element in memory whether it is kept (bool). `order`,
+    elements (int32 or int64), or for each element in memory whether it is kept (uint8). `order`,
     `shape` and `edges` have the outermost axis in memory first. `sides` holds the edges and strides
     of the sides of a block, the longest first, where contiguous sides are joined.
     """
@@ -137,7 +137,7 @@ class Blocks:
         shape, edges, strides = self._of_x
         if self.area == 1 and chance >= _FREQUENT:
             drawn = bernoulli(shape, chance, _CPU, generator).permute(self.order)
-            return drawn.logical_not().contiguous().view(-1)
+            return drawn.logical_not().contiguous().view(-1).view(torch.uint8)
         places = [size - edge + 1 for size, edge in zip(shape, edges, strict=True)]
         first = _placed(draw_positions(math.prod(places), chance, generator), places, strides)
         run, stride = self.sides[0]
@@ -148,21 +148,21 @@ class Blocks:
         return self._kept(first)
 
     def count(self, drawn: Tensor) -> int:
-        if drawn.dtype is torch.bool:
+        if drawn.dtype is torch.uint8:
             return self.numel - int(drawn.count_nonzero())
         return once(lambda: self._union(drawn.to(torch.int64)))
 
     def mask(self, drawn: Tensor) -> Tensor:
-        kept = drawn if drawn.dtype is torch.bool else self._kept(drawn.to(torch.int64))
+        kept = drawn if drawn.dtype is torch.uint8 else self._kept(drawn.to(torch.int64))
         axes = sorted(range(len(self.order)), key=self.order.__getitem__)
-        return kept.logical_not().view(self.shape).permute(axes)
+        return (kept == 0).view(self.shape).permute(axes)
 
     def drop(self, x: Tensor, scale: float | None, drawn: Tensor) -> Tensor:
         """``x * scale`` with 0 in the dropped blocks; `x` may have another memory format."""
         y = scaled(x, scale)
         laid = y.permute(self.order)
         flat = laid.contiguous().view(-1)
-        if drawn.dtype is torch.bool:
+        if drawn.dtype is torch.uint8:
             _keep(flat, drawn)
         else:
             self._fill(flat, drawn.to(torch.int64))
@@ -181,7 +181,7 @@ class Blocks:
             runs.index_fill_(0, (some[:, None] + offsets).view(-1), 0)
 
     def _kept(self, first: Tensor) -> Tensor:
-        kept = torch.ones(self.numel, dtype=torch.bool, device="cpu")
+        kept = torch.ones(self.numel, dtype=torch.uint8, device="cpu")
         self._fill(kept, first)
         return kept
 
