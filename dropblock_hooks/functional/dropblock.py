@@ -146,7 +146,6 @@ def distort_blocks(
     share_channels: bool = False,
     generator: torch.Generator | None = None,
 ) -> tuple[Tensor, Tensor | int]:
-    """The tensor, and the number of distorted elements."""
     if p == 0.0 or alpha == 0.0 or x.numel() == 0:
         return x, 0
     places, drawn = _draw_blocks(x, p, edges, "exact", share_channels, generator)

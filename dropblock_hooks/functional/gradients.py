@@ -6,7 +6,7 @@ return the new gradient and the number of changed values.
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
 import torch
@@ -71,7 +71,6 @@ def clip_adaptive_counted(
 
 
 def common_norm(grads: Sequence[Tensor], norm_type: float) -> Tensor:
-    """The norm of all values of several gradients, on the device of the first."""
     norms = [group_norm(grad, norm_type, "tensor").reshape(1) for grad in grads]
     row = torch.cat([norm.to(norms[0].device) for norm in norms])
     return group_norm(row, norm_type, "tensor").reshape(())
@@ -90,7 +89,8 @@ def group_norm(grad: Tensor, norm_type: float, per: Per, channel_axis: int = 1) 
         del axes[group]
     if not axes:
         return grad.abs().to(wide)
-    norm = functools.partial(torch.linalg.vector_norm, dim=axes, keepdim=True, dtype=wide)
+    options = {"dim": axes, "keepdim": True, "dtype": wide}
+    norm: Callable[..., Tensor] = functools.partial(torch.linalg.vector_norm, **options)
     if norm_type <= _SAFE_POWER and grad.dtype is not torch.float64:
         return norm(grad, norm_type)
     peak = norm(grad, math.inf)

@@ -6,13 +6,14 @@ Seeds are rare, so the gaps between them are drawn instead of a number for each 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from .masks import Mask, bernoulli, scaled
 
+T = TypeVar("T")
 LEAST = {"blocks": 2**17, "units": 2**18}  # elements, from which the sparse form is faster
 _CPU = torch.device("cpu")
 _FREQUENT = 0.4  # from this chance on, one draw for each position is faster than one for each gap
@@ -213,15 +214,15 @@ class Blocks:
 
 
 class Units(Mask):
-    """A mask with one element for each channel or sample."""
+    """One element for each channel or sample."""
 
-    def drop(self, x: Tensor, scale: float | Tensor | None, drawn: Tensor) -> Tensor:
+    def drop(self, x: Tensor, scale: Any, drawn: Tensor) -> Tensor:
         rows = _rows(x, drawn) if x.dtype is torch.float32 and x.is_contiguous() else None
         if rows is not None and rows.shape[1] <= _SHORT:  # dropped rows are never read
             kept = ~drawn.view(-1)
             chosen = kept.nonzero().view(-1)
             starts = kept.cumsum(0) - kept.to(torch.int64)
-            weights: Any = rows.new_full(chosen.shape, 1.0 if scale is None else scale)
+            weights = rows.new_full(chosen.shape, 1.0 if scale is None else scale)
             gathered = torch.embedding_bag(rows, chosen, starts, False, 0, False, weights)[0]
             return gathered.resize_(x.shape)  # not a view
         y = scaled(x, scale)
@@ -256,8 +257,8 @@ def reusing(draws: list[Any]) -> Iterator[None]:
         _draws = None
 
 
-def once(draw: Callable[[], Any]) -> Any:
-    drawn = next(_draws) if isinstance(_draws, Iterator) else draw()
+def once(draw: Callable[[], T]) -> T:
+    drawn: T = next(_draws) if isinstance(_draws, Iterator) else draw()
     if isinstance(_draws, list):
         _draws.append(drawn)
     return drawn
