@@ -91,7 +91,7 @@ def _model(name: str) -> nn.Module:
 
 
 def _imported(name: str) -> Any:
-    """Import a module or a member of one, also from the current folder."""
+    """Import a module, or a member such as ``module:name``, also from the current folder."""
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     return _called(partial(pkgutil.resolve_name, name), f"importing {name}")

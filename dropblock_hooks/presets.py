@@ -98,7 +98,7 @@ def stochastic_depth(
     Args:
         model: any model.
         p: rate of the last block or branch.
-        example_input: what the model is called with, as for ``plan``.
+        example_input: an input of the model, as for ``plan``.
         options: of `StochasticDepth`.
 
     Raises:
@@ -195,7 +195,7 @@ def residual_blocks(model: nn.Module, example_input: Any = None) -> tuple[str, .
 
     Args:
         model: any model.
-        example_input: what the model is called with, as for ``plan``.
+        example_input: an input of the model, as for ``plan``.
     """
     index = Index(unwrap(model))
     layers = record_forward(index.model, example_input, residual=True)

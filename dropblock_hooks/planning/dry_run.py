@@ -45,10 +45,10 @@ def dry_run(model: nn.Module, example: Any, look: Callable[[nn.Module, Arguments
         try:
             with _undisturbed():
                 with FakeCopyMode(mode) if mode else nullcontext():
-                    copied, inputs = copy.deepcopy((model, example))
-                _clear_hooks(copied)
+                    copied = [copy.deepcopy((model, arguments_of(example)))]
+                _clear_hooks(copied[0][0])
                 with mode or nullcontext():
-                    return look(copied, arguments_of(inputs))
+                    return look(*copied.pop())  # the only reference, so the copy is gone then
         except Exception as error:  # a model may fail in any way
             reason = described(error)
         finally:
@@ -139,9 +139,9 @@ def _take_out(mode: FakeTensorMode) -> None:
     del fake
     for _ in range(_DEEPEST + 1):
         ids, inside, held = set(map(id, held)), held, []
-        for holder in gc.get_referrers(*inside):
+        for holder in gc.get_referrers(*inside) if inside else ():
             if type(holder) is _LRU:
-                holder.cache_clear()
+                holder.cache_clear()  # type: ignore[attr-defined]  # mypy knows nothing of `_LRU`
             elif type(holder) is dict:
                 for key in [key for key, value in holder.items() if id(value) in ids]:
                     del holder[key]
