@@ -92,7 +92,6 @@ class Attachment:
             hook.put(module)
 
     def _look(self) -> None:
-        """Let observers look at their layers."""
         for module, hook in self._installed:
             if (watch := hook.site.watch) is not None:
                 watch.observer.look(watch.open, module, hook.local or None)
@@ -179,8 +178,7 @@ class Attachment:
     def __exit__(self, kind: object, *raised: object) -> None:
         try:
             if kind is None:  # with the calls since the last look of a `Watchdog`
-                alerts = new_alerts(self._base, self._run, self._hooks)
-                tell_alerts(self._run, self._hooks, alerts)
+                tell_alerts(self._run, self._hooks, new_alerts(self._base, self._run, self._hooks))
         finally:
             self.remove()
 

@@ -220,6 +220,7 @@ def tell_equal_seeds(run: Run, sites: Sequence[Site]) -> None:
     store, rank = distributed.distributed_c10d._get_default_store(), distributed.get_rank()
     seed = str(torch.initial_seed())
     store.set(f"dropblock_hooks/seed/{rank}", seed)
-    keys = [f"dropblock_hooks/seed/{other}" for other in range(world_size()) if other != rank]
-    if any(store.check([key]) and store.get(key).decode() == seed for key in keys):
-        tell([_EQUAL_SEEDS], run.told)
+    for other in range(world_size()):
+        key = f"dropblock_hooks/seed/{other}"
+        if other != rank and store.check([key]) and store.get(key).decode() == seed:
+            tell([_EQUAL_SEEDS], run.told)

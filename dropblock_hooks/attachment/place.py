@@ -12,7 +12,7 @@ from ..checks import as_count
 from ..observers.base import Observer
 from ..quoting import listed, quote
 from ..regularizers.base import Regularizer
-from ..regularizers.foreign import Retune, held_rate
+from ..regularizers.foreign import Retune, rate_attribute, unit_dropped
 from ..schedules import length_of, placed
 from ..selectors.index import Index, NoMatchError, Target
 from ..selectors.select import match
@@ -88,7 +88,7 @@ def place(
 
 def _faults(placements: list[Placement]) -> list[str]:
     """The regularizers that can't work on their targets, or beside others; each reason once."""
-    there: dict[nn.Module, list[tuple[object, str, int]]] = {}
+    there: dict[nn.Module, list[tuple[Regularizer, str, str, int]]] = {}
     found: dict[tuple[str, str], list[str]] = defaultdict(list)
     for p in placements:
         module, mine = p.target.module, p.regularizer
@@ -101,23 +101,27 @@ def _faults(placements: list[Placement]) -> list[str]:
         if why:
             found[f"{p.where}: {quote(mine)} can't work on", why].append(p.target.name)
         if module not in there:
-            live = [_taken(hook.site.regularizer, hook.local) for hook in hooks_on(module)]
-            there[module] = [(taken, "a live Attachment", -1) for taken in live]
-        taken, retunes = _taken(mine, p.target.local), isinstance(mine, Retune)
+            live = "a live Attachment"
+            there[module] = [(h.site.regularizer, h.local, live, -1) for h in hooks_on(module)]
         composed = getattr(p.entry.selector, "compose", False)
-        for other, where, entry in there[module]:
-            if other == taken and (retunes or not (composed or entry == p.position[0])):
-                about = f"{where} and {p.where}: {mine.label} and {mine.label} can't both be on"
-                cure = "a layer has one rate" if retunes else _IN_ONE_LIST
+        for other, local, where, entry in there[module]:
+            one_rate = _set_one_rate(module, other, mine)
+            twice = other.label == mine.label and local == p.target.local
+            if one_rate or (twice and not composed and entry != p.position[0]):
+                about = f"{where} and {p.where}: {other.label} and {mine.label} can't both be on"
+                cure = "a layer has one rate" if one_rate else _IN_ONE_LIST
                 found[about, _REMOVE if entry < 0 else cure].append(p.target.name)
                 break
-        there[module].append((taken, p.where, p.position[0]))
+        there[module].append((mine, p.target.local, p.where, p.position[0]))
     return [f"{about} {listed(names, 3)}: {why}" for (about, why), names in found.items()]
 
 
-def _taken(regularizer: Regularizer, local: str) -> object:
-    """What a regularizer takes of its module for itself: its class there, or the retuned rate."""
-    return regularizer.label, held_rate(regularizer) or local
+def _set_one_rate(module: nn.Module, *two: Regularizer) -> bool:
+    """Whether both set the same rate of the layer, or one sets it and the other drops too."""
+    retuned = [each.attribute for each in two if isinstance(each, Retune)]
+    if len(retuned) == 2:
+        return retuned[0] == retuned[1]
+    return any(map(unit_dropped, two)) and retuned == [rate_attribute(module)]
 
 
 def _with_rates(

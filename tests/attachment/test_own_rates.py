@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from dropblock_hooks import Dropout, HookWarning, Retune, SpecError, attach
+from dropblock_hooks import Dropout, Retune, SpecError, attach
 
 timm = pytest.importorskip("timm", reason="the layers are timm's")
 
@@ -64,6 +64,7 @@ BAD = {
         {"dropout": R, "type:Dropout": R},
         "'dropout' and 'type:Dropout': Retune and Retune can't both be on dropout: a layer has one",
     ),
+    "with Dropout": ({"dropout": [R, Dropout(p=0.1)]}, "Retune and Dropout can't both be on drop"),
     "by attr, too": ({"dropout": R, "attr:dropout.p": R}, "can't both be on dropout.p"),
 }
 
@@ -115,6 +116,8 @@ OWN, BY_NAME = {"dropout": R}, {"attr:dropout.p": R}
 LIVE = {
     "Retune": (OWN, OWN),
     "by attr": (BY_NAME, OWN),
+    "Dropout": (OWN, {"dropout": Dropout(p=0.1)}),
+    "on Dropout": ({"dropout": Dropout(p=0.1)}, OWN),
 }
 
 
@@ -133,8 +136,3 @@ def test_what_is_on_already(case, hook_count):
     assert (model.dropout.p, model.lstm.dropout) == rates
     attached.remove()
     assert (model.dropout.p, model.lstm.dropout) == (0.5, 0.1)
-
-
-def test_a_dropout_on_the_same_layer_drops_twice_and_is_told():
-    with pytest.warns(HookWarning, match="0.325 in all"):
-        attach(Net(), {"dropout": [R, Dropout(p=0.1)]})
