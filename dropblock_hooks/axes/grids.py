@@ -25,10 +25,7 @@ class Grids:
         self._met: tuple[tuple[int, Grid, bool], ...] = ()
 
     def of(self, spatial: int, samples: int | None = None) -> tuple[list[Grid], list[Grid]]:
-        """The sizes of the maps in this forward, and of all stages behind a patch embedding.
-
-        There are `spatial` axes in a map. With `samples`, only batches of this length count.
-        """
+        """The sizes of the maps of so many samples in this forward, and of stages behind them."""
         met, stages = [], []
         for n, size, embeds in self._met:
             if len(size) == spatial and samples in (None, n):

@@ -144,12 +144,7 @@ class Reader:
             raise ValueError(f"{where}: {why}; say layout= if it is")
 
     def _side(self, shape: Shape, seen: str) -> str:
-        """Where the channels are, by the first of four rules that answers.
-
-        They are the type of the layer, the autograd graph of this forward, the channels of the
-        stage that the layer ends, and the types and widths of the layers inside, around which
-        code may permute axes.
-        """
+        """Where the channels are: by the layer, the graph, its feature stage, or inner layers."""
         facts, widths = self.facts, self.facts.widths
         side = facts.own or ("" if seen == UNTOLD else seen)
         if not side and (shape[1] == facts.stage) != (shape[-1] == facts.stage):

@@ -15,7 +15,7 @@ from ..attachment.place import Placement
 from ..findings import Finding, Kind, Severity
 from ..regularizers import foreign
 from ..regularizers.base import highest_rate
-from ..selectors.index import HELD, Index
+from ..selectors.index import Index, rates_in
 from ..selectors.select import Select, Selector, match
 from ..selectors.wrappers import bare_type, submodule, unwrap
 from ..sites.hooks import hooks_on
@@ -111,7 +111,7 @@ def rates_of(index: Index) -> Iterator[BuiltinRow]:
         # other layers than dropouts may mean something else by `p`
         drops = foreign.unit_of(kind) and not module._modules
         own = foreign.rate_attribute(module) if drops else None
-        held = HELD["attr"].values(module)
+        held = rates_in(module)
         other = [a for a in held if "drop" in a and a != "layerdrop" and isinstance(held[a], float)]
         for attribute in [own] if own else other:
             rate = getattr(module, attribute)

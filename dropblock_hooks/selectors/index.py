@@ -1,12 +1,15 @@
 """The modules of a model, and the parameters and rates that they hold, by name."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor, nn
 
 from .wrappers import named_modules
+
+# the kinds of values that can be targets, by the form of their selectors
+HELD = {"param": "parameter", "attr": "attribute"}
 
 
 class NoMatchError(ValueError):
@@ -45,10 +48,11 @@ class Index:
     def table(self, form: str) -> dict[str, Target]:
         """The targets of a form of selector: a key of `HELD`, or ``""`` for the modules."""
         if form not in self._tables:
+            values_in = rates_in if form == "attr" else _parameters_in
             table: dict[str, Target] = {}
             first: dict[Any, Target] = {}
             for name, layer in self.modules.items():
-                for local, value in HELD[form].values(layer.module).items():
+                for local, value in values_in(layer.module).items():
                     target = Target(f"{name}.{local}".lstrip("."), layer.module, form, local)
                     # a tensor may be shared, and equal numbers may be the same object
                     key = id(value) if isinstance(value, Tensor) else (id(layer.module), local)
@@ -71,25 +75,14 @@ def is_share(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
 
 
-def _parameters(module: nn.Module) -> dict[str, Any]:
+def _parameters_in(module: nn.Module) -> dict[str, Any]:
     return {local: value for local, value in module._parameters.items() if value is not None}
 
 
-def _rates(module: nn.Module) -> dict[str, Any]:
+def rates_in(module: nn.Module) -> dict[str, Any]:
     """The attributes with a name of a rate and a number in [0, 1]."""
     return {
         local: value
         for local, value in vars(module).items()
         if ("drop" in local or "prob" in local or local == "p") and is_share(value)
     }
-
-
-class Held(NamedTuple):
-    """A kind of values that a module holds."""
-
-    noun: str
-    values: Callable[[nn.Module], dict[str, Any]]  # finds them in a module, by name
-
-
-# the kinds of values that can be targets, by the form of their selectors
-HELD = {"param": Held("parameter", _parameters), "attr": Held("attribute", _rates)}

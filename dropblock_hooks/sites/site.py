@@ -67,7 +67,7 @@ class Site:
         self.key, self.run = key, run
         self.name, self.owner, self.aliases = target.name, target.owner, target.aliases
         self.module_type = bare_type(target.module).__name__
-        self.at: str = HELD[target.form].noun if target.form else item.at
+        self.at: str = HELD.get(target.form, item.at)
         self.reader = Reader(item, facts, run.grids)
         self.order, self.position = 0, (0, 0)  # in the spec: of its entry, and in that
         self.selector = key  # of its entry

@@ -48,8 +48,8 @@ class SpecError(ValueError):
     def __str__(self) -> str:
         problems, source = self.args
         where = f" in {label(source, 200)}" if source else ""
-        heading = f"{counted(len(problems), 'problem')} in the spec{where}:"
-        return "\n  - ".join([heading, *problems])
+        problems = (f"{counted(len(problems), 'problem')} in the spec{where}:", *problems)
+        return "\n  - ".join(problems)
 
 
 class Entry(NamedTuple):
@@ -123,11 +123,7 @@ class Spec:
         ]
 
     def to_yaml(self) -> str:
-        """The spec as YAML, which `from_yaml` reads back.
-
-        Raises:
-            ValueError: for a function, a `Foreign`, or a class that is not registered.
-        """
+        """The spec as YAML, which `from_yaml` reads back; a ValueError for what holds code."""
         return yaml.safe_dump(self.to_plain(), sort_keys=False, default_flow_style=None, width=100)
 
     def to_json(self) -> str:

@@ -180,7 +180,7 @@ def test_bad_yaml(text):
     [
         ('{"a": "Dropout", "a": "Dropout2d"}', "'a' stands twice"),
         ('{"a": }', "line 1"),
-        ('{"a": {"Dropout": {"p": {"StepSchedule": {"values": {"0": 1}}}}}}', "or pairs"),
+        ('{"a": {"Dropout": {"p": {"StepSchedule": {"values": {"0": 1}}}}}}', "write 0"),
         ('{"a": {"Dropout": {"q": 1}}}', "a → Dropout → q: Dropout has no field 'q'"),
         ("[" * 100000, "nested too deeply"),
     ],
