@@ -103,7 +103,6 @@ def name_of(cls: type) -> str:
 
 
 def brief(obj: Any) -> str:
-    """A one-line repr of a dataclass."""
     stated = stated_fields(obj).items()
     arguments = [f"{name}={text(value)}" if name else value for name, value in stated]
     return f"{name_of(type(obj))}({', '.join(arguments)})"

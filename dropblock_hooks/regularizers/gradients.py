@@ -114,8 +114,7 @@ class ClipGradNorm(OnGradients, Regularizer):
 @register
 class ScaleGrad(OnGradients, Regularizer):
     """Multiplies the gradient; a negative scale reverses it (domain-adversarial training).
-    Use it between a backbone and a head, to let the head train the backbone less. See Ganin et al.,
-    2016 (https://arxiv.org/abs/1505.07818).
+    Use it between a backbone and a head. See Ganin et al., 2016 (https://arxiv.org/abs/1505.07818).
 
     Example:
         >>> spec = {"backbone": ScaleGrad(-0.1)}
@@ -206,8 +205,8 @@ class _OfParameters(OnGradients, Regularizer):
 @register
 class AdaptiveClipGrad(_OfParameters):
     """Scales gradients of parameters down; see `functional.adaptive_clip_grad`.
-    The report shows the norms of gradients divided by those of weights. Use it for large batches
-    and networks without norms, on all parameters except the last linear layer.
+    Use it for large batches and networks without norms, on all parameters except the last linear
+    layer. The report shows the norms of gradients divided by the norms of weights.
 
     Example:
         >>> spec = {"param:layer*.**": AdaptiveClipGrad(0.02)}

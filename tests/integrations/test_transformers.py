@@ -5,22 +5,15 @@ import json
 import pytest
 import torch
 
+import dropblock_hooks as r
+
 pytest.importorskip("transformers")
 import transformers
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainerCallback
 
-from dropblock_hooks import (
-    ClipGradNorm,
-    Dropout,
-    HookWarning,
-    LinearSchedule,
-    SpecError,
-    attachments,
-    detach_all,
-)
 from dropblock_hooks.integrations.transformers import Regularize
 
-RISING = Dropout(p=LinearSchedule(0.0, 0.3))
+RISING = r.Dropout(p=r.LinearSchedule(0.0, 0.3))
 SPEC = {"bert.encoder.layer.*.output.dense": RISING}
 STEPS, EPOCHS = 4, 2  # steps of an epoch
 
@@ -53,7 +46,7 @@ class Rates(TrainerCallback):
     def on_pre_optimizer_step(self, args, state, control, model=None, **given):
         if state.global_step == self.raise_at:
             raise KeyboardInterrupt
-        (attached,) = attachments(model)
+        (attached,) = r.attachments(model)
         self.seen[state.global_step] = attached.rates
         self.scaler = attached.grad_scaler
 
@@ -95,9 +88,9 @@ def test_a_training(tmp_path, hook_count):
     assert callback.attached is None
     made.train()
     assert hook_count(model) == bare
-    assert attachments(model) == []
+    assert r.attachments(model) == []
     values = [next(iter(seen.values()))["p"] for seen in rates.seen.values()]
-    expected = [LinearSchedule(0.0, 0.3, epochs=EPOCHS)(i / STEPS) for i in range(EPOCHS * STEPS)]
+    expected = [r.LinearSchedule(0.0, 0.3, epochs=EPOCHS)(i / STEPS) for i in range(EPOCHS * STEPS)]
     assert values == expected
     assert values[0] == 0
     assert values[-1] == 0.3
@@ -125,7 +118,7 @@ def test_a_resumed_training_is_the_uninterrupted_one(tmp_path, unit, at):
     made = trainer(tmp_path / "broken", broken, Rates(at + 1), **options)
     with pytest.raises(KeyboardInterrupt):
         made.train()
-    assert attachments(made.model) == [broken.attached]  # a Trainer tells nothing of exceptions
+    assert r.attachments(made.model) == [broken.attached]  # a Trainer tells nothing of exceptions
 
     resumed, again = Regularize(SPEC, unit), Rates()
     made = trainer(tmp_path / "broken", resumed, again, **options)
@@ -137,7 +130,7 @@ def test_a_resumed_training_is_the_uninterrupted_one(tmp_path, unit, at):
     assert [site.calls for site in resumed.attached.sites] == [EPOCHS * STEPS] * 2
     realized = [[s.total_realized_rate for s in c.attached.sites] for c in (resumed, whole)]
     assert realized[0] == realized[1]
-    assert attachments(made.model) == []
+    assert r.attachments(made.model) == []
 
 
 def test_the_length_of_training(tmp_path):
@@ -151,14 +144,14 @@ def test_the_length_of_training(tmp_path):
         trainer(tmp_path, callback, rates, **options).train()
         length = 2 if unit == "epoch" else last + 1
         value = next(iter(rates.seen[max(rates.seen)].values()))["p"]
-        assert value == LinearSchedule(0.0, 0.3, epochs=length)(last), (unit, options)
+        assert value == r.LinearSchedule(0.0, 0.3, epochs=length)(last), (unit, options)
 
 
 def test_gradients_of_a_scaled_loss(tmp_path):
     """Bounds are of the unscaled loss: the Trainer's scaler is found in its optimizer."""
     trained = []
     for scale in (None, 1024.0):
-        callback = Regularize({"param:classifier.weight": ClipGradNorm(1e-3)})
+        callback = Regularize({"param:classifier.weight": r.ClipGradNorm(1e-3)})
         options = {"num_train_epochs": 1, "max_grad_norm": 0.0, "optim": "sgd"}
         notes = Rates()
         made = trainer(tmp_path, callback, notes, learning_rate=1.0, **options)
@@ -178,9 +171,9 @@ def test_what_a_broken_training_leaves_is_told(tmp_path):
     made = trainer(tmp_path, Regularize(SPEC), Rates(raise_at=1))
     with pytest.raises(KeyboardInterrupt):
         made.train()
-    with pytest.raises(SpecError, match="detach_all"):
+    with pytest.raises(r.SpecError, match="detach_all"):
         trainer(tmp_path, Regularize(SPEC), model=made.model).train()
-    detach_all(made.model)
+    r.detach_all(made.model)
     trainer(tmp_path, Regularize(SPEC), model=made.model).train()
 
 
@@ -195,7 +188,7 @@ def test_a_checkpoint_of_another_spec(tmp_path, hook_count):
     options = {"save_strategy": "steps", "save_steps": 3, "max_steps": 4}
     trainer(tmp_path, Regularize(SPEC), **options).train()
     checkpoint = str(tmp_path / "checkpoint-3")
-    other = {"bert.encoder.layer.*.output.dense": Dropout(p=0.2)}
+    other = {"bert.encoder.layer.*.output.dense": r.Dropout(p=0.2)}
     made = trainer(tmp_path, Regularize(other), **options)
     with pytest.raises(ValueError, match="state is of another spec"):
         made.train(resume_from_checkpoint=checkpoint)
@@ -210,7 +203,7 @@ def test_a_checkpoint_without_it(tmp_path):
     trainer(tmp_path, **options).train()
     callback = Regularize(SPEC)
     made = trainer(tmp_path, callback, **options)
-    with pytest.warns(HookWarning, match="the checkpoint has no state of Regularize"):
+    with pytest.warns(r.HookWarning, match="the checkpoint has no state of Regularize"):
         made.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     assert callback.attached.sites[0].calls == 2
     kept = json.loads((tmp_path / "checkpoint-4" / "trainer_state.json").read_text())
