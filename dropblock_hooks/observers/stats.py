@@ -108,8 +108,9 @@ def _add_shares(state: State, x: Tensor, edges: Sequence[float]) -> None:
     first = int(math.log2(edges[0])) + 127
     last = first + len(edges) - 1
     zeros = x.numel() - torch.count_nonzero(x)
-    found = zeros, counts[255], counts[:first].sum() - zeros, *counts[first:last]
-    state["sums"][_ZEROS:].add_(torch.stack([*found, counts[last:255].sum()]))
+    found = torch.stack((zeros, counts[255], counts[:first].sum() - zeros))
+    bins = counts[first:last], counts[last:255].sum(0, keepdim=True)
+    state["sums"][_ZEROS:].add_(torch.cat((found, *bins)))
 
 
 def _statistics(state: State) -> Statistics:

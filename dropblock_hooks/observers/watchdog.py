@@ -17,7 +17,6 @@ from .base import Observer, Seen, State
 from .stats import add_alive
 
 RULES = ("nonfinite", "vanishing", "exploding", "dead", "saturated", "no_gradient")
-_MOST_UNREAD = 4096
 _INF = math.inf
 _ZERO = 1e-12  # the largest magnitude of a channel that counts as zero
 _NEAR = 0.01  # how near to a bound a value is saturated, as a share of the distance of both
@@ -123,7 +122,7 @@ class Watchdog(Observer):
         watched, clock = state["watched"], Clock.of(seen.shared)
         clock.time += 1
         (watched.see_gradient if seen.gradient else watched.see)(seen, clock.time)
-        if len(watched.unread) >= _MOST_UNREAD:
+        if len(watched.unread) >= 4096:  # which bounds their memory
             watched.read()
 
 
