@@ -1,6 +1,7 @@
 """Random masks and noise, and their application to a tensor; shared by all dropouts."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,8 +11,13 @@ from ..checks import PROBABILITY, as_number, check_floating
 _COARSE = 2.0**-10  # below it, the 24 bits of a float32 draw change a rate by more than 6e-5 of it
 
 
-def check_call(input: Tensor, p: float, training: bool, spatial: int | None = None) -> float:
+def check_call(input: Any, p: float, training: bool, spatial: int | None = None) -> float:
     """Check the arguments, and return the rate to apply: 0 in evaluation."""
+    if isinstance(input, torch.fx.Proxy):
+        raise TypeError(
+            "torch.fx can't trace this function, which computes with the shape of its input: make "
+            "the module that calls it a leaf (Tracer.is_leaf_module), or use torch.export"
+        )
     p = as_number("p", p, allowed=PROBABILITY)
     if spatial is not None and input.ndim != spatial + 2:
         axes = ("N, C, L", "N, C, H, W", "N, C, D, H, W")[spatial - 1]
