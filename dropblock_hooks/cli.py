@@ -12,6 +12,7 @@ import pkgutil
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from textwrap import fill
 from typing import Any
 
 import torch
@@ -19,11 +20,13 @@ from torch import Tensor, nn
 
 from . import __version__
 from .checks import closest
+from .observers.base import Observer
 from .planning.builtin import builtin
 from .planning.dry_run import empty_input, own_input
 from .planning.plan import Plan, plan
 from .planning.recording import layers
 from .quoting import described, quote, shown
+from .registry import registered
 from .selectors.index import Index
 from .selectors.select import match
 from .spec.spec import Spec
@@ -63,6 +66,24 @@ def _plan(options: argparse.Namespace) -> Plan:
 def _check(options: argparse.Namespace) -> str:
     """Check a spec file without a model: print its entries as YAML, or all its problems."""
     return Spec.load(options.spec).to_yaml().rstrip()
+
+
+def _regularizers(options: argparse.Namespace) -> str:
+    """List the regularizers, observers and schedules for specs; with a name, describe that one."""
+    known: dict[str, Any] = registered(object)
+    name = options.name
+    if name is None:
+        rows = sorted((_kind(cls), each, cls.__doc__.split("\n")[0]) for each, cls in known.items())
+        return "\n".join(f"{each:18}{kind:12}{summary}" for kind, each, summary in rows)
+    if name not in known:
+        raise ValueError(f"unknown class {quote(name)}{closest(name, known)}")
+    parameters = inspect.signature(known[name]).parameters.values()
+    arguments = ", ".join(str(p.replace(annotation=p.empty)) for p in parameters)
+    return f"{fill(f'{name}({arguments})', terminal_width())}\n\n{inspect.getdoc(known[name])}"
+
+
+def _kind(cls: Any) -> str:
+    return "observer" if issubclass(cls, Observer) else str(getattr(cls, "acts_on", "schedule"))
 
 
 def _model(name: str) -> nn.Module:
@@ -116,6 +137,7 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], Any], tuple[str, ...]]]
     "builtin": (_builtin, ("model",)),
     "plan": (_plan, ("model", "spec", "--epochs", "--input-size")),
     "check": (_check, ("spec",)),
+    "regularizers": (_regularizers, ("name",)),
 }
 
 ARGUMENTS: dict[str, dict[str, Any]] = {
@@ -124,6 +146,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "selector": {"help": "only these: 'layer3.*', type:Conv2d", "nargs": "?"},
     "spec": {"help": "a YAML or JSON file"},
     "--epochs": {"help": "length of the training, for schedules without epochs", "type": int},
+    "name": {"help": "a name from this list", "nargs": "?"},
 }
 
 

@@ -1,13 +1,15 @@
 """The command: what it prints, as text and JSON, and how it fails."""
 
+import inspect
 import json
 import subprocess
 import sys
 
 import pytest
 
-from dropblock_hooks import Spec
+from dropblock_hooks import DropBlock1d, Spec
 from dropblock_hooks.cli import main
+from tests.classes import own_classes
 
 pytest.importorskip("timm", reason="models come from timm")
 
@@ -52,6 +54,7 @@ FAILS = {
     "layers resnet18 --input-size 5 9 9": "no forward of a copy ran with",
     "layers no_such_module:make": "importing no_such_module:make raised ModuleNotFoundError",
     "layers collections:OrderedDict": "must make a torch.nn.Module, got OrderedDict",
+    "regularizers DropBlok2d": "'DropBlok2d' (closest: DropBlock2d",
 }
 
 
@@ -89,9 +92,9 @@ def test_plan(capsys):
     data = json.loads(out)
     assert [site["site"] for site in data["sites"]][:1] == ["layer4.0/DropBlock2d"]
     assert data["problems"] == []
-    code, out, _ = run(capsys, "--json", "plan", "resnet18", "spec.yaml")
-    assert code == 1
-    assert "does not say its epochs" in json.loads(out)["problems"][0]
+    code, out, err = run(capsys, "--json", "plan", "resnet18", "spec.yaml")
+    assert (code, out) == (1, "")
+    assert "does not say its epochs" in err
 
 
 def test_plan_tells_what_is_wrong(capsys):
@@ -111,6 +114,19 @@ def test_check(capsys):
     code, out, err = run(capsys, "check", "spec.yaml")
     assert (code, err) == (0, "")
     assert Spec.from_yaml(out) == Spec.load("spec.yaml")
+
+
+def test_regularizers(capsys, own_registry):
+    code, out, _ = run(capsys, "regularizers")
+    kinds = dict(line.split()[:2] for line in out.splitlines())
+    assert (code, kinds.keys()) == (0, own_classes(object).keys())
+    expected = {"DropBlock1d": "activation", "ClipGradNorm": "gradient"}
+    expected |= {"WeightStats": "observer", "LinearSchedule": "schedule"}
+    assert expected.items() <= kinds.items()
+    code, out, _ = run(capsys, "regularizers", "DropBlock1d")
+    assert code == 0
+    assert out.startswith("DropBlock1d(p=0.1, block_size=7, calibration='exact', ")
+    assert inspect.getdoc(DropBlock1d) in out
 
 
 @pytest.mark.slow  # a process of its own takes seconds to begin

@@ -61,6 +61,6 @@ def test_each_command_has_an_example(capsys):
         main(["--help"])
     listed = capsys.readouterr().out.partition("COMMAND\n")[2]
     commands = set(re.findall(r"^    (\w+)", listed, re.MULTILINE))
-    assert commands >= {"layers", "builtin", "plan", "check"}
+    assert commands >= {"layers", "builtin", "plan", "check", "regularizers"}
     shown = [line.split()[1] for line, _, _ in examples()]
     assert commands == set(shown)
