@@ -145,7 +145,7 @@ def refused(net, hook_count, spec, *parts, error=SpecError, **options):
         (3, ["mapping", "3"]),
         ("no_such_file.yaml", ["no_such_file.yaml", "No such file"]),
         ({"layer1.0": Dropout}, ["expected a regularizer object", "got Dropout (type)"]),
-        ({"layer1.0": nn.BatchNorm2d(8)}, ["parameters", "weight"]),
+        ({"layer1.0": nn.BatchNorm2d(8)}, ["parameters"]),
         ({"layer1.0": []}, ["None"]),
         ({3: Dropout()}, ["selector", "3"]),
     ],
