@@ -73,7 +73,7 @@ class Run:
     def __getstate__(self) -> dict[str, Any]:
         scaler = False if self.scaler is False else None  # a GradScaler is not saved or copied
         told = {*self.told, (".", "not_trained")}  # an average of the weights is never trained
-        own = {"scaler": scaler, "optimizers": [], "always": False}
+        own: dict[str, Any] = {"scaler": scaler, "optimizers": [], "always": False}
         return {**self.__dict__, **own, "told": told}
 
     def check_installed(self) -> None:
