@@ -79,11 +79,11 @@ class Foreign(Regularizer):
                 raise ValueError(f"{self.label} has no attribute {name!r} for a schedule to set")
 
     def _made(self) -> Any:
-        """A new module in training mode, or the function."""
         if isinstance(self.target, nn.Module):
             return copy.deepcopy(self.target).train()
         if inspect.isclass(self.target):
-            return self.target(**{**dict(self.kwargs), **self.values(0.0)}).train()
+            made: Any = self.target(**{**dict(self.kwargs), **self.values(0.0)})
+            return made.train()
         return self.target
 
     def bind(self) -> Callable[[Tensor, Now], Applied]:
