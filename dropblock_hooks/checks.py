@@ -80,7 +80,6 @@ def closest(word: str, known: Iterable[str], n: int = 3) -> str:
 
 
 def check_option(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
-    """Raise ValueError unless `value` is allowed."""
     if not isinstance(value, str | int | None) or value not in allowed:
         hint = closest(str(value), map(str, allowed))
         options = ", ".join(map(repr, allowed))
@@ -93,7 +92,6 @@ def check_floating(input: Tensor) -> None:
 
 
 def check_block_size(block_size: int | Sequence[int], spatial: int) -> tuple[int, ...]:
-    """One block edge per spatial axis."""
     if isinstance(block_size, list | tuple):
         if len(block_size) != spatial:
             raise ValueError(

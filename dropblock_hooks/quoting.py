@@ -30,7 +30,6 @@ def shown(value: Any) -> str:
 
 
 def label(name: str, limit: int = 100) -> str:
-    """The name of a key, a layer or a file."""
     short = shorten(name, limit)
     return short if short.isprintable() else repr(short)[1:-1]
 

@@ -53,7 +53,6 @@ def channels_of(x: Tensor) -> str:
 
 
 def _shape(node: Any, number: int) -> tuple[int, ...]:
-    """The shape of the output of a node in the forward; () if it is not kept."""
     kept = getattr(node, "_input_metadata", ())
     return tuple(kept[number].shape) if number < len(kept) else ()
 

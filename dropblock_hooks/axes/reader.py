@@ -24,14 +24,10 @@ _ASKED = 3  # calls with one shape, in which the autograd graph is followed
 
 
 class Reader:
-    """Reads the tensors of a layer, and remembers the answers by shape."""
+    """Reads the tensors of a layer, or of a parameter, which has no facts."""
 
     def __init__(
-        self,
-        regularizer: Any,  # its needs, and the options of the user
-        facts: Facts | None,  # the hints of the model about the layer; None for a parameter
-        grids: Grids,  # the sizes of maps in this forward
-        spatial: int | None = None,  # the number of spatial axes; by default the regularizer's
+        self, regularizer: Any, facts: Facts | None, grids: Grids, spatial: int | None = None
     ) -> None:
         self.options, self.facts, self.grids = regularizer, facts or Facts(), grids
         self.auto = regularizer.layout == "auto"
@@ -39,8 +35,7 @@ class Reader:
         self._channels = regularizer.channelwise or spatial is not None
         self._samples = (regularizer.samplewise or self._channels) and self.auto
         self._of_parameter = facts is None
-        # how the last tensor was read
-        self.last = View("parameter") if self._of_parameter else None
+        self.last = View("parameter") if self._of_parameter else None  # of the last tensor
         self.sure: View | None = None  # how all maps are read, if the layer's own type decides
         if self.facts.own == FIRST and self.auto and spatial in (2, 3):
             self.sure = View(CHANNELS_FIRST[spatial])

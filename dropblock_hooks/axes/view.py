@@ -46,7 +46,6 @@ class View(NamedTuple):
 
 
 def layout_with(side: str, rank: int) -> str:
-    """The layout of this many spatial axes with the channels `FIRST` or `LAST`."""
     return (CHANNELS_FIRST if side == FIRST else CHANNELS_LAST)[rank]
 
 

@@ -71,7 +71,6 @@ class Index:
 
 
 def is_share(value: Any) -> bool:
-    """Whether a value is a number in [0, 1]."""
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
 
 

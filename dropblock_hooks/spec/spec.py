@@ -175,7 +175,6 @@ class Draft:
 
     @classmethod
     def of(cls, spec: Any) -> Draft:
-        """Read any spec that ``attach`` accepts."""
         if not isinstance(spec, str | os.PathLike):
             return cls(spec.entries if isinstance(spec, Spec) else spec)
         name = os.fsdecode(spec)
@@ -189,7 +188,6 @@ class Draft:
 
     @classmethod
     def of_text(cls, text: str | bytes, source: str, is_json: bool = False) -> Draft:
-        """Read the text of a file."""
         try:
             return cls(*(read_json if is_json else read_yaml)(text), source=source)
         except ValueError as error:

@@ -88,12 +88,7 @@ def outcome(model, spec):
     return str(caught)
 
 
-def n_files(n):
-    """So many random cases, four times as many in a slow test."""
-    return pytest.mark.parametrize("n", [n, pytest.param(4 * n, marks=pytest.mark.slow)])
-
-
-@n_files(150)
+@pytest.mark.parametrize("n", [150, pytest.param(600, marks=pytest.mark.slow)])
 def test_any_file(net, tmp_path, hook_count, n):
     texts = []
     for data, ending in files(n, n):
