@@ -140,16 +140,16 @@ class Reader:
 
     def _side(self, shape: Shape, seen: str) -> str:
         """Where the channels are: by the layer, the graph, its feature stage, or inner layers."""
-        facts, widths = self.facts, self.facts.widths
+        facts = self.facts
         side = facts.own or ("" if seen == UNTOLD else seen)
         if not side and (shape[1] == facts.stage) != (shape[-1] == facts.stage):
             side = FIRST if shape[1] == facts.stage else LAST
         elif not side and not facts.inside:
             side = FIRST  # torch's own order, if no layer of the model has another
-        elif not side and facts.inside == FIRST and shape[1] in widths:
-            side = "" if seen == UNTOLD and shape[-1] in widths else FIRST
-        elif not side and facts.inside == LAST and shape[-1] in widths:
-            side = "" if shape[1] in widths else LAST
+        elif not side and facts.inside == FIRST and shape[1] in facts.widths:
+            side = "" if seen == UNTOLD and shape[-1] in facts.widths else FIRST
+        elif not side and facts.inside == LAST and shape[-1] in facts.widths:
+            side = "" if shape[1] in facts.widths else LAST
         if side in (FIRST, LAST):
             return side
         front, back = (layout_with(each, len(shape) - 2) for each in (FIRST, LAST))

@@ -53,13 +53,11 @@ def side_of(layout: str) -> str:
     return LAST if layout.endswith("C") else FIRST
 
 
-def is_tokens(layout: str, spatial: int | None) -> bool:
-    """Whether the map is folded into one axis of tokens."""
+def is_tokens(layout: str, spatial: int | None) -> bool:  # which form a map together
     return layout in _TOKENS and spatial is not None and spatial > 1
 
 
 def check_axes(regularizer: Any) -> None:
-    """Raise ValueError if it can't use its `layout`, `grid` or `prefix_tokens`."""
     layout, grid, prefix = regularizer.layout, regularizer.grid, regularizer.prefix_tokens
     spatial, label = regularizer.spatial, regularizer.label
     ranks = [1, 2, 3] if spatial is None else sorted({spatial, 1})

@@ -12,9 +12,7 @@ from .wrappers import bare_type
 _CONTAINERS = ("stages", "layers", "blocks", "levels")
 
 
-class Stage(NamedTuple):
-    """One entry of ``feature_info``."""
-
+class Stage(NamedTuple):  # one entry of ``feature_info``
     stated: str  # the name that it gives
     ends: list[str]  # the stage and the last layers in it; none if the model does not have it
     stride: int | None  # of the image, between two positions of its map

@@ -59,7 +59,6 @@ def named_modules(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.
 
 
 def find_module(model: nn.Module, name: str) -> nn.Module | None:
-    """The submodule that the bare model has by this name, or None."""
     module = _innermost(model)
     for key in name.split(".") if name else ():
         child = module._modules.get(key)

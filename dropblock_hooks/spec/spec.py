@@ -59,8 +59,7 @@ class Entry(NamedTuple):
     regularizers: tuple[Regularizer, ...] | None
 
     @property
-    def value(self) -> Any:
-        """What a spec holds for the selector: None, one regularizer, or a list."""
+    def value(self) -> Any:  # None, one regularizer, or a list
         items = list(self.regularizers or ())
         return items[0] if len(items) == 1 else items or None
 
