@@ -11,12 +11,12 @@ import sys
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
-_TOO_OLD = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 9)
+TOO_OLD = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 9)
 _owners: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
 
@@ -73,12 +73,12 @@ def is_exporting() -> bool:
     return bool(getattr(torch.compiler, "_is_exporting_flag", False))
 
 
-def check_version() -> None:
-    if _TOO_OLD:
-        raise RuntimeError(
-            f"torch {torch.__version__} can't compile or export a model with active regularizers "
-            "or observers: use torch >= 2.9, or call the model without torch.compile"
-        )
+def refuse_version() -> NoReturn:
+    """Tell that this torch is too old to compile a model with sites."""
+    raise RuntimeError(
+        f"torch {torch.__version__} can't compile or export a model with active regularizers "
+        "or observers: use torch >= 2.9, or call the model without torch.compile"
+    )
 
 
 def forget_compiled() -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from ..axes.facts import Facts, ModelFacts
+from ..axes.view import FIRST
 from ..checks import as_count
 from ..observers.base import Observer
 from ..quoting import listed, quote
@@ -193,8 +194,9 @@ def install(
         for module, hook in installed:
             hook.install(module)
         attachment._look()
-        if any((p.regularizer.spatial or 0) > 1 for p in placements):  # of maps, or of tokens
-            run.grids.watch(base)
+        facts = [p.facts or Facts() for p in placements if (p.regularizer.spatial or 0) > 1]
+        if facts:  # of maps, or of tokens
+            run.grids.watch(base, all((each.own or each.inside) == FIRST for each in facts))
         base.register_forward_hook(ModelHook(run, [hook for _, hook in installed]))
     except BaseException:
         attachment.remove()

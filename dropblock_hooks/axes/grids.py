@@ -37,12 +37,17 @@ class Grids:
                 ]
         return met, stages
 
-    def watch(self, model: nn.Module) -> None:
-        """Put hooks on patch embeddings, and on other layers that make maps smaller, if any."""
+    def watch(self, model: nn.Module, only_maps: bool = False) -> None:
+        """Put hooks on patch embeddings, and on other layers that make maps smaller, if any.
+
+        With `only_maps`, no site has tokens, unless there is a patch embedding.
+        """
         modules = list(model.modules())
         if any(type(module).__name__ == "Unroll" for module in modules):
             return  # it moves the tokens of Hiera out of the order of rows: they form no map
         cut = {m for m in modules if m is not model and hasattr(m, "patch_size")}
+        if only_maps and not cut:
+            return
         inner = {m for m in cut if cut.isdisjoint(set(m.modules()) - {m})}
         embedding = {leaf for module in inner for leaf in module.modules()}
         maps = {m for m in modules if not m._modules and _MAP.search(type(m).__name__)}

@@ -16,7 +16,7 @@ from torch.compiler import is_compiling, is_dynamo_compiling
 
 from ..checkpointing import NO_TASK, graph_task
 from ..findings import Finding, Kind, Severity
-from ..handles import check_version, is_exporting
+from ..handles import TOO_OLD, is_exporting, refuse_version
 from ..observers.base import Observer
 from ..regularizers.base import Regularizer
 from ..selectors.index import Target
@@ -196,11 +196,21 @@ class SiteHook:
         return (args, changed) if isinstance(index, str) else (changed, given[1])
 
     def _compile(self, module: nn.Module, *given: Any) -> Any:
-        """Run while torch.compile or torch.export traces; a site that is off adds nothing."""
-        check_version()
-        site, training = self.site, module.training
-        on = site.acts(training) if is_exporting() else site.is_on(training)
-        return self._act(module, *given) if on else None
+        """Run while torch.compile or torch.export traces; a site that is off adds nothing.
+
+        Dynamo takes long for each function that is called here, so there are few.
+        """
+        if TOO_OLD:
+            refuse_version()
+        site, training, x = self.site, module.training, given[-1]
+        if compiler._is_exporting_flag:
+            return self._act(module, *given) if site.acts(training) else None
+        if not (training or site.is_on(False)):
+            return None
+        if not (self.direct and isinstance(x, Tensor) and x.is_floating_point()):
+            return self._act(module, *given)
+        y = operator.regularize(site, x, given[0][0] if given[0] else None, training)
+        return None if y is x else y
 
 
 class ObserveHook(SiteHook):
@@ -233,7 +243,8 @@ class ObserveHook(SiteHook):
         observer, training = self.observer, module.training
         if not (training or observer.active == "always") or is_exporting():
             return None
-        check_version()
+        if TOO_OLD:
+            refuse_version()
         if observer.keeps_graph:
             raise self.site.error(
                 "compiled code can't keep the autograd graph of a value: use detach=True, or call "
