@@ -106,6 +106,13 @@ class Observer(Regularizer):
     needs_calls: ClassVar[bool] = True  # whether a layer that is never called is a fault
     columns: ClassVar[Columns[Any]] = {}  # of the report; {}: what `compute` returns, by name
 
+    def __post_init__(self) -> None:
+        sees = self.sees_values or self.sees_gradients
+        for name, needed in {"update": sees, "compute": self.by_epoch}.items():
+            if needed and getattr(type(self), name) is getattr(Observer, name):
+                raise TypeError(f"{type(self).__name__} must define {name}()")
+        super().__post_init__()
+
     def start(self) -> State:
         """Return an empty state. `Watch` adds ``state["calls"]``, the number of calls."""
         return {}
@@ -115,14 +122,14 @@ class Observer(Regularizer):
 
         It should read no numbers from the device, which may be busy. Recomputations are left out.
         """
-        raise NotImplementedError(f"{type(self).__name__} must define update(state, seen)")
+        raise NotImplementedError
 
     def compute(self, state: State) -> Any:
         """Return the result: numbers by name, or an object with ``scalars()``.
 
         The tensors of the state are on the CPU. It is called only after at least one call.
         """
-        raise NotImplementedError(f"{type(self).__name__} must define compute(state)")
+        raise NotImplementedError
 
     def merge(self, a: State, b: State) -> State:
         """Return the state of two ranks together: the sum of each number and tensor."""

@@ -114,7 +114,7 @@ class Regularizer:
 
         The number is an int, a 0-dim tensor, or None if it has no meaning.
         """
-        raise NotImplementedError(f"{self.label} must define apply(x, now)")
+        raise NotImplementedError
 
     def check(self, values: Mapping[str, float]) -> None:
         """Raise ValueError if fields contradict each other; `values` are the rates at one time."""
@@ -146,6 +146,8 @@ class Regularizer:
     def __post_init__(self) -> None:
         cls: Any = type(self)  # mypy takes no class as hashable
         check_fields(cls)
+        if cls.apply is Regularizer.apply and cls.bind is Regularizer.bind:
+            raise TypeError(f"{cls.__name__} must define apply(x, now)")
         check_axes(self)
         hints, ranges = hints_of(cls), _ranges_of(cls)
         if reserved := ranges.keys() & Now.__annotations__:

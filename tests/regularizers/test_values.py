@@ -224,14 +224,18 @@ def test_layouts_are_those_of_its_rank(cls, taken, refused, closest):
 # Classes of one's own -----------------------------------------------------------------------------
 
 
-def test_an_observer_must_define_its_methods():
+def test_a_class_must_define_its_methods():
+    @r.register(name="TestWithoutApply")
+    class WithoutApply(r.Regularizer):
+        p: r.Probability = 0.1
+
+    with pytest.raises(TypeError, match=r"WithoutApply must define apply\(x, now\)"):
+        WithoutApply()
+
     @r.register(name="TestWithoutCompute")
     class WithoutCompute(r.Observer):
-        def start(self):
-            return {}
-
         def update(self, state, seen):
             pass
 
-    with pytest.raises(NotImplementedError, match=r"WithoutCompute must define compute\(state\)"):
-        WithoutCompute().compute({})
+    with pytest.raises(TypeError, match=r"WithoutCompute must define compute\(\)"):
+        WithoutCompute()
