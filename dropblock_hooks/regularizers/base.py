@@ -146,8 +146,6 @@ class Regularizer:
     def __post_init__(self) -> None:
         cls: Any = type(self)  # mypy takes no class as hashable
         check_fields(cls)
-        if cls.apply is Regularizer.apply and cls.bind is Regularizer.bind:
-            raise TypeError(f"{cls.__name__} must define apply(x, now)")
         check_axes(self)
         hints, ranges = hints_of(cls), _ranges_of(cls)
         if reserved := ranges.keys() & Now.__annotations__:
@@ -165,6 +163,8 @@ class Regularizer:
                 raise TypeError(f"{name} takes no schedule; of a class of yours, annotate it Rate")
             elif hint is bool and not isinstance(value, bool):
                 raise TypeError(f"{name} must be True or False, got {shown(value)}")
+        if cls.apply is Regularizer.apply and cls.bind is Regularizer.bind:
+            raise TypeError(f"{cls.__name__} must define apply(x, now)")
         self.check(self.values(0.0))
 
     @property
