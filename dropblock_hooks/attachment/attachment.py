@@ -284,18 +284,20 @@ class Attachment:
                 training may have become longer: schedules without epochs of their own follow it.
             strict: False restores the sites whose key is the same, also with another schedule.
         """
-        check(state, self.sites, self._run, strict)
-        t = float(state["epoch"])
-        self._move(t, values_at(self.sites, t))
-        restore(state, self.sites, self._run)
+        saved = check(state, self.sites, self._run, strict)
+        self._move(saved.epoch, values_at(self.sites, saved.epoch))
+        restore(saved, self.sites, self._run)
 
     def scalars(self, prefix: str = "reg/") -> dict[str, float]:
-        """Rates, realized rates and observer values, by prefix, key and name."""
+        """Rates, realized rates of active sites and observer values, by prefix, key and name."""
         found: dict[str, Any] = {}
-        for row in self.report():
+        rows, windows = self.report(), [site.counter.window() for site in self.sites]
+        trained = any(window.trained or window.active for window in windows)
+        for row, window in zip(rows, windows, strict=True):
+            share = window.share() if trained else row.realized_rate  # no rate of an older epoch
             seen = row.observed or {}
             numbers = dict(seen if isinstance(seen, Mapping) else seen.scalars())
-            numbers |= {**row.values, "realized_rate": row.realized_rate}
+            numbers |= {**row.values, "realized_rate": share}
             found |= {f"{prefix}{row.site}/{name}": value for name, value in numbers.items()}
         return {tag: value for tag, value in found.items() if value is not None}
 

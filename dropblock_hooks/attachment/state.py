@@ -3,14 +3,25 @@
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+from ..checks import NON_NEGATIVE, as_number
 from ..sites.counter import Snapshot
 from ..sites.run import Run
 from ..sites.site import Site
 from ..warn import warn
 
 _VERSION = 3
+_ELEMENTS = {"affected": int, "total": int, "expected": float}
+
+
+class Saved(NamedTuple):
+    """A state that was read and fits; of each site the totals and the open window, by key."""
+
+    epoch: float
+    stepped: bool
+    forwards: int
+    counts: dict[str, tuple[Snapshot, Snapshot]]
 
 
 def save(sites: Sequence[Site], run: Run) -> dict[str, Any]:
@@ -35,11 +46,17 @@ def save(sites: Sequence[Site], run: Run) -> dict[str, Any]:
 
 
 def _elements(counts: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: counts[name] for name in ("affected", "total", "expected")}
+    return {name: number(counts[name]) for name, number in _ELEMENTS.items()}
 
 
-def check(state: Any, sites: Sequence[Site], run: Run, strict: bool) -> None:
-    """Raise ValueError for a state of other sites; warn of a state of none of these sites.
+def _counts(saved: Mapping[str, Any]) -> tuple[Snapshot, Snapshot]:
+    calls, active = int(saved["calls"]), int(saved["active_calls"])
+    window = Snapshot(**_elements(saved["window"]))
+    return Snapshot(trained=calls, active=active, **_elements(saved)), window
+
+
+def check(state: Any, sites: Sequence[Site], run: Run, strict: bool) -> Saved:
+    """Read a state, and change nothing; ValueError if it is damaged or, if `strict`, does not fit.
 
     A schedule that takes its length from the training is the same in a longer one.
     """
@@ -50,17 +67,24 @@ def check(state: Any, sites: Sequence[Site], run: Run, strict: bool) -> None:
             f"{version}"
         )
     here = {site.key: repr(site.regularizer) for site in sites}
-    there = {key: saved["regularizer"] for key, saved in state["sites"].items()}
+    try:
+        epoch = as_number("epoch", state["epoch"], allowed=NON_NEGATIVE)
+        epochs, forwards, stepped = int(state["epochs"]), int(state["forwards"]), state["stepped"]
+        there = {key: str(saved["regularizer"]) for key, saved in state["sites"].items()}
+        counts = {key: _counts(saved) for key, saved in state["sites"].items()}
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise ValueError(f"the state of the Attachment is damaged: {error!r}") from error
     different = []
     for key in here | there:
         theirs, ours = there.get(key, "none"), here.get(key, "none")
-        if theirs != ours and _timeless(theirs, state["epochs"]) != _timeless(ours, run.epochs):
+        if theirs != ours and _timeless(theirs, epochs) != _timeless(ours, run.epochs):
             different.append(f"  - {key}: the state has {theirs}, the model has {ours}")
     if strict and different:
         lines = "\n".join(different)
         raise ValueError(f"the state is of another spec (strict=False takes what fits):\n{lines}")
     if here and here.keys().isdisjoint(there):
         warn("the state has none of these sites, so only its epoch is restored")
+    return Saved(epoch, bool(stepped), forwards, counts)
 
 
 def _timeless(regularizer: str, epochs: int | None) -> str:
@@ -74,13 +98,11 @@ def _timeless(regularizer: str, epochs: int | None) -> str:
     return re.sub(r"epochs=([^,)]+)(, delay=([^,)]+))?", length, regularizer)
 
 
-def restore(state: Mapping[str, Any], sites: Sequence[Site], run: Run) -> None:
-    """Take over the counts of a checked state, and begin a new window."""
-    run.stepped = state["stepped"]
-    run.counter.restore(Snapshot(trained=state["forwards"]), Snapshot())
+def restore(saved: Saved, sites: Sequence[Site], run: Run) -> None:
+    """Take over the counts of a state, and begin a new window."""
+    run.stepped = saved.stepped
+    run.counter.restore(Snapshot(trained=saved.forwards), Snapshot())
     for site in sites:
-        if saved := state["sites"].get(site.key):
-            calls, active = saved["calls"], saved["active_calls"]
-            life = Snapshot(trained=calls, active=active, **_elements(saved))
-            site.counter.restore(life, Snapshot(**_elements(saved["window"])))
+        if site.key in saved.counts:
+            site.counter.restore(*saved.counts[site.key])
     run.looked, run.fresh = False, True

@@ -258,6 +258,44 @@ def test_the_state_is_read_without_pickled_code(net):
     attached.load_state_dict(torch.load(file, weights_only=True))
 
 
+WHOLE = {
+    "regularizer": "Dropout(p=0.1)",
+    "calls": 1,
+    "active_calls": 1,
+    "affected": 0,
+    "total": 0,
+    "expected": 0.0,
+    "window": {"affected": 0, "total": 0, "expected": 0.0},
+}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"sites": []},
+        {"sites": {"fc/Dropout": {"regularizer": "Dropout(p=0.1)"}}},
+        {"sites": {"fc/Dropout": {**WHOLE, "calls": "x"}}},
+        {"sites": {"fc/Dropout": {**WHOLE, "total": [1]}}},
+        {"sites": {"fc/Dropout": {**WHOLE, "window": {"affected": 0}}}},
+        {"sites": {"fc/Dropout": {**WHOLE, "affected": float("inf")}}},
+        {"epoch": -1.0},
+        {"epoch": float("inf")},
+        {"forwards": None},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_damaged_state_changes_nothing(net, damage, strict):
+    attached = attach(net, {"fc": Dropout(0.1)})
+    whole = {**attached.state_dict(), "epoch": 2.0, "sites": {"fc/Dropout": WHOLE}}
+    for state in ({**whole, **damage}, {name: whole[name] for name in whole.keys() - damage}):
+        with pytest.raises(ValueError, match="is damaged: "):
+            attached.load_state_dict(state, strict)
+        assert (attached.epoch, attached.sites[0].calls) == (0, 0)
+    attached.load_state_dict(whole)
+    assert (attached.epoch, attached.sites[0].calls) == (2, 1)
+
+
 def test_state_of_another_spec(net):
     attached = attach(net, {"layer1.*": Dropout2d(LinearSchedule(0.0, 0.1, epochs=9))})
     attached.step(5)

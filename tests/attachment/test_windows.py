@@ -116,6 +116,19 @@ def test_an_empty_window_shows_the_one_before_and_none_older():
     assert (site.realized_rate, site.total_realized_rate) == (0.0, 0.5)
 
 
+def test_a_site_that_is_not_active_has_no_realized_rate_in_the_scalars():
+    model = nn.Sequential(nn.Identity(), nn.Identity())
+    attached = attach(model, {"*": Dropout(1.0)})
+    tags = [f"reg/{name}/Dropout/realized_rate" for name in "01"]
+    model(torch.ones(10))
+    attached.step()
+    assert [attached.scalars().get(tag) for tag in tags] == [1.0, 1.0], "the epoch before"
+    model[1].eval()
+    with pytest.warns(HookWarning, match="never active"):
+        model(torch.ones(10))
+    assert [attached.scalars().get(tag) for tag in tags] == [1.0, None]
+
+
 def test_set_begins_a_window():
     call = model = nn.Sequential(nn.Identity(), nn.Identity())
     attached = attach(model, {"*": Dropout(0.3)})
