@@ -1,5 +1,6 @@
 """The state that the sites of an attachment share: time, switches, loss scale; and windows."""
 
+import copy
 import gc
 import weakref
 from collections.abc import Iterable, Mapping
@@ -71,10 +72,16 @@ class Run:
     shared: dict[str, Any] = field(default_factory=dict)  # the state that observers share
 
     def __getstate__(self) -> dict[str, Any]:
-        scaler = False if self.scaler is False else None  # a GradScaler is not saved or copied
+        scaler = False if self.scaler is False else None  # a GradScaler is not saved
         told = {*self.told, (".", "not_trained")}  # an average of the weights is never trained
         own: dict[str, Any] = {"scaler": scaler, "optimizers": [], "always": False}
         return {**self.__dict__, **own, "told": told}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Run":
+        copied = memo[id(self)] = Run()
+        # the copy is trained with the GradScaler of the training loop
+        vars(copied).update(copy.deepcopy(self.__getstate__(), memo), scaler=self.scaler)
+        return copied
 
     def check_installed(self) -> None:
         if not self.installed:
