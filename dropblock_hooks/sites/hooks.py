@@ -180,8 +180,8 @@ class SiteHook:
             return None if y is given[-1] else y
         value, index, x = self.pick(given)
         layer_input = x if self.at_input else args[0] if args else None
-        given_back = x is layer_input and not (self.at_input or isinstance(module, nn.Identity))
-        if given_back and site.regularizer.needs_input:
+        needs_input = site.regularizer.needs_input and not self.at_input
+        if needs_input and _gives_back(module, layer_input, x):
             raise site.error(
                 "the layer gives its input back, which it may have changed in place, and "
                 f"{site.regularizer.label} needs the unchanged input: work out of place there "
@@ -281,6 +281,14 @@ def _turn(regularizer: Regularizer) -> Turn:
     if regularizer.when == "after":
         return Turn.AFTER
     return Turn.BEFORE if regularizer.sees_values and not gradient else Turn.LAST
+
+
+def _gives_back(module: nn.Module, given: Any, output: Tensor) -> bool:
+    """Whether a layer returns the memory of its input; an ``nn.Identity`` may."""
+    if isinstance(module, nn.Identity) or not isinstance(given, Tensor):
+        return False
+    alias = torch._C._is_alias_of  # type: ignore[attr-defined]  # torch's
+    return output is given or (not is_compiling() and bool(alias(output, given)))
 
 
 def _why_not_called(model: nn.Module, name: str) -> tuple[str, str]:

@@ -205,14 +205,28 @@ class AddsInPlace(nn.Module):
         return x
 
 
+class GivesAView(AddsInPlace):
+    def forward(self, x):
+        return super().forward(x)[:]
+
+
 class WorksInPlaceInside(AddsInPlace):
     def forward(self, x):
         return torch.relu_(x + torch.relu_(self.conv(x)))
 
 
-@pytest.mark.parametrize("mode", ["train", "inference", "compiled"])
-def test_a_block_that_gives_its_input_back_changed_is_refused(mode):
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), AddsInPlace())
+@pytest.mark.parametrize(
+    ("mode", "block"),
+    [
+        ("train", AddsInPlace),
+        ("inference", AddsInPlace),
+        ("compiled", AddsInPlace),
+        ("train", GivesAView),
+        ("inference", GivesAView),
+    ],
+)
+def test_a_block_that_gives_its_input_back_changed_is_refused(mode, block):
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), block())
     attached = attach(model, {"1": StochasticDepth(0.5, active="always")})
     call = torch.compile(model, backend="eager", fullgraph=True) if mode == "compiled" else model
     x = torch.randn(2, 3, 8, 8)
