@@ -44,7 +44,7 @@ class Foreign(Regularizer):
     A module or a function in a spec means ``Foreign(module)``. Spec files cannot hold a `Foreign`.
     Each site has its own instance, in training mode. Schedules and floats in `kwargs` are set as
     attributes of the instance. The realized rate is the share of nonzero elements that became zero.
-    The state of the attachment does not hold buffers, and they are not moved to another device.
+    The state of the attachment does not hold buffers.
 
     Example:
         >>> spec = {"layer4": Foreign(nn.Dropout2d, p=LinearSchedule(0.0, 0.1, epochs=10))}
@@ -114,6 +114,8 @@ def _applied(target: Any, rates: list[str], x: Tensor, now: Now) -> Applied:
     """The result of a module, which is no child of the model, or of a function."""
     for name in rates:
         setattr(target, name, getattr(now, name))
+    if isinstance(target, nn.Module) and any(b.device != x.device for b in target.buffers()):
+        target.to(x.device)
     nonzero = x.detach() != 0  # before a call that may work in place
     y = target(x)
     if getattr(y, "shape", None) != x.shape:

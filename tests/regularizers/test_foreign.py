@@ -41,6 +41,21 @@ def test_it_acts_in_training_mode():
     assert (model.eval()(X) == 2).all()
 
 
+class AddsBuffer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("shift", torch.ones(4))
+
+    def forward(self, x):
+        return x + self.shift
+
+
+def test_buffers_follow_the_layer_to_another_device():
+    model = nn.Sequential(nn.Linear(4, 4, device="meta"))
+    attach(model, {"0": Foreign(AddsBuffer)})
+    assert model(torch.ones(2, 4, device="meta")).device.type == "meta"
+
+
 def test_a_bare_module_is_copied_and_a_function_taken_as_it_is():
     drop = nn.Dropout(1.0)
     seen = []
