@@ -207,7 +207,8 @@ class SiteHook:
             return self._act(module, *given) if site.acts(training) else None
         if not (training or site.is_on(False)):
             return None
-        if not (self.direct and isinstance(x, Tensor) and x.is_floating_point()):
+        dense = self.direct and isinstance(x, Tensor) and x.layout is torch.strided
+        if not (dense and x.is_floating_point()):
             return self._act(module, *given)
         y = operator.regularize(site, x, given[0][0] if given[0] else None, training)
         return None if y is x else y

@@ -21,7 +21,6 @@ from ..axes.view import View
 from ..checkpointing import NO_TASK, graph_task
 from ..functional.sparse import reusing
 from ..handles import define_operator, differentiate, find, is_exporting
-from .indexing import is_dense
 from .site import Site, act, may_get_grad, perform, refuse_tracing, regularize_grad, see, see_grad
 
 _SEEDS = 2**63 - 1
@@ -92,8 +91,6 @@ def regularize_op(x: Tensor, layer_input: Tensor | None, *rest: Any) -> tuple[Te
     row = torch.tensor([number, *rates], dtype=torch.float64, device="cpu")
     if site is None or site.regularizer.acts_on == "gradient":
         return _new(x, x), row
-    if not is_dense(x):
-        raise site.error(f"the output must be a dense tensor, got {x.layout}")
     draws: list[Any] = []
     with _seeded(seed, x.device), reusing(draws):
         given = x if layer_input is None else layer_input

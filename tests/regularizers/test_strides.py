@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import dropblock_hooks as r
-from dropblock_hooks.functional import sparse
+from dropblock_hooks import functional as f
 
 FORMATS = {
     "contiguous": lambda x: x,
@@ -37,7 +37,7 @@ def applied(regularizer, x):
 @pytest.mark.parametrize("size", SHAPES)
 @pytest.mark.parametrize("regularizer", REGULARIZERS, ids=repr)
 def test_strides(regularizer, size, dtype, monkeypatch):
-    monkeypatch.setattr(sparse, "LEAST", dict.fromkeys(sparse.LEAST, 10_000))
+    monkeypatch.setattr(f.sparse, "LEAST", dict.fromkeys(f.sparse.LEAST, 10_000))
     for form, lay in FORMATS.items():
         x = lay(torch.randn(SHAPES[size]).to(dtype))
         y = applied(regularizer, x)
