@@ -21,6 +21,10 @@ from ..sites.site import Site
 _SMALLEST_SCALE = 1.0  # a GradScaler below it is not recovering from its overflows
 _FEW = 4  # fewer layers have no depth
 _OF_BACKWARD = (Kind.NO_GRADIENT, Kind.VANISHING, Kind.EXPLODING)
+_TRAINED = (
+    "Earlier looks did not find it, so the training has made it: lower the learning rate, or clip "
+    "(ClipGradNorm)"
+)
 _CURES = {
     Kind.VANISHING: "Add shortcuts or normalization, or start with larger weights",
     Kind.EXPLODING: "Start with smaller weights, add normalization, or clip (ClipGradNorm)",
@@ -72,6 +76,7 @@ def new_alerts(
     if any(s.kept.calls or s.kept.grads or s.kept.bad_calls for s in sights):
         run.told -= before.keys() - found.keys()
         clock.alerts = found
+    clock.looks += statistics
     for sight in sights:
         sight.kept.forget(statistics)
     return _first_cause([found[key] for key in found if key not in before], sights)
@@ -132,14 +137,17 @@ def _judge(
     base: nn.Module, run: Run, sights: list[Sight], statistics: bool
 ) -> dict[tuple[str, str], Finding]:
     """The findings of all rules, by site and kind. Without `statistics`, their findings hold."""
-    before = Clock.of(run.shared).alerts
+    clock = Clock.of(run.shared)
+    before = clock.alerts
     by_rule = {kind: [s for s in sights if kind in s.dog.names] for kind in Kind}
     found = [*_nonfinite(run, by_rule[Kind.NONFINITE])]
     if found and any(kind == Kind.NONFINITE for _, kind in before):
         return before  # NaN comes from NaN
     if statistics:
         found += _along_depth(Kind.VANISHING, by_rule[Kind.VANISHING])
-        found += _along_depth(Kind.EXPLODING, by_rule[Kind.EXPLODING])
+        told = [each.cure for (_, kind), each in before.items() if kind == Kind.EXPLODING]
+        cure = told[0] if told else _TRAINED if clock.looks else ""
+        found += _along_depth(Kind.EXPLODING, by_rule[Kind.EXPLODING], cure)
         found += [each for sight in sights if sight.judged for each in _of_activation(sight)]
         found += _no_gradient(base, sights, by_rule[Kind.NO_GRADIENT])
     else:
@@ -210,7 +218,7 @@ def _of_forward(first: Sight, sights: Sequence[Sight]) -> Finding:
     return sight.finding(Kind.NONFINITE, text, cure)
 
 
-def _along_depth(kind: Kind, sights: list[Sight]) -> Iterator[Finding]:
+def _along_depth(kind: Kind, sights: list[Sight], cure: str = "") -> Iterator[Finding]:
     """Gradients that shrink, or grow, from the last layers to the first."""
     layers = [s for s in sights if s.kept.grads >= s.dog.min_calls and s.trained]
     if len(layers) < _FEW:
@@ -231,7 +239,7 @@ def _along_depth(kind: Kind, sights: list[Sight]) -> Iterator[Finding]:
             f"gradient norms of the first {end} of {len(layers)} layers are at {most} "
             f"{early:.3g}, and {late:.3g} at the last layers, up to '{layers[-1].site.name}'"
         )
-        yield layers[0].finding(kind, text)
+        yield layers[0].finding(kind, text, cure)
 
 
 def _of_activation(sight: Sight) -> Iterator[Finding]:

@@ -132,6 +132,7 @@ class Clock:
 
     time: int = 0  # the number of calls and gradients that all sites have seen: it orders them
     forwards: int = 0  # the training forwards since attaching
+    looks: int = 0  # how often statistics were judged
     alerts: dict[tuple[str, str], Any] = field(default_factory=dict)  # by site and rule
 
     @classmethod

@@ -84,6 +84,21 @@ def test_each_rule_fires_and_is_silent_on_a_healthy_net(make, expected):
     assert found_in(healthy, rule) == []
 
 
+@pytest.mark.parametrize(
+    ("grows_at", "cure"), [(0, "Start with smaller weights"), (12, "lower the learning rate")]
+)
+def test_the_cure_of_exploding_gradients_is_chosen_by_what_was_seen(grows_at, cure):
+    torch.manual_seed(0)
+    model, found = plain_net(12, nn.ReLU), []
+    with watch(model, "exploding", every=12, action=found.append):
+        for step in range(25):
+            if step == grows_at:
+                torch._foreach_mul_([p.data for p in model.parameters()], 8.0)
+            model(torch.randn(8, 16)).sum().backward()
+    assert len(found) == 1
+    assert cure in found[0].cure
+
+
 def test_dead_channels_of_tokens_are_told_and_positions_of_zeros_are_not():
     model = nn.Sequential(nn.Linear(16, 40), nn.GELU(), nn.Linear(40, 3))
     x = torch.randn(8, 6, 16)
