@@ -18,7 +18,16 @@ The map:
 ``functional``              the equations, as pure functions of tensors
 `Regularizer`, `register`   one class, one file: a regularizer of your own
 
-The ``__init__`` of each folder has a map of its modules, and CONTRIBUTING.md the map of all.
+The ``__init__`` of each folder has a map of its modules. All folders use these modules:
+
+``findings``       what is wrong: its kind, severity, text and cure; told once, or raised
+``tables``         tables of text: names shortened, equal rows in one line
+``warn``           a warning at the line of the user's code
+``quoting``        how names and values stand in messages
+``checks``         the types and ranges of arguments, and the closest known names
+``registry``       the names of classes in specs
+``checkpointing``  whether a forward is a recomputation, which is not counted
+``compiling``      what torch.compile needs: operators, handles for them, compiling anew
 """
 
 from . import functional, plots, presets

@@ -7,8 +7,8 @@ from torch import nn
 
 from .attachment.attachment import Attachment
 from .attachment.place import install, place, site_keys
+from .compiling import forget_compiled
 from .findings import Finding, Kind, Severity, tell
-from .handles import forget_compiled
 from .planning.builtin import find_doubled
 from .planning.plan import plan_placements
 from .selectors.wrappers import find_module, submodule, unwrap

@@ -1,4 +1,7 @@
-"""Activation checkpointing: forwards that run again, inside a backward."""
+"""Activation checkpointing: forwards that run again, inside a backward.
+
+`Site.enter` does not count them. A site draws the same mask again.
+"""
 
 import sys
 from types import FrameType

@@ -3,8 +3,8 @@
 attachment   `Attachment`: the handle and its operations
 lookup       sites found by key, selector or class; their rates, captures and proposed bounds
 place        a spec on a model: its targets and all of its faults; the hooks, all or none
-report       the table of the sites, also over several processes
-checks       faults of sites, of the training and between processes, and when they are told
+report       the rows of the sites, also over several processes; ``tables`` prints them
+checks       when sites, training and processes are searched for faults, and these told
 watchdog     what a `Watchdog` has seen: its rules, and the first cause
 state        ``state_dict`` and its loading
 """

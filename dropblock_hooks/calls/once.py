@@ -11,7 +11,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from ..attach import attachments
 from ..attachment.place import install, place
 from ..checkpointing import NO_TASK, graph_task
-from ..handles import as_written
+from ..compiling import as_written
 from ..observers.capture import Capture
 from ..quoting import kind_of, quote
 from ..sites.hooks import ObserveHook

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
-from ..handles import as_written
+from ..compiling import as_written
 from ..quoting import described, quote
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]

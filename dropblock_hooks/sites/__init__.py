@@ -4,10 +4,11 @@ The class of a hook decides everything about its kind of target.
 
 updates           regularizes gradients once per optimizer step, also by their common norm
 held              the hooks of parameters and rates
-hooks             the hooks of layers and observers
+hooks             the hooks of layers and observers, and why a site did nothing
 operator          operators through which compiled code runs a regularizer, and its backward
-site              `Site`: a regularizer on a layer, its state and its calls
+site              `Site`: a regularizer on a layer, its state and its calls, which it counts
 counter           `Counter`: totals that only grow, and windows of them; histograms of norms
-run               `Run`: the time, the switches and the loss scale of an attachment; its windows
+run               `Run`: the time and the switches of an attachment, and its windows; the loss
+                  scale, and the search for a GradScaler that nobody gave
 indexing          tensors inside the inputs and outputs of a layer
 """

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 
 from ..checkpointing import NO_TASK, graph_task
+from ..compiling import is_exporting
 from ..findings import Finding, Kind, Severity, tell
-from ..handles import is_exporting
 from ..regularizers.base import Regularizer
 from ..regularizers.foreign import RATES, Retune, in_place_of, is_read, rate_attribute
 from ..selectors.index import Target

@@ -15,8 +15,8 @@ from torch._C._dynamo.eval_frame import set_eval_frame
 from torch.compiler import is_compiling, is_dynamo_compiling
 
 from ..checkpointing import NO_TASK, graph_task
+from ..compiling import TOO_OLD, is_exporting, refuse_version
 from ..findings import Finding, Kind, Severity
-from ..handles import TOO_OLD, is_exporting, refuse_version
 from ..observers.base import Observer
 from ..regularizers.base import Regularizer
 from ..selectors.index import Target

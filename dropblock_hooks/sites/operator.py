@@ -19,8 +19,8 @@ from torch import Tensor
 
 from ..axes.view import View
 from ..checkpointing import NO_TASK, graph_task
+from ..compiling import define_operator, differentiate, find, is_exporting
 from ..functional.sparse import reusing
-from ..handles import define_operator, differentiate, find, is_exporting
 from .site import Site, act, may_get_grad, perform, refuse_tracing, regularize_grad, see, see_grad
 
 _SEEDS = 2**63 - 1

@@ -14,7 +14,7 @@ from ..axes.facts import Facts
 from ..axes.reader import Reader
 from ..axes.view import CHANNELS_FIRST, View
 from ..checkpointing import NO_TASK, graph_task, tell_lost_random_state
-from ..handles import is_exporting, new_handle
+from ..compiling import is_exporting, new_handle
 from ..observers.base import Seen, Watch
 from ..regularizers.base import Now, Regularizer
 from ..regularizers.dropout import DropsShare
