@@ -34,6 +34,7 @@ class Kind(_Described):
     SPEC = "spec", "the spec cannot work on this model, or is likely not meant"
     DROPPED_TWICE = "dropped_twice", "the same values are dropped by two droppers"
     LOSES_SAMPLES = "loses_samples", "whole samples are dropped and no shortcut keeps them"
+    RECOMPILES = "recompiles", "compiled code holds a moving rate as a constant"
     NO_PASS = "no_pass", "the dry run of the forward failed"
 
     # sites

@@ -208,6 +208,10 @@ def _run(
             findings.append(found(Kind.SPEC, Severity.ERROR, text=errors[site.key]))
         elif fault is not None and fault.kind in (Kind.NEVER_CALLED, Kind.NEVER_ACTIVE):
             findings.append(replace(fault, severity=Severity.WARNING))
+        if hook.holds_rate and site.moves:
+            text = "torch.compile reads the rate as a constant and compiles again for each value"
+            cure = "Use a StepSchedule of few values"
+            findings.append(found(Kind.RECOMPILES, Severity.NOTE, text=text, cure=cure))
         nodes = [node for _, node in tensors if node is not None]
         if loses and not all(passes_around(outputs, sources, node) for node in nodes):
             text = "it loses the whole sample, since no shortcut runs around the layer"

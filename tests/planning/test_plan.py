@@ -18,6 +18,7 @@ from dropblock_hooks import (
     GaussianNoise,
     HookWarning,
     LinearSchedule,
+    Retune,
     SpecError,
     StochasticDepth,
     attach,
@@ -366,3 +367,10 @@ def test_a_block_as_large_as_the_map_is_reported(block_size, mark):
     attached = attach(net, spec)
     net(x)
     assert f"7x7 ({mark})" in str(attached.report())
+
+
+def test_a_rate_that_compiled_code_holds_is_noted_if_it_moves():
+    model = nn.Sequential(nn.Dropout(0.5), nn.AlphaDropout(0.5), nn.AlphaDropout(0.5))
+    ramp = LinearSchedule(0.1, 0.3, epochs=3)
+    planned = plan(model, {"[01]": Retune(ramp), "2": Retune(0.2)}, torch.ones(2, 3))
+    assert found(planned, "recompiles").sites == ("1/Retune",)
