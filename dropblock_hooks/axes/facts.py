@@ -17,6 +17,7 @@ _REORDER = re.compile(r"Permute|Transpose|Rearrange")
 _ATTENTION = re.compile(r"Att(entio)?n")
 _SEQUENCES = re.compile(r"RNN|LSTM|GRU|MultiheadAttention|Transformer\w*")
 _PREFIX = re.compile(r"(cls|class|dist|distillation|reg|register)_token")
+_NORM_LAST = re.compile(r"(Layer|RMS|Rms)Norm")
 _WIDTH = re.compile(r"(in|out)_(channels|features)|num_(features|channels)|embedding_dim")
 
 
@@ -30,6 +31,7 @@ class Facts:
     widths: tuple[int, ...] = ()  # the numbers of channels of these layers
     stage: int | None = None  # the channels of the feature stage that it ends
     heads: int | None = None  # of the attention that it is, or belongs to
+    norms_last: bool = False  # whether the model has norms of channels that are last
     batched: int = 0  # how many axes a batch has, if the layer takes a single sample too
     samples_second: str = ""  # the class of a layer of the model with ``batch_first=False``
     prefixes: tuple[int, ...] = (0,)  # how many class and register tokens there may be
@@ -45,6 +47,8 @@ class ModelFacts:
         second = (type(m).__name__ for m in modules if getattr(m, "batch_first", None) is False)
         self._samples_second = next(second, "")
         self._prefixes = tuple(sorted({0, *map(_prefix, modules)}))
+        norms = [m for m in modules if _NORM_LAST.search(type(m).__name__)]
+        self._norms_last = any(kind_of(norm) != FIRST for norm in norms)
 
     def of(self, target: Target, at: str) -> Facts:
         """The facts of the output, or the input, of a layer."""
@@ -61,6 +65,7 @@ class ModelFacts:
             widths=widths,
             stage=self._stages.get(target.name) if at == "output" else None,
             heads=next((number for number in heads if isinstance(number, int)), None),
+            norms_last=self._norms_last,
             batched=_batched(module),
             samples_second=self._samples_second,
             prefixes=self._prefixes,

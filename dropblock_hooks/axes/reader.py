@@ -147,7 +147,8 @@ class Reader:
         elif not side and not facts.inside:
             side = FIRST  # torch's own order, if no layer of the model has another
         elif not side and facts.inside == FIRST and shape[1] in facts.widths:
-            side = "" if seen == UNTOLD and shape[-1] in facts.widths else FIRST
+            permutes = facts.norms_last or seen == UNTOLD  # code around these layers, likely
+            side = "" if permutes and shape[-1] in facts.widths else FIRST
         elif not side and facts.inside == LAST and shape[-1] in facts.widths:
             side = "" if shape[1] in facts.widths else LAST
         if side in (FIRST, LAST):

@@ -179,6 +179,19 @@ def test_what_is_refused(case):
         run(copy.deepcopy(model), spec, torch.randn(shape))
 
 
+def test_maps_that_code_may_have_turned_are_refused_without_a_graph():
+    class Last(nn.Sequential):
+        def forward(self, x):
+            return super().forward(x).permute(0, 2, 3, 1)
+
+    model, x = nn.Sequential(Last(nn.Conv2d(3, 6, 1)), nn.LayerNorm(6)), torch.randn(2, 3, 6, 6)
+    attached = attach(model, {"0": DropBlock2d(0.1, 3)})
+    with torch.no_grad(), pytest.raises(SiteError, match="can't tell the channels"):
+        model.train()(x)
+    model(x)
+    assert attached.sites[0].layout == "NHWC"
+
+
 def test_tokens_are_a_map_of_the_models_grid():
     y, (site,) = run(Tokens(), {"blocks.1": DropBlock2d(0.3, 3)}, torch.randn(16, 3, 8, 12))
     assert site.reader.last == View("NLC", (4, 6), 1)
