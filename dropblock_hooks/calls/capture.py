@@ -11,7 +11,7 @@ from ..planning.dry_run import arguments_of
 from ..quoting import listed
 from ..selectors.select import Select
 from ..selectors.wrappers import unwrap
-from .once import Once, call_once, main_tensor
+from .once import Once, call_once, main_tensor, one_of
 
 
 def capture(
@@ -65,7 +65,7 @@ def capture(
         ValueError: if `layers` is empty, or `target` is given without `gradients`.
         TypeError: if the output, or the result of `target`, is no tensor.
     """
-    target = target or loss
+    target = one_of(target, "loss", loss)
     if target is not None and not gradients:
         raise ValueError("target (or loss) needs gradients=True")
     if isinstance(layers, list | tuple):

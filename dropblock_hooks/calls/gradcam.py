@@ -202,7 +202,13 @@ def _has_places(shape: Any) -> bool:
 def _scores(output: Any, target: Any, images: int) -> tuple[Tensor, Tensor | None]:
     """The scores whose sum is explained, and the class of each image; none of a function."""
     if callable(target):
-        return main_tensor(output, target), None
+        scores = main_tensor(output, target)
+        if scores.shape not in ((), (1,), (images,)):
+            raise ValueError(
+                f"target must return a score for each of {images} images, or their sum, got shape "
+                f"{tuple(scores.shape)}"
+            )
+        return scores, None
     output = main_tensor(output)
     if output.ndim != 2 or len(output) != images:
         raise ValueError(
@@ -210,9 +216,14 @@ def _scores(output: Any, target: Any, images: int) -> tuple[Tensor, Tensor | Non
             "images: give a function as target that makes a score for each image, such as "
             "target=lambda output: output[:, 3].flatten(1).mean(1)"
         )
-    classes = output.argmax(1) if target is None else torch.as_tensor(target, device=output.device)
+    try:
+        given = output.argmax(1) if target is None else target
+        classes = torch.as_tensor(given, device=output.device)
+    except (TypeError, ValueError, RuntimeError):  # no numbers
+        classes = output  # refused below
     last = output.shape[1] - 1
-    fits = not classes.is_floating_point() and classes.shape in ((), (images,))
+    integers = not classes.is_floating_point() and classes.dtype is not torch.bool
+    fits = integers and classes.shape in ((), (images,))
     if not fits or bool(((classes < 0) | (classes > last)).any()):
         raise ValueError(
             f"target must be a class in 0..{last}, one for each of {images} images, or a function "

@@ -12,7 +12,7 @@ from ..planning.dry_run import arguments_of
 from ..quoting import listed
 from ..selectors.wrappers import unwrap
 from ..warn import warn
-from .once import evaluation, main_tensor, summary
+from .once import evaluation, main_tensor, one_of, summary
 
 
 class Sampled(NamedTuple):
@@ -87,7 +87,7 @@ def sample(
             "paused attachment draw none"
         )
     args, kwargs = arguments_of(x)
-    pick, before = target or transform, sum(site.calls for site in acting)
+    pick, before = one_of(target, "transform", transform), sum(site.calls for site in acting)
     with evaluation(model), torch.no_grad():
         outputs = [main_tensor(model(*args, **kwargs), pick).clone() for _ in range(n)]
         samples = torch.stack(outputs)

@@ -154,6 +154,8 @@ def test_the_loss_of_the_output(net, x):
         capture(model, x, "net.head", gradients=True, loss=lambda y: 1)
     with pytest.raises(ValueError, match=r"target \(or loss\) needs gradients=True"):
         capture(model, x, "net.head", loss=lambda y: y)
+    with pytest.raises(TypeError, match="loss is another name of target: give one of them"):
+        capture(model, x, "net.head", gradients=True, loss=torch.sum, target=torch.sum)
 
 
 def test_no_gradient_tells_why(net, x):

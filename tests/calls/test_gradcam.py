@@ -315,7 +315,9 @@ def test_bad_values(net, x, options, message):
         gradcam(net, **{"x": x, **options})
 
 
-@pytest.mark.parametrize("target", [5, [0, 1, -1], [0, 1], 1.0], ids=repr)
+@pytest.mark.parametrize(
+    "target", [5, [0, 1, -1], [0, 1], 1.0, True, "cat", [0, None, 1]], ids=repr
+)
 def test_what_is_no_class_of_each_image(net, x, target):
     with pytest.raises(ValueError, match="target must be a class in 0..4, one for each of 3 image"):
         gradcam(net, x, target=target)
@@ -324,6 +326,8 @@ def test_what_is_no_class_of_each_image(net, x, target):
 def test_a_function_that_gives_no_score(net, x):
     with pytest.raises(TypeError, match="no tensor but int"):
         gradcam(net, x, target=lambda y: 3)
+    with pytest.raises(ValueError, match=r"a score for each of 3 images, .* got shape \(3, 5\)"):
+        gradcam(net, x, target=lambda y: y)
     with pytest.raises(ValueError, match="does not reach the scores"):
         gradcam(net, x, "layer2", target=lambda y: y.detach().amax(1))
 

@@ -162,6 +162,8 @@ def test_an_output_that_is_no_tensor(wrap, pick, said):
     for name in ("transform", "target"):
         assert sample(model, x, n=2, **{name: pick}).samples.shape == (2, 2, 3)
     assert model.training
+    with pytest.raises(TypeError, match="transform is another name of target"):
+        sample(model, x, transform=pick, target=pick)
 
 
 @pytest.mark.parametrize(
