@@ -91,7 +91,11 @@ def _model(name: str) -> nn.Module:
     if ":" in name:
         make = _imported(name)
     else:
-        timm = _imported("timm")
+        try:
+            import timm
+        except ImportError as error:
+            message = "models come from timm: pip install 'dropblock-hooks[timm]'"
+            raise ValueError(message) from error
         if not timm.is_model(name):
             hint = closest(name, timm.list_models())
             raise ValueError(f"unknown model {quote(name)}{hint}; yours is package.module:factory")

@@ -104,8 +104,11 @@ def overlay(cam_map: Any, image: Any, ax: Any = None, *, title: str = "Grad-CAM"
 
 
 def new_figure(**options: Any) -> Any:
-    from matplotlib.figure import Figure  # which pyplot does not know
-
+    try:
+        from matplotlib.figure import Figure  # which pyplot does not know
+    except ImportError as error:
+        message = "pictures need matplotlib: pip install 'dropblock-hooks[plot]'"
+        raise ImportError(message) from error
     return Figure(layout="constrained", **options)
 
 

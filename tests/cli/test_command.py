@@ -47,6 +47,15 @@ def test_layers(capsys):
     assert (code, out.splitlines()[2].split()[:3]) == (0, ["fc", "Linear", "1x1000"])
 
 
+def test_without_timm(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "timm", None)
+    code, _, err = run(capsys, "layers", "resnet18")
+    assert (code, err) == (
+        1,
+        "dropblock-hooks: models come from timm: pip install 'dropblock-hooks[timm]'\n",
+    )
+
+
 FAILS = {
     "layers resnet81": "unknown model 'resnet81' (closest: ",
     "layers resnet18 layr4": "layer4",

@@ -54,5 +54,5 @@ def test_bad_input(cam_map, image, message):
 
 def test_without_matplotlib(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ImportError, match="matplotlib"):
+    with pytest.raises(ImportError, match=r"pip install 'dropblock-hooks\[plot\]'"):
         overlay(MAP, IMAGE)
