@@ -25,7 +25,8 @@ def shown(value: Any) -> str:
     if isinstance(value, str):
         with contextlib.suppress(ValueError):
             number = float(value)
-            hint = f"; that is text, write {int(number) if value.strip().isdigit() else number}"
+            if number - number == 0.0:  # it is finite
+                hint = f"; that is text, write {int(number) if value.strip().isdigit() else number}"
     return f"{quote(value, 100)} ({kind_of(value)}{hint})"
 
 
