@@ -4,7 +4,7 @@ attachment   `Attachment`: the handle and its operations
 lookup       sites found by key, selector or class; their rates, captures and proposed bounds
 place        a spec on a model: its targets and all of its faults; the hooks, all or none
 report       the rows of the sites, also over several processes; ``tables`` prints them
-checks       when sites, training and processes are searched for faults, and these told
-watchdog     what a `Watchdog` has seen: its rules, and the first cause
+faults       when sites, training and processes are searched for faults, and these told
+alerts       judges the numbers of all `Watchdog` sites together: the findings, the first cause
 state        ``state_dict`` and its loading
 """

@@ -19,11 +19,11 @@ from ..sites.run import Run, checked_scaler, world_size
 from ..sites.site import Site
 from ..sites.updates import checked_optimizers, use_optimizers
 from ..tables import Table, counted
-from .checks import compare, faults_before, find_faults, not_stepped, tell_equal_seeds
+from .alerts import alerts_now, new_alerts, tell_alerts
+from .faults import compare, faults_before, find_faults, not_stepped, tell_equal_seeds
 from .lookup import Suggestion, Which, captures, find, suggestions, values_at, with_rates
 from .report import SiteRow, readings, site_table, summed
 from .state import check, restore, save
-from .watchdog import alerts_now, new_alerts, tell_alerts
 
 
 class Attachment:

@@ -23,7 +23,7 @@ from ..sites.run import Run
 from ..sites.site import Site
 from ..spec.spec import Draft, Entry, SpecError
 from .attachment import Attachment
-from .checks import ModelHook
+from .faults import ModelHook
 
 _REMOVE = "call its remove(), or run `from dropblock_hooks import detach_all; detach_all(model)`"
 _IN_ONE_LIST = "put them in one list, or allow it with Select(..., compose=True)"

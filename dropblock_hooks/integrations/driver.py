@@ -8,7 +8,7 @@ from torch import nn
 
 from ..attach import attach
 from ..attachment.attachment import Attachment
-from ..attachment.checks import tell_faults
+from ..attachment.faults import tell_faults
 from ..checks import check_option
 from ..warn import warn
 

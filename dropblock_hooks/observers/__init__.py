@@ -3,5 +3,6 @@
 base      `Observer`: three methods; `Watch`: the states of a site
 stats     `ActivationStats`, `GradientStats`, `WeightStats`, and the sums of values that they keep
 capture   `Capture`: keeps activations and gradients
-watchdog  `Watchdog`: names the first layer where something goes wrong; the state of its sites
+watchdog  `Watchdog`: the names and limits of its rules, and the numbers of its sites, which
+          ``attachment.alerts`` judges
 """

@@ -6,5 +6,5 @@ dropout     Dropout, Dropout1d, Dropout2d, Dropout3d, DropPath, StochasticDepth,
 gradients   ClampGrad, ClipGradNorm, ScaleGrad, ZeroGrad, GradNoise, DropGrad2d; and of parameters
             only: AdaptiveClipGrad, CentralizeGrad
 foreign     Foreign: modules and functions of other libraries as regularizers; Retune: another rate
-            for a layer that already drops; what such a layer drops
+            for a layer that already drops; what it drops, and whether other code reads its rate
 """

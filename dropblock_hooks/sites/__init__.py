@@ -6,7 +6,8 @@ updates           regularizes gradients once per optimizer step, also by their c
 held              the hooks of parameters and rates
 hooks             the hooks of layers and observers, and why a site did nothing
 operator          operators through which compiled code runs a regularizer, and its backward
-site              `Site`: a regularizer on a layer, its state and its calls, which it counts
+site              `Site`: a regularizer on a layer, its state, and its calls, which it counts
+                  unless a checkpoint recomputes them
 counter           `Counter`: totals that only grow, and windows of them; histograms of norms
 run               `Run`: the time and the switches of an attachment, and its windows; the loss
                   scale, and the search for a GradScaler that nobody gave

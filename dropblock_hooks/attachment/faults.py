@@ -25,8 +25,8 @@ from ..sites.run import Run, Window, windows, world_size
 from ..sites.site import Site
 from ..tables import counted
 from ..warn import warn
+from .alerts import new_alerts, tell_alerts
 from .report import gathered
-from .watchdog import new_alerts, tell_alerts
 
 _made: WeakSet[ModelHook] = WeakSet()  # of all attachments; copies are not in it
 _EVALUATIONS = 2  # after which a training that nobody steps is reported
