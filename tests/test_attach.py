@@ -172,7 +172,7 @@ def test_a_frozen_parameter(net, hook_count):
 
 def test_live_attachment_of_the_same_class(net, hook_count):
     attached = attach(net, {"layer1.*": Dropout2d(0.1)})
-    refused(net, hook_count, {"layer1.0": Dropout2d(0.2)}, "layer1.0:", "live")
+    refused(net, hook_count, {"layer1.0": Dropout2d(0.2)}, "layer1.0:", "live", "compose=True")
     attach(net, {"layer1.0": DropPath(0.1)})
     again = attach(net, {Select("layer1.0", compose=True): Dropout2d(0.2)})
     assert len(attachments(net)) == 3

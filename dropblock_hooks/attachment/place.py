@@ -26,7 +26,7 @@ from .attachment import Attachment
 from .faults import ModelHook
 
 _REMOVE = "call its remove(), or run `from dropblock_hooks import detach_all; detach_all(model)`"
-_IN_ONE_LIST = "put them in one list, or allow it with Select(..., compose=True)"
+_COMPOSED = ", or allow it with Select(..., compose=True)"
 _HOOKS = (RetuneHook, ObserveHook, SiteHook)  # the first one that takes a regularizer is used
 
 
@@ -110,8 +110,13 @@ def _faults(placements: list[Placement]) -> list[str]:
             twice = other.label == mine.label and local == p.target.local
             if one_rate or (twice and not composed and entry != p.position[0]):
                 about = f"{where} and {p.where}: {other.label} and {mine.label} can't both be on"
-                cure = "a layer has one rate" if one_rate else _IN_ONE_LIST
-                found[about, _REMOVE if entry < 0 else cure].append(p.target.name)
+                if entry < 0:
+                    cure = _REMOVE if one_rate else _REMOVE + _COMPOSED
+                else:
+                    cure = (
+                        "a layer has one rate" if one_rate else f"put them in one list{_COMPOSED}"
+                    )
+                found[about, cure].append(p.target.name)
                 break
         there[module].append((mine, p.target.local, p.where, p.position[0]))
     return [f"{about} {listed(names, 3)}: {why}" for (about, why), names in found.items()]
