@@ -1,4 +1,4 @@
-"""``Watchdog``: its sites keep numbers, which ``attachment.watchdog`` judges together."""
+"""``Watchdog``: its sites keep numbers, which ``attachment.alerts`` judges together."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
