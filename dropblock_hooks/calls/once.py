@@ -79,10 +79,12 @@ def main_tensor(output: Any, pick: Callable[[Any], Any] | None = None) -> Tensor
         found = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
         if isinstance(found, Tensor):
             return found
-    keys = f" with {quote(list(output))}" if isinstance(output, Mapping) else ""
+    first, keys = 0, ""
+    if isinstance(output, Mapping):
+        first, keys = next(iter(output), 0), f" with {quote(list(output))}"
     raise TypeError(
         f"the output is no tensor but {kind_of(output)}{keys}: pick one by a function, as in "
-        "target=lambda output: output['scores']"
+        f"target=lambda output: output[{first!r}]"
     )
 
 
