@@ -209,12 +209,13 @@ def _scores(output: Any, target: Any, images: int) -> tuple[Tensor, Tensor | Non
                 f"{tuple(scores.shape)}"
             )
         return scores, None
-    output = main_tensor(output)
+    whole, output = output, main_tensor(output)
     if output.ndim != 2 or len(output) != images:
+        inside = "" if whole is output else '["out"]' if "out" in whole else ".logits"
         raise ValueError(
             f"the output must be (images, classes), got shape {tuple(output.shape)} for {images} "
             "images: give a function as target that makes a score for each image, such as "
-            "target=lambda output: output[:, 3].flatten(1).mean(1)"
+            f"target=lambda output: output{inside}[:, 3].flatten(1).mean(1)"
         )
     try:
         given = output.argmax(1) if target is None else target

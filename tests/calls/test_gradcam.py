@@ -118,6 +118,8 @@ def test_segmentation_explains_the_layer_before_the_map_of_classes():
     model, x = Segments(), torch.randn(2, 3, 16, 12)
     cam = gradcam(model, x, target=lambda y: y["out"][:, 2].mean((1, 2)))
     assert cam.layer == "body"
+    with pytest.raises(ValueError, match=r'target=lambda output: output\["out"\]\[:, 3\]'):
+        gradcam(model, x)
 
 
 def test_frozen_parameters_and_a_callers_modes(net, x):
