@@ -78,8 +78,8 @@ def _regularizers(options: argparse.Namespace) -> str:
     if name not in known:
         raise ValueError(f"unknown class {quote(name)}{closest(name, known)}")
     parameters = inspect.signature(known[name]).parameters.values()
-    arguments = ", ".join(str(p.replace(annotation=p.empty)) for p in parameters)
-    return f"{fill(f'{name}({arguments})', terminal_width())}\n\n{inspect.getdoc(known[name])}"
+    arguments = inspect.Signature([p.replace(annotation=p.empty) for p in parameters])
+    return f"{fill(f'{name}{arguments}', terminal_width())}\n\n{inspect.getdoc(known[name])}"
 
 
 def _kind(cls: Any) -> str:

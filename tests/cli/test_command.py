@@ -135,6 +135,7 @@ def test_regularizers(capsys, own_registry):
     code, out, _ = run(capsys, "regularizers", "DropBlock1d")
     assert code == 0
     assert out.startswith("DropBlock1d(p=0.1, block_size=7, calibration='exact', ")
+    assert "share_channels=False, *," in out
     assert inspect.getdoc(DropBlock1d) in out
 
 
