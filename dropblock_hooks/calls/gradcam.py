@@ -211,7 +211,7 @@ def _scores(output: Any, target: Any, images: int) -> tuple[Tensor, Tensor | Non
         return scores, None
     whole, output = output, main_tensor(output)
     if output.ndim != 2 or len(output) != images:
-        inside = "" if whole is output else '["out"]' if "out" in whole else ".logits"
+        inside = "" if whole is output else ".logits" if hasattr(whole, "logits") else '["out"]'
         raise ValueError(
             f"the output must be (images, classes), got shape {tuple(output.shape)} for {images} "
             "images: give a function as target that makes a score for each image, such as "

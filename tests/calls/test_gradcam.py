@@ -1,5 +1,7 @@
 """Grad-CAM on small models: its formulas, what it leaves as it was, and what it refuses."""
 
+import types
+
 import pytest
 import torch
 from torch import nn
@@ -340,3 +342,12 @@ def test_models_without_a_map(x):
         gradcam(model, x)
     with pytest.raises(TypeError, match="model must be a torch.nn.Module"):
         gradcam("resnet18", x)
+
+
+def test_an_output_object_with_a_map_of_logits_is_told(x):
+    class Segments(nn.Conv2d):
+        def forward(self, x):
+            return types.SimpleNamespace(logits=super().forward(x))
+
+    with pytest.raises(ValueError, match=r"target=lambda output: output\.logits\[:, 3\]"):
+        gradcam(nn.Sequential(nn.Conv2d(3, 4, 3), Segments(4, 5, 1)), x)
