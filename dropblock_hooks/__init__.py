@@ -26,7 +26,7 @@ The ``__init__`` of each folder has a map of its modules. All folders use these 
 ``quoting``        how names and values stand in messages
 ``checks``         the types and ranges of arguments, and the closest known names
 ``registry``       the names of classes in specs
-``checkpointing``  the backward that runs now: a forward in it is a recomputation
+``checkpointing``  ``graph_task()``, the backward that runs now: a forward in it is a recomputation
 ``compiling``      what torch.compile needs: operators, handles for them, compiling anew
 """
 

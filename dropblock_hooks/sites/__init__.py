@@ -4,7 +4,7 @@ The class of a hook decides everything about its kind of target.
 
 updates           regularizes gradients once per optimizer step, also by their common norm
 held              the hooks of parameters and rates
-hooks             the hooks of layers and observers, and why a site did nothing
+hooks             the hooks of layers and observers, their order, and why a site did nothing
 operator          operators through which compiled code runs a regularizer, and its backward
 site              `Site`: a regularizer on a layer, its state, and its calls, which it counts
                   unless a checkpoint recomputes them
