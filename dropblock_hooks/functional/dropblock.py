@@ -64,7 +64,7 @@ def gamma_of(
 
 
 # what torch.compiler.assume_constant_result sets; that function imports the compiler
-gamma_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
+gamma_of._dynamo_marked_constant = True  # type: ignore[attr-defined]  # on a function
 
 
 @functools.lru_cache(maxsize=4096)

@@ -269,7 +269,7 @@ class _Drop(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, scale: float | None, places: Any, drawn: Tensor) -> Tensor:
         ctx.scale, ctx.places = scale, places
         ctx.save_for_backward(drawn)
-        return places.drop(x, scale, drawn)  # type: ignore[no-any-return]
+        return places.drop(x, scale, drawn)  # type: ignore[no-any-return]  # `places` is Any
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:

@@ -127,7 +127,7 @@ class Regularize(Callback, TrainerDriver):  # type: ignore[misc]  # of a skipped
             return {}
         state: dict[str, Any] = {"attached": attached, "within_epoch": self._within_epoch}
         if self._keeps_random:
-            on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+            on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch's
             gpu = torch.cuda.get_rng_state() if on_gpu else None
             state["random"] = {"cpu": torch.get_rng_state(), "cuda": gpu}
         return state
