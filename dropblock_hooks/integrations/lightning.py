@@ -60,16 +60,36 @@ class Regularize(Callback, TrainerDriver):  # type: ignore[misc]  # of a skipped
         TrainerDriver.__init__(self, spec, unit, root=root, strict=strict)
         self.log_every_n_steps, self.epochs = log_every_n_steps, epochs
         self.fractions, self.rng_state = fractions, rng_state
-        self._within_epoch = self._keeps_random = False
+        self._within_epoch = self._keeps_random = self._is_set_up = False
         self._checkpoint: Mapping[str, Any] = {}
 
     @property
     def state_key(self) -> str:
-        """The name of the state in a checkpoint. Each of several callbacks needs its own."""
-        return str(self._generate_state_key(unit=self.unit, root=self.root))
+        """The name of the state in a checkpoint; before setup, another one for each callback.
+
+        So `setup` can refuse a second callback, before Lightning does, with a clearer error.
+        """
+        others = {} if self._is_set_up else {"callback": id(self)}
+        return str(self._generate_state_key(unit=self.unit, root=self.root, **others))
 
     def setup(self, trainer: Any, module: Any, stage: str) -> None:
-        """Forget the state that an earlier run loaded, and warn of a search without callbacks."""
+        """Forget the state that an earlier run loaded, and warn of a search without callbacks.
+
+        Raises:
+            ValueError: if the trainer has another callback with the same unit and root.
+        """
+        self._is_set_up = True
+        same = [
+            each
+            for each in trainer.callbacks
+            if isinstance(each, Regularize) and (each.unit, each.root) == (self.unit, self.root)
+        ]
+        if len(same) > 1:
+            raise ValueError(
+                f"the Trainer has {len(same)} Regularize callbacks with unit={self.unit!r} and "
+                f"root={self.root!r}, whose states could not be told apart in a checkpoint: "
+                "put all entries into the spec of one callback"
+            )
         self._checkpoint, self._max_epochs = {}, trainer.max_epochs  # which others may change later
         self._keeps_random = self.rng_state and trainer.world_size == 1
         kinds = {kind.__name__ for each in trainer.callbacks for kind in type(each).__mro__}

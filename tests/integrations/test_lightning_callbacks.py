@@ -63,8 +63,10 @@ def test_the_search_for_a_learning_rate_is_named(pl, tmp_path):  # noqa: F811
 
 
 def test_two_callbacks(pl):  # noqa: F811
-    with pytest.raises(RuntimeError, match=r"state_key. must be unique"):
-        trainer(pl, Regularize(drop()), Regularize(drop()))
+    net, callbacks = module(pl), [Regularize(drop()), Regularize({"model.0": ClampGrad(1.0)})]
+    with pytest.raises(ValueError, match=r"2 Regularize .*put all entries into the spec of one"):
+        trainer(pl, *callbacks).fit(net, in_order())
+    assert hook_count(net) == 0
     first = Regularize({"1": drop()["model.1"]}, root="model")
     second = Regularize({"model.0": ClampGrad(1.0)})
     trainer(pl, first, second).fit(module(pl), in_order())
