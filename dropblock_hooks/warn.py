@@ -8,8 +8,11 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
+import torch
+
 _FOLDERS = [
     os.path.dirname(os.path.abspath(__file__)),
+    os.path.dirname(os.path.dirname(os.path.abspath(torch.__file__))),  # where packages may be, too
     *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")),
 ]
 _NOT_THE_USERS = ("<frozen", *(folder + os.sep for folder in _FOLDERS))

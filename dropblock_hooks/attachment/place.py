@@ -171,7 +171,7 @@ def _nested(placements: list[Placement]) -> list[str]:
     entries = ", ".join(dict.fromkeys(layers[each] for each in inner))
     names = listed([name for _, name in inner], 3)
     return [
-        f"{entries}: {len(inner)} layers lie inside others that have the same class "
+        f"{entries}: some layers lie inside others that have the same class "
         f"({names}), which applies again in each. In a selector, ** takes the layers "
         "inside too, * only one level"
     ]
