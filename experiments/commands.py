@@ -187,14 +187,23 @@ def mixed_versions(folders: Sequence[tuple[str, RunFolder]]) -> str:
     return f"**Runs were made with different versions:** {'; '.join(mixed)}." if mixed else ""
 
 
-def searched(study: Study, found: Sequence[Found], path: Path) -> str:
-    """Write the choices of a search beside the study; return what to print."""
+def searched(study: Study, found: Sequence[Found], folder: Path) -> str:
+    """Write the choices of a search beside the study, and all candidates into a folder.
+
+    Returns:
+        What to print.
+    """
     chosen: Mapping[str, Any] = {each.condition: each.best for each in found if each.best}
-    lines = [f"# The choices of a search, by the validation set. `{path.name}` reads this file."]
+    lines = [
+        f"# The choices of a search, by the validation set. {study.path.name} reads this file."
+    ]
     lines += [f"# {each.condition}: {each.runs} runs; {each.sentence}" for each in found]
     text = "\n".join(lines) + "\n" + yaml.safe_dump(chosen, sort_keys=False, allow_unicode=True)
-    target = path.with_name(f"{path.stem}.chosen.yaml")
+    target = study.path.with_name(f"{study.name}.chosen.yaml")
     write_whole(target, text.encode())
+    if rows := [each.table.assign(condition=each.condition) for each in found if each.runs]:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / "search.csv", pd.concat(rows).to_csv(index=False).encode())
     tables = [
         f"{each.condition}: {each.sentence}\n{each.table.to_string(index=False)}" for each in found
     ]

@@ -47,7 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
         from experiments.commands import searched
         from experiments.search import search
 
-        print(searched(study, search(study, pool, run_all), options.study))
+        print(searched(study, search(study, pool, run_all), folder))
         return 0
     begin_report(study, folder)
     names, folders = zip(*folders_of(study, pool), strict=True)

@@ -1,5 +1,6 @@
 """The search: the same candidates after a stop, equal budgets, and what can't be searched."""
 
+import pandas as pd
 import pytest
 import yaml
 
@@ -182,6 +183,10 @@ def test_the_command_searches_and_the_study_takes_the_choice(write, command, fol
     chosen = yaml.safe_load((folder / "study.chosen.yaml").read_text())
     assert chosen["Dropout2d"]["rate"] in (0.2, 0.6)
     assert "none: there is nothing to search" in out
+    table = pd.read_csv(folder / "runs/study/search.csv")
+    assert [*zip(table["condition"], table["n"], strict=True)] == [("Dropout2d", 2)] * 2
+    assert sorted(table["rate"]) == [0.2, 0.6]
+    assert table["mean"].is_monotonic_decreasing
     results = [RunFolder(folder / "runs/runs", run).result() for _, run in read_study(path).runs()]
     assert results == [None, None]  # those of the study are still to be made
     status, _, err = command("ablate.py", path)
