@@ -47,8 +47,9 @@ def test_a_decorator_that_was_forgotten():
     class Plain(r.Regularizer):
         q: r.Rate = 0.1
 
-    with pytest.raises(TypeError, match="Plain has fields .q.: put @register above it"):
-        Plain()
+    for arguments in ({}, {"q": 0.2}):
+        with pytest.raises(TypeError, match="Plain has fields .q.: put @register above it"):
+            Plain(**arguments)
 
 
 def test_a_schedule_for_what_is_no_rate():

@@ -13,7 +13,7 @@ import yaml
 from torch import nn
 
 from ..findings import Finding, Kind, Severity
-from ..quoting import label, shorten, shown
+from ..quoting import label, quote, shorten, shown
 from ..regularizers.base import Regularizer
 from ..selectors.select import Select, Selector
 from ..tables import counted
@@ -165,7 +165,7 @@ class Draft:
                     self._read((str(i), "1"), *item)
                 else:
                     forms = "(selector, regularizers) or {select: ..., apply: ...}"
-                    self._note((str(i),), f"an entry of a list is {forms}, got {shown(item)}")
+                    self._note((str(i),), f"an entry of a list is {forms}, got {quote(item, 100)}")
         else:
             problem = f"a spec is a mapping from selectors to regularizers, got {shown(data)}"
             self.problems.append(problem)
