@@ -47,5 +47,6 @@ def kind_of(value: Any) -> str:
 
 
 def described(error: BaseException) -> str:
-    message = shorten(" ".join(str(error).split()))
+    told = "; ".join([str(error), *getattr(error, "__notes__", [])])
+    message = shorten(" ".join(told.split()))
     return f"{kind_of(error)}: {message}" if message else kind_of(error)

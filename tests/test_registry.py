@@ -43,6 +43,62 @@ def test_one_class_is_all_it_takes():
     assert repr(Fade(Saw())) == "Fade(p=Saw(top=1.0))"
 
 
+@r.register
+class Narrow(r.Regularizer):
+    """Works on three features alone, and drops with a count."""
+
+    p: r.Probability = 0.5
+    idle_at_zero = True
+
+    def apply(self, x, now):
+        dropped = torch.rand(len(x), 3) < now.p
+        return x * ~dropped, dropped.sum()
+
+
+@r.register
+class Ratio(r.Observer):
+    """One over the sum of the first feature."""
+
+    def start(self):
+        return {"sum": torch.zeros(())}
+
+    def update(self, state, seen):
+        state["sum"] += seen.tensor[0, 2]
+
+    def compute(self, state):
+        return {"ratio": 1 / int(state["sum"])}
+
+
+def test_errors_of_own_classes_name_their_site():
+    model = nn.Sequential(nn.Flatten())
+    attached = r.attach(model, {"0": Narrow(0.1)})
+    with pytest.raises(RuntimeError, match="The size of tensor") as caught:
+        model(torch.ones(2, 5))
+    assert caught.value.__notes__ == ["0/Narrow on Flatten '0': its regularizer raised this error"]
+    attached.remove()
+    assert "its regularizer raised" in str(r.plan(model, {"0": Narrow(0.1)}, torch.ones(2, 5)))
+    attached = r.attach(model, {"0": Ratio()})
+    with pytest.raises(IndexError) as caught:
+        model(torch.ones(2, 1))
+    assert caught.value.__notes__ == ["0/Ratio on Flatten '0': its observer raised this error"]
+    model(torch.zeros(2, 3))
+    for read in (attached.report, attached.scalars):
+        with pytest.raises(r.SiteError, match="0/Ratio on Flatten .*compute raised ZeroDivision"):
+            read()
+
+
+def test_a_rate_of_0_is_realized_in_own_classes():
+    model = nn.Sequential(nn.Flatten())
+    attached = r.attach(model, {"0": Narrow(r.StepSchedule({0: 0.5, 1: 0.0}))})
+    seen = []
+    for epoch in range(3):
+        attached.step(epoch)
+        model(torch.ones(100, 3))
+        seen.append(attached.sites[0].realized_rate)
+    assert 0.3 < seen[0] < 0.7
+    assert seen[1:] == [0.0, 0.0]
+
+
 def test_a_decorator_that_was_forgotten():
     class Plain(r.Regularizer):
         q: r.Rate = 0.1

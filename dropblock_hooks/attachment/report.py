@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 from torch import distributed
 
 from ..observers.base import Observer
+from ..quoting import described
 from ..registry import stated_fields, text
 from ..regularizers.base import Regularizer
 from ..sites.counter import Counter
@@ -117,8 +118,15 @@ def _site_row(site: Site, have: Readings) -> SiteRow:
         block_size=block,
         clipped=is_clipped(block, item),
         aliases=site.aliases,
-        observed=site.watch.observer.compute(state) if site.watch and state else None,
+        observed=_result(site, state) if site.watch and state else None,
     )
+
+
+def _result(site: Site, state: Any) -> Any:
+    try:
+        return site.bound.observer.compute(state)
+    except Exception as error:  # of an observer that somebody else wrote
+        raise site.error(f"compute raised {described(error)}") from error
 
 
 def is_clipped(block: tuple[int, ...] | None, regularizer: Regularizer) -> bool:

@@ -110,7 +110,7 @@ class Site:
 
     @property
     def layout(self) -> str | None:
-        """The axes of the tensors seen last, ``"NHWC"`` say; None before the first call."""
+        """The axes of the last tensor, ``"NHWC"`` say; None before the first eager call."""
         form = self.reader.last
         return None if form is None or self.at == "attribute" else form.layout
 
@@ -179,7 +179,7 @@ class Site:
         """Count a call at rate 0, in which nothing is run; not one that ``always()`` adds."""
         if graph_task() == NO_TASK and (training or self.always):
             self.counter.active += 1
-            if isinstance(self.regularizer, DropsShare):
+            if isinstance(self.regularizer, DropsShare) or self.counter.total:
                 self.counter.total += elements
 
     def acts(self, training: bool) -> bool:
@@ -256,6 +256,9 @@ def perform(
             raise ValueError(f"must keep the shape {tuple(inner.shape)}, got {tuple(y.shape)}")
     except (TypeError, ValueError) as error:
         raise site.error(error) from error
+    except Exception as error:
+        error.add_note(str(site.error("its regularizer raised this error")))
+        raise
     if counts:
         size = None if regularizer.spatial is None else inner.shape[2:]
         known = affected if isinstance(affected, int) or has_data(affected) else None
@@ -319,6 +322,9 @@ def _update(site: Site, seen: Seen) -> int:
         return int(site.bound.update(seen))
     except (TypeError, ValueError) as error:
         raise site.error(error) from error
+    except Exception as error:
+        error.add_note(str(site.error("its observer raised this error")))
+        raise
 
 
 def has_data(x: Any) -> bool:
