@@ -121,12 +121,11 @@ def api_pages(groups):
         table += f"\n## {module.__name__}\n\n[{len(names)} functions]({folder}/index.md)\n"
     table += "\n## dropblock_hooks.integrations\n"
     for path in sorted((ROOT / "dropblock_hooks" / "integrations").glob("[a-z]*.py")):
-        if path.stem != "driver":
-            uri, names = f"integrations/{path.stem}.md", defined(path)
-            title = f"{', '.join(names)} ({path.stem})"
-            table += f"\n- [{path.stem}]({uri}): {', '.join(names)}"
-            module = f"dropblock_hooks.integrations.{path.stem}"
-            yield f"api/{uri}", PAGE.format(title=title, tags=names, boost=4, path=module)
+        uri, names = f"integrations/{path.stem}.md", defined(path)
+        title = f"{', '.join(names)} ({path.stem})"
+        table += f"\n- [{path.stem}]({uri}): {', '.join(names)}"
+        module = f"dropblock_hooks.integrations.{path.stem}"
+        yield f"api/{uri}", PAGE.format(title=title, tags=names, boost=4, path=module)
     yield "api/index.md", table + "\n"
 
 
