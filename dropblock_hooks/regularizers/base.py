@@ -8,7 +8,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Any, ClassVar, Literal, Self, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 from torch import Tensor, nn
 
@@ -143,12 +143,9 @@ class Regularizer:
             cls.linear = vars(cls).get("linear", False)
             cls.idle_at_zero = vars(cls).get("idle_at_zero", False)
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        check_fields(cls)
-        return super().__new__(cls)
-
     def __post_init__(self) -> None:
         cls: Any = type(self)  # mypy takes no class as hashable
+        check_fields(cls)
         check_axes(self)
         hints, ranges = hints_of(cls), _ranges_of(cls)
         if reserved := ranges.keys() & Now.__annotations__:
