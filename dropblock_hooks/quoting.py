@@ -46,7 +46,13 @@ def kind_of(value: Any) -> str:
     return type(value).__name__
 
 
+def add_note(error: Exception, note: object) -> None:
+    """Put a text below the message of an error, once."""
+    if str(note) not in getattr(error, "__notes__", ()):
+        error.add_note(str(note))
+
+
 def described(error: BaseException) -> str:
-    told = "; ".join([str(error), *getattr(error, "__notes__", [])])
+    told = "; ".join(filter(None, [str(error), *getattr(error, "__notes__", [])]))
     message = shorten(" ".join(told.split()))
     return f"{kind_of(error)}: {message}" if message else kind_of(error)

@@ -12,7 +12,7 @@ import torch
 
 _FOLDERS = [
     os.path.dirname(os.path.abspath(__file__)),
-    os.path.dirname(os.path.dirname(os.path.abspath(torch.__file__))),  # where packages may be, too
+    os.path.dirname(os.path.abspath(torch.__file__)),  # which may lie elsewhere
     *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")),
 ]
 _NOT_THE_USERS = ("<frozen", *(folder + os.sep for folder in _FOLDERS))

@@ -202,7 +202,6 @@ def searched(study: Study, found: Sequence[Found], folder: Path) -> str:
     target = study.path.with_name(f"{study.name}.chosen.yaml")
     write_whole(target, text.encode())
     if rows := [each.table.assign(condition=each.condition) for each in found if each.runs]:
-        folder.mkdir(parents=True, exist_ok=True)
         write_whole(folder / "search.csv", pd.concat(rows).to_csv(index=False).encode())
     tables = [
         f"{each.condition}: {each.sentence}\n{each.table.to_string(index=False)}" for each in found

@@ -150,7 +150,7 @@ def read_study(
         OSError: if the file can't be read.
     """
     plain = _read_yaml(path)
-    chosen_path = path.with_name(f"{path.stem}.chosen.yaml")
+    chosen_path = path.resolve().with_name(f"{path.stem}.chosen.yaml")
     chosen = _read_yaml(chosen_path) if chosen_path.exists() else {}
     try:
         file = StudyFile.model_validate(plain)

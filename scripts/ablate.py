@@ -43,13 +43,13 @@ def main(arguments: list[str] | None = None) -> int:
     fit(study)
     pool, folder = options.out / "runs", options.out / study.name
     run_all = run_all_with(options, study)
+    begin_report(study, folder)
     if options.search:
         from experiments.commands import searched
         from experiments.search import search
 
         print(searched(study, search(study, pool, run_all), folder))
         return 0
-    begin_report(study, folder)
     names, folders = zip(*folders_of(study, pool), strict=True)
     run_all(folders, names)
     return report(study, folder, pool)

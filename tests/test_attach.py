@@ -215,7 +215,9 @@ def test_none_that_clears_nothing_is_told(net):
 
 
 def test_nested_sites_are_told(net):
-    with pytest.warns(HookWarning, match="some layers lie inside others .* applies again in each"):
+    with pytest.warns(
+        HookWarning, match="Dropout is also on layers inside its layers .* applies again in each"
+    ):
         attach(net, {"layer1.**": Dropout(0.1)})
 
 

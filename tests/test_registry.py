@@ -57,7 +57,7 @@ class Narrow(r.Regularizer):
 
 @r.register
 class Ratio(r.Observer):
-    """One over the sum of the first feature."""
+    """One over the sum of the third feature."""
 
     def start(self):
         return {"sum": torch.zeros(())}
@@ -74,13 +74,13 @@ def test_errors_of_own_classes_name_their_site():
     attached = r.attach(model, {"0": Narrow(0.1)})
     with pytest.raises(RuntimeError, match="The size of tensor") as caught:
         model(torch.ones(2, 5))
-    assert caught.value.__notes__ == ["0/Narrow on Flatten '0': its regularizer raised this error"]
+    assert caught.value.__notes__ == ["0/Narrow on Flatten '0': the error comes from this site"]
     attached.remove()
-    assert "its regularizer raised" in str(r.plan(model, {"0": Narrow(0.1)}, torch.ones(2, 5)))
+    assert "comes from this site" in str(r.plan(model, {"0": Narrow(0.1)}, torch.ones(2, 5)))
     attached = r.attach(model, {"0": Ratio()})
     with pytest.raises(IndexError) as caught:
         model(torch.ones(2, 1))
-    assert caught.value.__notes__ == ["0/Ratio on Flatten '0': its observer raised this error"]
+    assert caught.value.__notes__ == ["0/Ratio on Flatten '0': the error comes from this site"]
     model(torch.zeros(2, 3))
     for read in (attached.report, attached.scalars):
         with pytest.raises(r.SiteError, match="0/Ratio on Flatten .*compute raised ZeroDivision"):

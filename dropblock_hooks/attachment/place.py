@@ -169,11 +169,11 @@ def _nested(placements: list[Placement]) -> list[str]:
     if not inner:
         return []
     entries = ", ".join(dict.fromkeys(layers[each] for each in inner))
+    kinds = ", ".join(dict.fromkeys(kind for kind, _ in inner))
     names = listed([name for _, name in inner], 3)
     return [
-        f"{entries}: some layers lie inside others that have the same class "
-        f"({names}), which applies again in each. In a selector, ** takes the layers "
-        "inside too, * only one level"
+        f"{entries}: {kinds} is also on layers inside its layers ({names}), and applies again in "
+        "each. In a selector, ** takes the layers inside too, * only one level"
     ]
 
 

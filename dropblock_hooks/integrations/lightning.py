@@ -65,12 +65,12 @@ class Regularize(Callback, TrainerDriver):  # type: ignore[misc]  # of a skipped
 
     @property
     def state_key(self) -> str:
-        """The name of the state in a checkpoint; before setup, another one for each callback.
+        """The name of the state in a checkpoint; before `setup` with a number of the callback.
 
-        So `setup` can refuse a second callback, before Lightning does, with a clearer error.
+        So it is `setup` that refuses a second callback, with a clearer error than Lightning's.
         """
-        others = {} if self._is_set_up else {"callback": id(self)}
-        return str(self._generate_state_key(unit=self.unit, root=self.root, **others))
+        key = str(self._generate_state_key(unit=self.unit, root=self.root))
+        return key if self._is_set_up else f"{key}#{id(self)}"
 
     def setup(self, trainer: Any, module: Any, stage: str) -> None:
         """Forget the state that an earlier run loaded, and warn of a search without callbacks.
@@ -79,14 +79,10 @@ class Regularize(Callback, TrainerDriver):  # type: ignore[misc]  # of a skipped
             ValueError: if the trainer has another callback with the same unit and root.
         """
         self._is_set_up = True
-        same = [
-            each
-            for each in trainer.callbacks
-            if isinstance(each, Regularize) and (each.unit, each.root) == (self.unit, self.root)
-        ]
-        if len(same) > 1:
+        keys = [each.state_key.partition("#")[0] for each in trainer.callbacks]
+        if (count := keys.count(self.state_key)) > 1:
             raise ValueError(
-                f"the Trainer has {len(same)} Regularize callbacks with unit={self.unit!r} and "
+                f"the Trainer has {count} Regularize callbacks with unit={self.unit!r} and "
                 f"root={self.root!r}, whose states could not be told apart in a checkpoint: "
                 "put all entries into the spec of one callback"
             )

@@ -16,6 +16,7 @@ from ..axes.view import CHANNELS_FIRST, View
 from ..checkpointing import NO_TASK, graph_task, tell_lost_random_state
 from ..compiling import is_exporting, new_handle
 from ..observers.base import Seen, Watch
+from ..quoting import add_note
 from ..regularizers.base import Now, Regularizer
 from ..regularizers.dropout import DropsShare
 from ..schedules import is_moving
@@ -179,7 +180,7 @@ class Site:
         """Count a call at rate 0, in which nothing is run; not one that ``always()`` adds."""
         if graph_task() == NO_TASK and (training or self.always):
             self.counter.active += 1
-            if isinstance(self.regularizer, DropsShare) or self.counter.total:
+            if isinstance(self.regularizer, DropsShare) or self.counter.total:  # it counts them
                 self.counter.total += elements
 
     def acts(self, training: bool) -> bool:
@@ -257,7 +258,7 @@ def perform(
     except (TypeError, ValueError) as error:
         raise site.error(error) from error
     except Exception as error:
-        error.add_note(str(site.error("its regularizer raised this error")))
+        add_note(error, site.error("the error comes from this site"))
         raise
     if counts:
         size = None if regularizer.spatial is None else inner.shape[2:]
@@ -323,7 +324,7 @@ def _update(site: Site, seen: Seen) -> int:
     except (TypeError, ValueError) as error:
         raise site.error(error) from error
     except Exception as error:
-        error.add_note(str(site.error("its observer raised this error")))
+        add_note(error, site.error("the error comes from this site"))
         raise
 
 

@@ -18,6 +18,7 @@ from experiments.overhead import layers, peers, timing
 from experiments.overhead.memory import saved_bytes
 from experiments.overhead.peers import PEERS, nominal, realized
 from experiments.report import read_report
+from experiments.search import check
 from experiments.study import fit, read_study
 from experiments.train import train
 from tests.cases import rest_slow
@@ -45,10 +46,14 @@ def test_help(command, script):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["quick", "resnet", "inception"])
-def test_a_committed_study_fits(name):
-    study = read_study(ROOT / f"experiments/configs/{name}.yaml", {"data_args.train_images": 100})
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "experiments/configs").glob("*.yaml")), ids=lambda path: path.stem
+)
+def test_a_committed_study_fits(path):
+    study = read_study(path, {"data_args.train_images": 100})
     fit(study)
+    if study.file.search:
+        check(study)
 
 
 def test_a_report_of_nothing(command, folder):

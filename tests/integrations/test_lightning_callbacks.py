@@ -63,10 +63,13 @@ def test_the_search_for_a_learning_rate_is_named(pl, tmp_path):  # noqa: F811
 
 
 def test_two_callbacks(pl):  # noqa: F811
-    net, callbacks = module(pl), [Regularize(drop()), Regularize({"model.0": ClampGrad(1.0)})]
+    class Own(Regularize):
+        """Another class has another state."""
+
+    clamp = {"model.0": ClampGrad(1.0)}
     with pytest.raises(ValueError, match=r"2 Regularize .*put all entries into the spec of one"):
-        trainer(pl, *callbacks).fit(net, in_order())
-    assert hook_count(net) == 0
+        trainer(pl, Regularize(drop()), Regularize(clamp)).fit(module(pl), in_order())
+    trainer(pl, Regularize(drop()), Own(clamp)).fit(module(pl), in_order())
     first = Regularize({"1": drop()["model.1"]}, root="model")
     second = Regularize({"model.0": ClampGrad(1.0)})
     trainer(pl, first, second).fit(module(pl), in_order())
