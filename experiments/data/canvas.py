@@ -5,14 +5,14 @@ each other, and patches cut from enlarged digits of any class. Where things meet
 pixel counts. So the evidence for the class is there three times. This follows the cluttered digits
 of Mnih et al. 2014, "Recurrent models of visual attention", which have one digit in an image.
 
-No digit is in two splits. A third of each class is the test, the same for all seeds; the seed of a
-run draws training and validation from the rest.
+No digit is in two splits. A third of each class is for the tests, the same for all seeds. The seed
+of a run draws training and validation from the rest, and all images.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 
 import numpy as np
 import torch
@@ -36,7 +36,7 @@ Numbers = NDArray[np.int64]
 
 
 def canvas(seed: int, train_images: int = 2000, validation: float = 0.0) -> Data:
-    """Images to train on, made by the seed; the four tests are the same for all seeds.
+    """Images to train on and four tests, all made by the seed.
 
     The tests are clean, occluded (each image three times, with another of its digits hidden),
     noisy, and clutter (other patches).
@@ -63,20 +63,21 @@ def canvas(seed: int, train_images: int = 2000, validation: float = 0.0) -> Data
     parts = compose("validation", digits["validation"], held, seed) if held else None
     return Data(
         Tensors(train[order], labels[order]),
-        _tests(),
+        _tests(seed),
         None if parts is None else Tensors(*parts[:2]),
         classes=CLASSES,
     )
 
 
-@cache
-def _tests() -> dict[str, Tensors]:
-    images, labels, boxes = clean_canvases()
-    noisy = tests_of(images.float().mul(1 / 255), labels, list(range(len(labels))), noise=0.25)
+@lru_cache(maxsize=1)
+def _tests(seed: int) -> dict[str, Tensors]:
+    images, labels, boxes = clean_canvases(seed)
+    numbers = [seed * TEST_IMAGES + number for number in range(TEST_IMAGES)]
+    noisy = tests_of(images.float().mul(1 / 255), labels, numbers, noise=0.25)
     digits = split_digits(0, 0.0)["test"]
     cluttered = torch.empty_like(images)
     for number, shown in enumerate(boxes):
-        generator = own_generator(0, f"canvas/other clutter/{number}")
+        generator = own_generator(seed, f"canvas/other clutter/{number}")
         patches = _draw_clutter(digits, OTHER_CLUTTER, generator)
         cluttered[number, 0] = torch.from_numpy(_paint(shown, patches))
     hidden = occluded(images, torch.from_numpy(boxes[:, :, 1:]))
@@ -88,10 +89,9 @@ def _tests() -> dict[str, Tensors]:
     }
 
 
-@cache
-def clean_canvases() -> tuple[Tensor, Tensor, Numbers]:
-    """The 1,000 images of the test, their labels, and their digits with top, left and side."""
-    return compose("test", split_digits(0, 0.0)["test"], TEST_IMAGES)
+def clean_canvases(seed: int = 0) -> tuple[Tensor, Tensor, Numbers]:
+    """The 1,000 images of a test, their labels, and their digits with top, left and side."""
+    return compose("test", split_digits(0, 0.0)["test"], TEST_IMAGES, seed)
 
 
 _scikit_digits = cache(load_digits)
