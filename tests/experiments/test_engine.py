@@ -96,9 +96,10 @@ def test_a_folder_of_another_study_is_refused(write, command, folder):
     before = (folder / "runs/study/report.md").read_text()
     (folder / "other").mkdir()
     other = write("other/study.yaml", question="Another one?")
-    status, _, err = command("ablate.py", other)
-    assert status == 2
-    assert f"has the report of {folder / 'study.yaml'}: rename" in err
+    for more in ([], ["--search"]):
+        status, _, err = command("ablate.py", other, *more)
+        assert status == 2
+        assert f"has the report of {folder / 'study.yaml'}: rename" in err
     assert (folder / "runs/study/report.md").read_text() == before
     (folder / "study.yaml").unlink()  # as if the project had moved
     status, _, err = command("ablate.py", other)
