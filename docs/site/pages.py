@@ -76,11 +76,12 @@ def linked(path, text):
 
 
 def on_files(files, config):
-    """Add the pages, and the pictures that they show; expand ``folder/*`` in the navigation."""
+    """Add the pages, the pictures and tables of the experiments, and expand ``folder/*``."""
     for source in sorted(path for pattern in OUTSIDE for path in ROOT.glob(pattern)):
         path, text = source.relative_to(ROOT).as_posix(), source.read_text(encoding="utf-8")
         files.append(File.generated(config, place(path), content=linked(path, text)))
-    for source in (ROOT / "CITATION.cff", *ROOT.glob("experiments/**/*.png")):
+    shown = [*ROOT.glob("experiments/**/*.png"), *ROOT.glob("experiments/results/*/*.csv")]
+    for source in (ROOT / "CITATION.cff", *shown):
         path = source.relative_to(ROOT).as_posix()
         files.append(File.generated(config, path, abs_src_path=str(source)))
     for uri, text in (
