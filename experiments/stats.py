@@ -79,8 +79,8 @@ def compare(frame: pd.DataFrame, study: Study) -> pd.DataFrame:
     """All comparisons on all tests, one row each, the primary ones marked.
 
     Columns: a, b, test, primary, n, difference (a minus b, in points), sd (of the differences),
-    low and high (the simultaneous interval), margin, word, p (of the paired t-test) and holm (p
-    corrected over the primary comparisons after Holm).
+    low and high (the simultaneous interval), margin, word, and p (of the paired t-test, not
+    corrected for the number of comparisons).
     """
     primary = study.file.primary or dict.fromkeys(tests_in(frame)[:1], 1.0)
     scale, sign = scale_of(frame), 1 if study.file.higher_is_better else -1
@@ -96,11 +96,7 @@ def compare(frame: pd.DataFrame, study: Study) -> pd.DataFrame:
             row |= {"low": low, "high": high, "sd": pd.Series(differences).std()}
             row |= {"margin": margin, "word": word(sign * low, sign * high, margin)}
             rows.append({**row, "p": p_value(differences)})
-    table = pd.DataFrame(rows)
-    if len(table):
-        table["holm"] = np.nan
-        table.loc[table["primary"], "holm"] = holm(table.loc[table["primary"], "p"].to_numpy())
-    return table
+    return pd.DataFrame(rows)
 
 
 def paired(frame: pd.DataFrame, a: str, b: str, test: str) -> np.ndarray:
@@ -162,18 +158,3 @@ def p_value(differences: np.ndarray) -> float:
     if sd == 0:
         return 1.0 if mean == 0 else 0.0
     return float(2 * stats.t.sf(abs(mean) / (sd / np.sqrt(n)), n - 1))
-
-
-def holm(p: np.ndarray) -> np.ndarray:
-    """Values of p, corrected after Holm; those that are NaN stay so.
-
-    Example:
-        >>> holm(np.array([0.01, 0.04])).tolist()
-        [0.02, 0.04]
-    """
-    known = ~np.isnan(p)
-    order = np.argsort(p[known])
-    raised = np.maximum.accumulate(p[known][order] * np.arange(known.sum(), 0, -1))
-    corrected = p.copy()
-    corrected[known] = np.minimum(raised, 1.0)[np.argsort(order)]
-    return corrected

@@ -34,6 +34,8 @@ from dropblock_hooks import (
     attach,
 )
 
+pytestmark = pytest.mark.filterwarnings("ignore:Synchronization debug mode")  # of torch, once
+
 SHAPES = {1: (2, 4, 9), 2: (2, 4, 9, 9), 3: (2, 4, 5, 5, 5)}
 DEVICES = [
     "meta",

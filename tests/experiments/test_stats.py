@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from experiments.stats import compare, holm, interval, p_value, word
+from experiments.stats import compare, interval, p_value, word
 from tests.cases import rest_slow
 
 
@@ -63,22 +63,6 @@ def test_few_or_equal_values():
     assert p_value(np.ones(3)) == 0.0
 
 
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
-@settings(max_examples=60, deadline=None)
-def test_holm_is_the_procedure_of_the_book(p):
-    p = np.array(p)
-    corrected = holm(p)
-    order = np.argsort(p, kind="stable")
-    running = 0.0
-    for rank, index in enumerate(order):
-        running = max(running, min(1.0, p[index] * (len(p) - rank)))
-        assert corrected[index] == pytest.approx(running)
-
-
-def test_holm_leaves_unknown_ones_out():
-    assert holm(np.array([0.01, np.nan, 0.04]))[[0, 2]] == pytest.approx([0.02, 0.04])
-
-
 @pytest.mark.parametrize(
     ("low", "high", "expected"),
     [(0.1, 2, "better"), (-2, -0.1, "worse"), (-0.5, 0.5, "same"), (0.1, 0.9, "same"),
@@ -106,7 +90,6 @@ def test_comparisons_are_paired_in_points_and_simultaneous():
     assert first["difference"] == pytest.approx(5.0)
     assert first["word"] == "better"
     assert table["primary"].tolist() == [True, False] * 3
-    assert table.loc[~table["primary"], "holm"].isna().all()
 
 
 def test_a_metric_where_less_is_better():
