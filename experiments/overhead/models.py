@@ -39,7 +39,6 @@ def model_work(name: str, training: bool = True, compiled: bool = False) -> Work
         bare = timm.create_model(name).to(device).train(training)
         made = {way: copy.deepcopy(bare) for way in ways}
         attach(made["attached"], SPECS[name])
-        torch.compiler.reset()
         for way, model in made.items():
             if compiled:
                 model.compile()
@@ -53,6 +52,8 @@ def model_work(name: str, training: bool = True, compiled: bool = False) -> Work
 
 def _steps(made: Mapping[str, nn.Module], x: Tensor) -> Made:
     """A training step of each model, or a forward if it is in evaluation mode."""
+    torch.compiler.reset()
+    torch._dynamo.config.skip_nnmodule_hook_guards = False  # the models have the same code
     return Made(
         {
             way: partial(train_step if model.training else evaluate, model, x)
@@ -110,7 +111,6 @@ def own_case(model: str, spec: Any, size: tuple[int, ...], backend: str) -> Work
         bare = call(model, {}, **offered) if ":" in model else timm.create_model(model)
         made = {"bare": bare.to(device).train(), "attached": copy.deepcopy(bare)}
         attach(made["attached"], spec)
-        torch.compiler.reset()
         for way in ("bare", "attached"):
             made[f"compiled {way}"] = copy.deepcopy(made[way])
             made[f"compiled {way}"].compile(backend=backend)

@@ -20,7 +20,7 @@ HALVINGS = 12
 PEERS: dict[str, Callable[[Tensor, float, int], Tensor]] = {
     "torchvision": torchvision.ops.drop_block2d,
     "timm": lambda x, p, block_size: drop_block_2d(x, p, block_size, couple_channels=False),
-    "timm shared": drop_block_2d,
+    "timm shared": lambda x, p, block_size: drop_block_2d(x, p, block_size),
 }
 """Functions of activation, rate and block size. "shared" has one mask for all channels."""
 

@@ -14,7 +14,7 @@ from PIL import Image
 from torch import nn
 
 from experiments.config import Run
-from experiments.overhead import layers, peers, timing
+from experiments.overhead import layers, models, peers, timing
 from experiments.overhead.memory import saved_bytes
 from experiments.overhead.peers import PEERS, nominal, realized
 from experiments.report import read_report
@@ -131,6 +131,16 @@ def test_a_case_of_ones_own(command, folder):
     assert "'9'" in err
 
 
+def test_the_compiled_model_with_sites_does_not_run_the_code_of_the_bare_one(monkeypatch):
+    monkeypatch.setattr(torch._dynamo.config, "skip_nnmodule_hook_guards", True)
+    work = models.own_case("resnet18", {"layer4.1": "ZeroGrad()"}, (2, 3, 32, 32), "eager")
+    steps = work.make(torch.device("cpu")).steps
+    for name in [*steps, *steps]:
+        steps[name]()
+        model = steps[name].args[0]
+        assert (model.conv1.weight.grad.abs().sum() == 0) == ("attached" in name), name
+
+
 def test_timings_are_in_turn(monkeypatch):
     order = []
     monkeypatch.setattr(timing, "LEAST_SECONDS", 0.0)
@@ -161,9 +171,12 @@ def test_peers_are_asked_for_what_drops_the_same_share(name, monkeypatch):
     assert realized(name, p, (14, 14), 5) == pytest.approx(0.1, abs=0.003)
 
 
-def test_the_works_do_what_they_say():
+def test_the_works_do_what_they_say(monkeypatch):
+    monkeypatch.setattr(peers, "ELEMENTS", 10_000)
+    monkeypatch.setattr(layers, "SHAPES", [(2, 3, 14, 14)])
     cpu = torch.device("cpu")
-    for work in [*itertools.islice(layers.sites(), 3), *layers.observers(), *layers.others()]:
+    works = itertools.islice(layers.sites(), 3), layers.kernels(), layers.observers()
+    for work in [*itertools.chain(*works), *layers.formats(), *layers.others()]:
         made = work.make(cpu)
         assert set(made.steps) == set(work.variants)
         for step in made.steps.values():
