@@ -176,15 +176,15 @@ def show(path: Path, frame: pd.DataFrame) -> int:
 
 
 def mixed_versions(folders: Sequence[tuple[str, RunFolder]]) -> str:
-    """A warning where runs were made with different versions, otherwise nothing."""
+    """A warning where runs were made with different versions or devices, otherwise nothing."""
     last = pd.DataFrame([attempt for _, each in folders for attempt in each.attempts()[-1:]])
     versions = last.drop(columns=["epochs", "began", "host"], errors="ignore")
     mixed = [
-        f"{name} {', '.join(sorted(column.unique()))}"
+        f"{name} {', '.join(sorted(column.dropna().unique()))}"
         for name, column in versions.items()
         if column.nunique() > 1
     ]
-    return f"**Runs were made with different versions:** {'; '.join(mixed)}." if mixed else ""
+    return f"**Versions or devices of the runs differ:** {'; '.join(mixed)}." if mixed else ""
 
 
 def searched(study: Study, found: Sequence[Found], folder: Path) -> str:

@@ -23,6 +23,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from filelock import FileLock, Timeout
 
 import dropblock_hooks
@@ -117,7 +118,7 @@ class RunFolder:
             plain = json.dumps(self.run.model_dump(), indent=1, default=str)
             write_whole(self.path / "run.json", plain.encode())
         began = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        note = {"epochs": epochs, "began": began, "host": platform.node(), **versions()}
+        note = {"epochs": epochs, "began": began, "host": platform.node(), **versions(self.run)}
         with (self.path / "attempts.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(note) + "\n")
         return True
@@ -154,7 +155,8 @@ def folders_of(study: Study, pool: Path) -> list[tuple[str, RunFolder]]:
     return [(name, RunFolder(pool, run)) for name, run in study.runs()]
 
 
-def versions() -> dict[str, str]:
-    """The versions that decide results."""
+def versions(run: Run) -> dict[str, str]:
+    """The versions that decide results, and the device of a run."""
     found = {name: version(name) for name in ("torch", "torchvision", "timm")}
-    return {**found, "dropblock_hooks": dropblock_hooks.__version__}
+    device = run.accelerator.replace("auto", "cuda" if torch.cuda.is_available() else "cpu")
+    return {**found, "dropblock_hooks": dropblock_hooks.__version__, "device": device}

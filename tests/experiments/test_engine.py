@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import torch
 
-from experiments.commands import begin_report
+from experiments.commands import begin_report, mixed_versions
 from experiments.config import Run
 from experiments.runs import RunFolder, folders_of
 from experiments.study import read_study
@@ -212,6 +213,20 @@ def test_three_begins_without_an_epoch_are_a_failure(folder):
 
 
 @pytest.mark.slow
+def test_runs_on_different_devices_are_told(folder):
+    folders = [("none", RunFolder(folder, Run(seed=seed))) for seed in range(3)]
+    for _, one in folders:
+        assert one.begin()
+    assert mixed_versions(folders) == ""
+    notes = folders[1][1].path / "attempts.jsonl"
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    assert f'"device": "{device}"' in notes.read_text()
+    notes.write_text(notes.read_text().replace(f'"{device}"', '"mps"'))
+    notes = folders[2][1].path / "attempts.jsonl"  # of a version that did not write the device
+    notes.write_text(notes.read_text().replace(f', "device": "{device}"', ""))
+    assert f"differ:** device {device}, mps." in mixed_versions(folders)
+
+
 def test_seeds_and_conditions_can_be_chosen(write, command, folder):
     status, _, err = command("ablate.py", write(), "--seeds", "5,7-8", "--only", "none")
     assert status == 0, err
