@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from experiments.plots import forest, save
+from experiments.plots import COLORS, forest, save
 from experiments.report import cell, difference_table, insert, read_report
 from experiments.stats import compare
 
@@ -27,22 +27,23 @@ PAGES = {
 
 def blocks() -> dict[str, str]:
     """The text of each generated part, by name."""
-    both, frame = of_both(), pd.concat(frame for _, frame in STUDIES.values())
-    primary = pd.concat(table[table["primary"]] for table in COMPARED.values())
-    halves = (primary["high"] - primary["low"])[primary["test"] == "occluded"] / 2
-    open_ = int((primary["word"] == "open").sum())
+    both, how = of_both(), COMPARED["how"]
+    against_none = both[both["primary"] & (both["b"] == "none")]
+    studies = {**NETWORKS, "how": "schedules and blocks"}
     return {
-        "verdict": "; ".join(map(_counted, ("DropBlock2d", "Dropout2d", "DropPath"))),
+        "verdict": "; ".join(
+            f"{name}: {_words(against_none[against_none['a'].str.endswith(name)])}"
+            for name in ("DropBlock2d", "Dropout2d", "DropPath")
+        ),
         "nothing": _of_each(_pair, "DropBlock2d", "none"),
         "against": _of_each(_pair, "DropBlock2d", "Dropout2d"),
         "rate": _of_each(_tried, "rate"),
-        "schedule": _how("constant", "second half"),
-        "size": _how("block 1", "block 5", "block 7"),
+        "schedule": _words(how[how["primary"] & ~how["a"].str.startswith("block")]),
+        "size": _words(how[how["primary"] & how["a"].str.startswith("block")]),
         "lr": _of_each(_tried, "lr"),
-        "sure": f"{both['n'].min()} seeds. {open_} of {len(primary)} primary comparisons are open. "
-        f"On occluded images, differences below {halves.min():.0f} to {halves.max():.0f} points "
-        "can't be seen",
-        "table": f"\n\n{difference_table(both, frame)}\n\n",
+        "baseline": _of_each(_baseline),
+        "sure": "; ".join(f"{title}: {_certainty(name)}" for name, title in studies.items()),
+        "table": f"\n\n{difference_table(both, STUDIES['how'][1])}\n\n",
     }
 
 
@@ -52,11 +53,10 @@ def of_both() -> pd.DataFrame:
     return pd.concat(table.assign(a=f"{network}: " + table["a"]) for network, table in tables)
 
 
-def _counted(regularizer: str) -> str:
-    """How many primary tests of both networks are better and worse than without a regularizer."""
-    rows = of_both().query(f"primary and b == 'none' and a.str.endswith(': {regularizer}')")
-    better, worse = ((rows["word"] == word).sum() for word in ("better", "worse"))
-    return f"{regularizer} better in {better} and worse in {worse} of {len(rows)}"
+def _words(rows: pd.DataFrame) -> str:
+    """How many comparisons have each verdict."""
+    counts = {word: (rows["word"] == word).sum() for word in COLORS}
+    return ", ".join(f"{count} {word}" for word, count in counts.items() if count)
 
 
 def _of_each(text: Callable[..., str], *args: str) -> str:
@@ -70,18 +70,24 @@ def _pair(name: str, a: str, b: str) -> str:
     return ", ".join(f"{row['test']} {cell(row)} {row['word']}" for _, row in rows.iterrows())
 
 
-def _how(*names: str) -> str:
-    """Conditions of the study *how* against its first."""
-    return "; ".join(f"{name}: {_pair('how', name, 'rising, block 3')}" for name in names)
+def _baseline(name: str) -> str:
+    means = STUDIES[name][1].query("condition == 'none'")[["clean", "occluded"]].mean()
+    return ", ".join(f"{test} {mean:.1%}" for test, mean in means.items())
 
 
 def _tried(name: str, field: str) -> str:
     """What the searches for DropBlock2d found on the validation set, by rate or learning rate."""
     tables = (pd.read_csv(RESULTS / name / f"{each}.csv") for each in ("rates", "lrs"))
     rates, lrs = (table.query("condition == 'DropBlock2d'") for table in tables)
-    same = rates.head(1).assign(lr=STUDIES[name][0].conditions["none"].lr)
-    found = (rates if field == "rate" else pd.concat([lrs, same])).sort_values(field)
-    return ", ".join(f"{row['mean']:.1%} with {row[field]:g}" for row in found.to_dict("records"))
+    used = rates.head(1).assign(lr=STUDIES[name][0].conditions["none"].lr)
+    found = rates if field == "rate" else pd.concat([used, lrs])
+    return ", ".join(f"{row[field]:g} ({row['mean']:.1%})" for row in found.to_dict("records"))
+
+
+def _certainty(name: str) -> str:
+    rows = COMPARED[name].query("primary and test == 'occluded'")
+    halves = (rows["high"] - rows["low"]) / 2
+    return f"{rows['n'].min()} seeds, ±{halves.min():.0f} to {halves.max():.0f} points"
 
 
 def pages() -> dict[Path, str]:

@@ -35,9 +35,7 @@ class StudyError(ValueError):
         self.problems = list(problems)
         lines = [problem.replace("\n", "\n    ") for problem in problems]
         count = f"{len(lines)} problem{'s' * (len(lines) != 1)}"
-        super().__init__(
-            "\n  - ".join([f"{source} is not a study that can be run, {count}:", *lines])
-        )
+        super().__init__("\n  - ".join([f"{source} can't be run, {count}:", *lines]))
 
 
 def _seeds(value: Any) -> Any:
@@ -197,8 +195,6 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         found = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise StudyError(path, [f"it is no YAML: {error}"]) from error
-    except RecursionError:
-        raise StudyError(path, ["it is nested too deep"]) from None
     if not isinstance(found, dict):
         raise StudyError(path, [f"it must be a mapping with conditions, got {found!r:.100}"])
     return found

@@ -72,7 +72,7 @@ def test_the_study_of_the_page_runs(folder, command, monkeypatch):
     """Its factories, an image folder, a search, and the picture of where a network looks."""
     study, factories, looks = (
         next(block for block in blocks_of_the_page() if text in block)
-        for text in ("# study.yaml", "# mine.py", "overlay(")
+        for text in ("\nbase:", "# mine.py", "overlay(")
     )
     generator = np.random.default_rng(0)
     for part, kind in itertools.product(("train", "val"), ("dark", "light")):
