@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+import torch._dynamo
 import yaml
 from PIL import Image
 from torch import nn
@@ -108,7 +109,14 @@ def test_a_committed_run_comes_out_again():
     assert result.scores["clean"] == pytest.approx(row["clean"], abs=0.02)
 
 
-def test_a_case_of_ones_own(command, folder):
+@pytest.fixture
+def dynamo_as_it_is():
+    """The work changes a setting of the process; the next tests must not see it."""
+    with torch._dynamo.config.patch(skip_nnmodule_hook_guards=True):
+        yield
+
+
+def test_a_case_of_ones_own(command, folder, dynamo_as_it_is):
     (folder / "big.py").write_text(
         "from torch import nn\n"
         "def net(num_classes):\n"
@@ -131,8 +139,7 @@ def test_a_case_of_ones_own(command, folder):
     assert "'9'" in err
 
 
-def test_the_compiled_model_with_sites_does_not_run_the_code_of_the_bare_one(monkeypatch):
-    monkeypatch.setattr(torch._dynamo.config, "skip_nnmodule_hook_guards", True)
+def test_the_compiled_model_with_sites_does_not_run_the_code_of_the_bare_one(dynamo_as_it_is):
     work = models.own_case("resnet18", {"layer4.1": "ZeroGrad()"}, (2, 3, 32, 32), "eager")
     steps = work.make(torch.device("cpu")).steps
     for name in [*steps, *steps]:
