@@ -82,6 +82,25 @@ def test_the_generated_parts_of_the_pages_are_what_the_runs_tell():
         assert path.read_text(encoding="utf-8") == text, f"python -m experiments.page ({path.name})"
 
 
+def test_the_advice_of_the_page_follows_from_the_comparisons():
+    read = [pd.read_csv(page.RESULTS / name / "comparisons.csv") for name in page.NETWORKS]
+    both = pd.concat(read).query("primary and a == 'DropBlock2d'")
+    made = page.blocks()
+    assert {"better"} <= {*both.loc[both["b"] == "none", "word"]} <= {"better", "same", "open"}
+    counts = both.loc[both["b"] == "none", "word"].value_counts()
+    for word, count in counts.items():
+        assert f"{count} {word}" in made["verdict"].partition(";")[0]
+    for row in both.itertuples():
+        text = made["nothing" if row.b == "none" else "against"]
+        assert (
+            f"{row.test} {row.difference:+.2f} [{row.low:+.2f}, {row.high:+.2f}] {row.word}" in text
+        )
+    how = pd.read_csv(page.RESULTS / "how" / "comparisons.csv").query("primary")
+    assert set(how["word"]) == {"same", "open"}  # the page says that no difference was shown
+    assert made["schedule"] == "2 same, 2 open"
+    assert made["size"] == "3 same, 3 open"
+
+
 def test_no_number_stands_outside_the_generated_parts_of_the_findings():
     text = (page.ROOT / "experiments/README.md").read_text(encoding="utf-8")
     top = text.partition("## In code")[0]
