@@ -212,11 +212,11 @@ def test_three_begins_without_an_epoch_are_a_failure(folder):
         assert one.begin()
 
 
-@pytest.mark.slow
 def test_runs_on_different_devices_are_told(folder):
     folders = [("none", RunFolder(folder, Run(seed=seed))) for seed in range(3)]
     for _, one in folders:
-        assert one.begin()
+        with one.claim():
+            assert one.begin()
     assert mixed_versions(folders) == ""
     notes = folders[1][1].path / "attempts.jsonl"
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -227,6 +227,7 @@ def test_runs_on_different_devices_are_told(folder):
     assert f"differ:** device {device}, mps." in mixed_versions(folders)
 
 
+@pytest.mark.slow
 def test_seeds_and_conditions_can_be_chosen(write, command, folder):
     status, _, err = command("ablate.py", write(), "--seeds", "5,7-8", "--only", "none")
     assert status == 0, err
