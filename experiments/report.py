@@ -94,8 +94,7 @@ def make_report(
     if len(compared):
         parts += ["## Answer", *answer(compared, frame), difference_table(compared, frame)]
     if "forest.png" in pictures:
-        legend = "Gray bands are the margins. White dots: not primary."
-        parts += ["![differences](forest.png)", legend]
+        parts += ["![differences](forest.png)", "Gray bands are margins. White dots: not primary."]
     parts += ["## Means", mean_table(study, frame)]
     if "learning.png" in pictures:
         parts += ["![training](learning.png)"]

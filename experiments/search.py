@@ -144,6 +144,7 @@ class _Condition:
         others = {each for one in params.values() for each in one} - {*params[name]}
         self.space = {key: one for key, one in asked.space.items() if key not in others}
         self.candidates: list[Values] = []
+        self.left: list[int] = []
         self.scores: dict[int, dict[int, float]] = {}
         self.chance = math.nan
 
@@ -213,21 +214,23 @@ class _Condition:
         return self.sign * mean if mean == mean else -math.inf
 
     def _best(self, count: int) -> list[int]:
-        return sorted(self.scores, key=self._mean, reverse=True)[:count]
+        """The best of the candidates that are left; the others are out."""
+        self.left = sorted(self.left or self.scores, key=self._mean, reverse=True)[:count]
+        return self.left
 
     def _table(self) -> pd.DataFrame:
+        out = [number for number in self.scores if number not in self.left]
+        out.sort(key=lambda number: (len(self.scores[number]), self._mean(number)), reverse=True)
         rows = [
             {
-                **values,
-                "n": len(scores),
+                **self.candidates[number],
+                "n": len(scores := self.scores[number]),
                 "mean": self.sign * self._mean(number),
                 "sd": float(np.std([*scores.values()], ddof=1)) if len(scores) > 1 else None,
             }
-            for number, values in enumerate(self.candidates)
-            if (scores := self.scores[number])
+            for number in [*self.left, *out]
         ]
-        order = {"ascending": [False, self.sign < 0], "kind": "stable"}
-        return pd.DataFrame(rows).sort_values(["n", "mean"], **order)
+        return pd.DataFrame(rows)
 
     def _lead(self, best: Sequence[int]) -> str:
         """How far the winner leads the second, in units of the metric, paired by seed."""

@@ -95,7 +95,8 @@ def compare(frame: pd.DataFrame, study: Study) -> pd.DataFrame:
             row |= {"n": len(differences), "difference": pd.Series(differences).mean()}
             row |= {"low": low, "high": high, "sd": pd.Series(differences).std()}
             row |= {"margin": margin, "word": word(sign * low, sign * high, margin)}
-            rows.append({**row, "p": p_value(differences)})
+            p = stats.ttest_1samp(differences, 0).pvalue if len({*differences}) > 1 else np.nan
+            rows.append({**row, "p": p})
     return pd.DataFrame(rows)
 
 
@@ -148,13 +149,3 @@ def at_chance(best: float, chance: float, sign: int) -> bool:
         (True, True, False)
     """
     return sign * (best - chance) < 0.02
-
-
-def p_value(differences: np.ndarray) -> float:
-    """Two-sided p of the paired t-test; 1 where all differences are 0, NaN below two."""
-    if len(differences) < 2:
-        return np.nan
-    n, mean, sd = len(differences), differences.mean(), differences.std(ddof=1)
-    if sd == 0:
-        return 1.0 if mean == 0 else 0.0
-    return float(2 * stats.t.sf(abs(mean) / (sd / np.sqrt(n)), n - 1))

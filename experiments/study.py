@@ -10,18 +10,20 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from torch import nn
 
 from dropblock_hooks import Spec
-from experiments.config import Count, Run, problems_of, run_hash
+from experiments.config import Count, NotNegative, Run, problems_of, run_hash
 from experiments.data import Data, load_data
-from experiments.metrics import try_metric
+from experiments.factories import call
+from experiments.metrics import Metric, try_metric
 from experiments.models import make_model
 from experiments.train import make_optimizer
 
@@ -61,7 +63,7 @@ class Search(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    space: dict[str, Levels] = Field(min_length=1)
+    space: Annotated[dict[str, Levels], BeforeValidator(_levels)]
     candidates: Count = 8
     seeds: Count = 10
 
@@ -76,7 +78,7 @@ class StudyFile(BaseModel):
     conditions: dict[str, dict[str, Any] | None] = {}
     grid: dict[str, Levels] = {}
     compare: list[tuple[str, str]] = []
-    primary: dict[str, float] = {}
+    primary: dict[str, NotNegative] = {}
     seeds: Seeds = 5
     higher_is_better: bool = True
     search: Search | None = None
@@ -299,34 +301,39 @@ def fit(study: Study) -> None:
 
 def _fits(conditions: Mapping[str, Run], seeds: Sequence[int], file: StudyFile) -> list[str]:
     """What does not fit, and which conditions or tests of `primary` are not there."""
-    problems: list[str] = []
+    others: list[str] = []
+    failed: dict[str, list[str]] = {}
     loaded: dict[str, Data | None] = {}
     tried: set[str] = set()
     names: dict[str, str] = {}
+
+    def attempt(name: str, check: Callable[..., Any], *args: Any) -> Any:
+        """What the check returns; conditions that fail alike share a message."""
+        try:
+            return check(*args)
+        except ValueError as error:
+            failed.setdefault(str(error), []).append(name)
+
     for name, run in conditions.items():
         run = run.model_copy(update={"seed": seeds[0]})
-        key = repr((run.data, run.data_args, run.loss))
-        measured = repr((key, run.model, run.model_args, run.metric, run.metric_args))
-        try:
-            if key not in loaded:
-                loaded[key] = None  # a failure is reported once
-                loaded[key] = load_data(run)
-            data = loaded[key]
-            if data is None:
-                continue
-            model, _ = make_model(run, data)
-            make_optimizer(run, model)
-            if measured not in tried:
-                tried.add(measured)
-                try_metric(run, model, data)
-            problems += [
-                f"primary: {run.data} has no test {test!r}; it has {', '.join(data.tests)}"
-                for test in file.primary
-                if test not in data.tests and not any(f"no test {test!r}" in p for p in problems)
-            ]
-            other = names.setdefault(run_hash(run), name)
-            if other != name:
-                problems.append(f"conditions {other!r} and {name!r} are the same")
-        except ValueError as error:
-            problems.append(f"conditions.{name}: {error}")
-    return problems
+        key = repr((run.data, run.data_args))
+        measured = repr((key, run.loss, run.model, run.model_args, run.metric, run.metric_args))
+        attempt(name, call, run.loss, run.loss_args)
+        attempt(name, Metric, run)
+        if key not in loaded:
+            loaded[key] = attempt(name, load_data, run)
+        data = loaded[key]
+        made = attempt(name, make_model, run, data) if data is not None else None
+        attempt(name, make_optimizer, run, made[0] if made else nn.Linear(1, 1))
+        if made and measured not in tried:
+            tried.add(measured)
+            attempt(name, try_metric, run, made[0], data)
+        others += [
+            f"primary: {run.data} has no test {test!r}; it has {', '.join(data.tests)}"
+            for test in (file.primary if data is not None else ())
+            if test not in data.tests and not any(f"no test {test!r}" in p for p in others)
+        ]
+        if (other := names.setdefault(run_hash(run), name)) != name:
+            others.append(f"conditions {other!r} and {name!r} are the same")
+    alike = ((", ".join(dict.fromkeys(where)), message) for message, where in failed.items())
+    return [*(f"conditions.{where}: {message}" for where, message in alike), *others]

@@ -44,6 +44,23 @@ def closeness(run):
     return 1 - abs(run.lr - 0.2) - penalty + 1e-4 * (run.seed % 7)
 
 
+def test_a_candidate_that_is_out_is_not_the_second(write, folder):
+    """Rate 0.2 is best of the first two seeds, and 0.3 is out; then 0.2 is worse than 0.3 was."""
+    early = {0.1: 0.80, 0.2: 0.90, 0.3: 0.79}
+    late = {0.1: 0.70, 0.2: 0.60}
+
+    def score(run):
+        return (early if run.seed <= 1002 else late)[rate_of(run)] + 1e-4 * (run.seed % 7)
+
+    space = {"rate": [0.1, 0.2, 0.3]}
+    study = read_study(write(search={"space": space, "candidates": 3, "seeds": 5}))
+    found = search(study, folder / "pool", Judge(score))[1]
+    assert found.best == {"rate": 0.1}  # mean 0.74 of five seeds; 0.3 has 0.79 of two
+    assert found.table["rate"].tolist() == [0.1, 0.2, 0.3]
+    assert found.table["n"].tolist() == [5, 5, 2]
+    assert "leads the second by 0.0200" in found.sentence
+
+
 SPACE = {"lr": [0.05, 0.2, 0.8], "rate": [0.1, 0.3]}
 
 

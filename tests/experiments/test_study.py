@@ -154,3 +154,25 @@ def test_what_is_no_study(folder, text):
 def test_a_missing_file(folder):
     with pytest.raises(OSError, match="nothing"):
         read_study(folder / "nothing.yaml")
+
+
+def test_factories_that_do_not_hide_each_other(write):
+    """A model that is not there hides neither the loss, the metric, the optimizer nor a test."""
+    wrong = {
+        "model": "mine:nope",
+        "loss": "torch.nn:Nope",
+        "metric": "mine:none",
+        "optimizer": "no",
+    }
+    path = write(base=wrong, primary={"hidden": 1.0})
+    with pytest.raises(StudyError) as told:
+        fit(read_study(path))
+    assert len(told.value.problems) == 5
+    for text in ("'mine:nope'", "'torch.nn:Nope'", "'mine:none'", "'no'", "no test 'hidden'"):
+        assert sum(text in problem for problem in told.value.problems) == 1, text
+    assert sum("none, Dropout2d: " in problem for problem in told.value.problems) == 4
+
+
+def test_a_margin_is_not_negative(write):
+    with pytest.raises(StudyError, match=r"primary.clean: .*greater than or equal to 0.*-1"):
+        read_study(write(primary={"clean": -1}))
