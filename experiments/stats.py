@@ -88,14 +88,14 @@ def compare(frame: pd.DataFrame, study: Study) -> pd.DataFrame:
     rows = []
     for a, b in study.pairs:
         for test in tests_in(frame):
-            differences = scale * paired(frame, a, b, test)
-            low, high = interval(differences, 1 - (1 - LEVEL) / family)
+            deltas = scale * paired(frame, a, b, test)
+            low, high = interval(deltas, 1 - (1 - LEVEL) / family)
             margin = primary.get(test, np.nan)
             row = {"a": a, "b": b, "test": test, "primary": test in primary}
-            row |= {"n": len(differences), "difference": pd.Series(differences).mean()}
-            row |= {"low": low, "high": high, "sd": pd.Series(differences).std()}
+            row |= {"n": len(deltas), "difference": pd.Series(deltas).mean()}
+            row |= {"low": low, "high": high, "sd": pd.Series(deltas).std()}
             row |= {"margin": margin, "word": word(sign * low, sign * high, margin)}
-            p = stats.ttest_1samp(differences, 0).pvalue if len({*differences}) > 1 else np.nan
+            p = np.nan if np.allclose(deltas, deltas[:1]) else stats.ttest_1samp(deltas, 0).pvalue
             rows.append({**row, "p": p})
     return pd.DataFrame(rows)
 
