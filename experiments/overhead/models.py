@@ -53,7 +53,7 @@ def model_work(name: str, training: bool = True, compiled: bool = False) -> Work
 def _steps(made: Mapping[str, nn.Module], x: Tensor) -> Made:
     """A training step of each model, or a forward if it is in evaluation mode."""
     torch.compiler.reset()
-    torch._dynamo.config.skip_nnmodule_hook_guards = False  # the models have the same code
+    torch._dynamo.config.skip_nnmodule_hook_guards = False  # or sites are skipped (limits.md)
     return Made(
         {
             way: partial(train_step if model.training else evaluate, model, x)
