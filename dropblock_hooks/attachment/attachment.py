@@ -90,6 +90,7 @@ class Attachment:
         """Put rates that a model holds in place, and hook parameters that are other objects now."""
         for module, hook in self._installed:
             hook.put(module)
+        self._run.write()
 
     def _look(self) -> None:
         for module, hook in self._installed:
@@ -123,6 +124,7 @@ class Attachment:
 
     def _move(self, t: float, values: list[dict[str, float]]) -> None:
         """Put the values of a time in place; windows close if its whole part changes."""
+        self._run.take_counts() if math.floor(t) != math.floor(self.epoch) else None
         for site, new in zip(self.sites, values, strict=True):
             site.move(new)
         self.put()
@@ -154,17 +156,22 @@ class Attachment:
     @contextmanager
     def always(self) -> Iterator[None]:
         """Let dropout act in evaluation too, within a ``with`` block; not counted. See `sample`."""
-        before, self._run.always = self._run.always, True
+        before = self._run.always
+        self._run.always = True
+        self._run.write()
         try:
             yield
         finally:
             self._run.always = before
+            self._run.write()
 
     def remove(self) -> None:
         """Take every hook off, after the backward; warns of schedules that nobody has moved."""
         run = self._run
         forgotten = not_stepped(self.sites) if run.installed else []
-        run.installed, run.scaler = False, None
+        run.installed = False
+        run.scaler = None
+        run.write()
         use_optimizers(run, (), [])
         for module, hook in self._installed:
             hook.restore(module)
@@ -291,7 +298,7 @@ class Attachment:
     def scalars(self, prefix: str = "reg/") -> dict[str, float]:
         """Rates, realized rates of active sites and observer values, by prefix, key and name."""
         found: dict[str, Any] = {}
-        rows, windows = self.report(), [site.counter.window() for site in self.sites]
+        rows, windows = self.report(), [site.tally.window() for site in self.sites]
         trained = any(window.trained or window.active for window in windows)
         for row, window in zip(rows, windows, strict=True):
             share = window.share() if trained else row.realized_rate  # no rate of an older epoch

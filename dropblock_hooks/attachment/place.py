@@ -195,6 +195,7 @@ def install(
         installed.append((p.target.module, hook))
     attachment = Attachment(base, run, installed)
     run.keys = tuple(site.key for site in attachment)
+    run.sites = attachment.sites
     try:
         for module, hook in installed:
             hook.install(module)

@@ -59,7 +59,8 @@ Readings: TypeAlias = dict[str, tuple[Counter, Any]]
 
 
 def readings(sites: Sequence[Site], run: Run) -> Readings:
-    have = {site.key: (site.counter.read(), site.watch and site.watch.shown()) for site in sites}
+    run.take_counts()
+    have = {site.key: (site.tally.read(), site.watch and site.watch.shown()) for site in sites}
     return {"": (run.counter, None), **have}
 
 

@@ -25,15 +25,16 @@ class Saved(NamedTuple):
 
 
 def save(sites: Sequence[Site], run: Run) -> dict[str, Any]:
+    run.take_counts()
     counts = {}
     for site in sites:
-        life = site.counter.read().life()
+        life = site.tally.read().life()
         counts[site.key] = {
             "regularizer": repr(site.regularizer),
             "calls": life.calls,
             "active_calls": life.active,
             **_elements(life._asdict()),
-            "window": _elements(site.counter.window()._asdict()),
+            "window": _elements(site.tally.window()._asdict()),
         }
     return {
         "version": _VERSION,
@@ -100,9 +101,10 @@ def _timeless(regularizer: str, epochs: int | None) -> str:
 
 def restore(saved: Saved, sites: Sequence[Site], run: Run) -> None:
     """Take over the counts of a state, and begin a new window."""
+    run.take_counts()
     run.stepped = saved.stepped
     run.counter.restore(Snapshot(trained=saved.forwards), Snapshot())
     for site in sites:
         if site.key in saved.counts:
-            site.counter.restore(*saved.counts[site.key])
+            site.tally.restore(*saved.counts[site.key])
     run.looked, run.fresh = False, True

@@ -121,6 +121,6 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
         stack.callback(torch.clear_autocast_cache)  # its casts have no graph
         for site in sites:
             stack.callback(setattr, site.run, "installed", site.run.installed)
-            stack.callback(setattr, site.counter, "evaluated", site.counter.evaluated)
+            stack.callback(setattr, site.tally, "evaluated", site.counter.evaluated)
             site.run.installed = False  # unlike `enabled`, the report does not show it
         yield

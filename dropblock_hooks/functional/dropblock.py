@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from .._torch import constant_when_traced
 from ..checks import NON_NEGATIVE, PROBABILITY, as_count, as_number, check_block_size, check_option
 from ..registry import described_in
 from .masks import Mask, bernoulli, check_call, count_ratio, keep_scale, normal_like
-from .sparse import Blocks, drop_drawn, grow, once, takes
+from .sparse import Blocks, drop_drawn, grow, takes
 
 Calibration: TypeAlias = Literal["exact", "paper"]
 Normalize: TypeAlias = Literal["batch", "sample", "expected", None]
@@ -53,6 +54,7 @@ def block_gamma(
     return gamma_of(p, sizes, block, calibration)
 
 
+@constant_when_traced
 def gamma_of(
     p: float, size: tuple[int, ...], block: tuple[int, ...], calibration: Calibration
 ) -> float:
@@ -61,10 +63,6 @@ def gamma_of(
         seeds = math.prod(s - b + 1 for s, b in zip(size, block, strict=True))
         return p * math.prod(size) / (math.prod(block) * seeds)
     return p if p in (0.0, 1.0) else _exact_gamma(p, size, block)
-
-
-# what torch.compiler.assume_constant_result sets; that function imports the compiler
-gamma_of._dynamo_marked_constant = True  # type: ignore[attr-defined]  # on a function
 
 
 @functools.lru_cache(maxsize=4096)
@@ -97,6 +95,47 @@ def _coverage(size: tuple[int, ...], block: tuple[int, ...]) -> list[tuple[int, 
     return [(c, n / math.prod(size)) for c, n in sorted(positions.items())]
 
 
+_NODES = 1024  # of a table of seed rates; between two of them it is linear
+
+
+@functools.lru_cache(maxsize=256)
+def _gamma_table(
+    size: tuple[int, ...], block: tuple[int, ...], device: torch.device, dtype: torch.dtype
+) -> Tensor:
+    """The ratio of ``log(1 - γ)`` and ``log(1 - p)``, at p = 0, 1/1024, ... 1.
+
+    It hardly changes with p: from 1 / mean(c) at p = 0 to 1 / min(c) at 1, where c is the number of
+    seeds that cover a position. So `gamma_on` finds γ by a look-up, without waiting for the device.
+    """
+    counts, shares = torch.tensor(_coverage(size, block), dtype=torch.float64).unbind(1)
+    p = torch.arange(1, _NODES, dtype=torch.float64)[:, None] / _NODES
+    target = torch.log1p(-p)
+    u = torch.zeros_like(p)
+    for _ in range(100):  # Newton's method, as in `_exact_gamma`
+        weights = shares * torch.exp(-counts * u)
+        kept = weights.sum(1, keepdim=True)
+        slope = (weights * counts).sum(1, keepdim=True) / kept
+        u += (kept.log() - target) / slope
+    inner = (u / -target).view(-1)
+    first = 1 / (counts * shares).sum().reshape(1)
+    last = 1 / counts.min().reshape(1)
+    return torch.cat((first, inner, last)).to(device, dtype)
+
+
+def gamma_on(
+    p: Tensor, size: tuple[int, ...], block: tuple[int, ...], calibration: Calibration
+) -> Tensor:
+    """`gamma_of` for a rate that lies on a device, in torch operations."""
+    if calibration == "paper":
+        return p * gamma_of(1.0, size, block, "paper")
+    table = _gamma_table(size, block, p.device, p.dtype)
+    place = p * _NODES
+    below = place.floor().clamp(0, _NODES - 1)
+    at = below.long()
+    ratio = torch.lerp(table[at], table[at + 1], place - below)
+    return -torch.expm1(torch.log1p(-p) * ratio)
+
+
 def expected_share(
     p: float, size: tuple[int, ...] | None, edges: Sequence[int], calibration: Calibration
 ) -> float | None:
@@ -124,7 +163,7 @@ def drop_blocks(
     """The tensor, and the number of dropped elements."""
     if p == 0.0 or x.numel() == 0:
         return x, 0
-    places, drawn = _draw_blocks(x, p, edges, calibration, share_channels, generator)
+    places, drawn = draw_blocks(x, p, edges, calibration, share_channels, generator)
     dropped = places.count(drawn)
     scale: Any = keep_scale(p) if normalize == "expected" else None
     if normalize == "batch":
@@ -148,14 +187,20 @@ def distort_blocks(
 ) -> tuple[Tensor, Tensor | int]:
     if p == 0.0 or alpha == 0.0 or x.numel() == 0:
         return x, 0
-    places, drawn = _draw_blocks(x, p, edges, "exact", share_channels, generator)
+    places, drawn = draw_blocks(x, p, edges, "exact", share_channels, generator)
+    return distort(x, places.mask(drawn), alpha, generator), places.count(drawn)
+
+
+def distort(
+    x: Tensor, mask: Tensor, alpha: float | Tensor, generator: torch.Generator | None = None
+) -> Tensor:
+    """``x + mask * alpha * std(x) * z`` with standard normal z."""
     spread = x.detach().to(torch.promote_types(x.dtype, torch.float32)).std(correction=0)
     noise = normal_like(x, alpha * spread, generator)
-    y = (x + noise.masked_fill_(~places.mask(drawn), 0.0)).to(x.dtype)
-    return y, places.count(drawn)
+    return (x + noise.masked_fill(~mask, 0.0)).to(x.dtype)
 
 
-def _draw_blocks(
+def draw_blocks(
     x: Tensor,
     p: float,
     edges: Sequence[int],
@@ -169,13 +214,18 @@ def _draw_blocks(
     gamma = gamma_of(p, size, block, calibration)
     if takes(x):
         blocks = Blocks(x, (1, x.shape[1] if share_channels else 1, *block))
-        return once(lambda: (blocks, blocks.draw(gamma, generator)))
+        return blocks, blocks.draw(gamma, generator)
     # no branch on a value from here on: torch.export traces it for any batch size
     places = [s - b + 1 for s, b in zip(size, block, strict=True)]
     shape = (x.shape[0], 1 if share_channels else x.shape[1], *places)
-    mask = bernoulli(shape, gamma, x.device, generator)
+    seeds = bernoulli(shape, gamma, x.device, generator)
+    return Mask(x.numel()), blocks_of(seeds, block)
+
+
+def blocks_of(seeds: Tensor, block: Sequence[int]) -> Tensor:
+    """The mask of the blocks that begin at these seeds, which lie where a whole block fits."""
     borders = [edge - 1 for edge in block[::-1] for _ in range(2)]  # the last axis first
-    return Mask(x.numel()), grow(pad(mask, borders), block, first=2)
+    return grow(pad(seeds, borders), block, first=2)
 
 
 def _public(

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from ..checks import NON_NEGATIVE, as_number, check_floating, check_option
 from ..registry import described_in
-from .masks import Mask, bernoulli, check_call, in_format_of, keep_scale, normal_like
-from .sparse import Blocks, Units, draw_units, drop_drawn, once, takes
+from .masks import Mask, bernoulli, check_call, in_format_of, keep_scale, normal_like, scaled
+from .sparse import Blocks, Units, draw_units, drop_drawn, takes
 
 Mode: TypeAlias = Literal["row", "batch"]
 _LARGE = 64  # elements of a unit, from which a number for each unit is less than a bit per element
@@ -17,38 +17,47 @@ _LARGE = 64  # elements of a unit, from which a number for each unit is less tha
 
 def drop_units(
     x: Tensor,
-    p: float,
+    p: float | Tensor,
     axes: int | None = None,
     *,
     rescale: bool = True,
     inplace: bool = False,
     generator: torch.Generator | None = None,
 ) -> tuple[Tensor, Tensor | int]:
-    """One decision for each place on the first `axes` axes; None stands for all."""
+    """One decision for each place on the first `axes` axes; None stands for all.
+
+    A rate in a tensor is that of compiled code, which has one graph for all rates.
+    """
+    shape = x.shape if axes is None else (*x.shape[:axes], *[1] * (x.ndim - axes))
+    if isinstance(p, Tensor):
+        mask = bernoulli(shape, p, x.device)
+        dropped = scaled(x, keep_scale(p) if rescale else None).masked_fill(mask, 0.0)
+        return dropped, Mask(x.numel()).count(mask)
     if p == 0.0 or x.numel() == 0:
         return x, 0
-    shape = x.shape if axes is None else (*x.shape[:axes], *[1] * (x.ndim - axes))
     places: Blocks | Mask
     whole = x.numel() // math.prod(shape) >= _LARGE
     if not takes(x, "units" if whole else "blocks"):
         places, drawn = Mask(x.numel()), bernoulli(shape, p, x.device, generator)
     elif whole:
-        places, drawn = Units(x.numel()), once(lambda: draw_units(shape, p, generator))
+        places, drawn = Units(x.numel()), draw_units(shape, p, generator)
     else:
         blocks = Blocks(x, [side // part for side, part in zip(x.shape, shape, strict=True)])
-        places, drawn = once(lambda: (blocks, blocks.draw(p, generator)))
+        places, drawn = blocks, blocks.draw(p, generator)
     y = drop_drawn(x, keep_scale(p) if rescale else None, places, drawn)
     return x.copy_(y) if inplace else y, places.count(drawn)
 
 
 def drop_residual(
-    block: Tensor, shortcut: Tensor, p: float, mode: Mode, generator: torch.Generator | None = None
+    block: Tensor, shortcut: Tensor, p: float | Tensor, mode: Mode, generator: torch.Generator | None = None
 ) -> tuple[Tensor, Tensor | int]:
     if block.shape != shortcut.shape:
         raise ValueError(
             f"needs a residual block that keeps its shape, got input {tuple(shortcut.shape)} and "
             f"output {tuple(block.shape)}; where the shape changes, use DropPath on the branch"
         )
+    if isinstance(p, Tensor):
+        return _drop_residual_traced(block, shortcut, p, mode)
     if p == 0.0 or block.numel() == 0:
         return block, 0
     wide = torch.promote_types(block.dtype, torch.float32)
@@ -57,14 +66,30 @@ def drop_residual(
     return in_format_of(block, branch.add_(shortcut).to(block.dtype)), dropped
 
 
+def _drop_residual_traced(
+    block: Tensor, shortcut: Tensor, p: Tensor, mode: Mode
+) -> tuple[Tensor, Tensor | int]:
+    """`drop_residual` in compiled code; a rate of 0 gives the block itself, to the bit."""
+    axes = int(mode == "row")
+    shape = (*block.shape[:axes], *[1] * (block.ndim - axes))
+    mask = bernoulli(shape, p, block.device)
+    wide = torch.promote_types(block.dtype, torch.float32)
+    scale = keep_scale(p).to(wide)
+    kept = block.to(wide) * scale + shortcut.to(wide) * (1.0 - scale)
+    y = torch.where(mask, shortcut.to(wide), kept).to(block.dtype)
+    return in_format_of(block, y), Mask(block.numel()).count(mask)
+
+
 def add_noise(x: Tensor, std: float | Tensor, generator: torch.Generator | None = None) -> Tensor:
     if not isinstance(std, Tensor) and std == 0.0:  # a tensor is never read
         return x
     return (x + normal_like(x, std, generator)).to(x.dtype)
 
 
-def multiply_noise(x: Tensor, p: float, generator: torch.Generator | None = None) -> Tensor:
-    if p == 0.0:
+def multiply_noise(
+    x: Tensor, p: float | Tensor, generator: torch.Generator | None = None
+) -> Tensor:
+    if not isinstance(p, Tensor) and p == 0.0:
         return x
     noise = normal_like(x, (p / (1 - p)) ** 0.5, generator)
     return (x * (noise + 1.0)).to(x.dtype)

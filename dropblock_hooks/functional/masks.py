@@ -35,9 +35,14 @@ def wide_dtype(device: torch.device) -> torch.dtype:
 
 
 def bernoulli(
-    shape: Sequence[int], p: float, device: torch.device, generator: torch.Generator | None = None
+    shape: Sequence[int], p: float | Tensor, device: torch.device, generator: torch.Generator | None = None
 ) -> Tensor:
-    """A boolean tensor, True with chance p. Drawn in float32, or in float64 for a small p."""
+    """A boolean tensor, True with chance p. Drawn in float32, or in float64 for a small p.
+
+    A chance in a tensor is not read. So it is drawn in float32, which makes it wrong by 6e-8.
+    """
+    if isinstance(p, Tensor):
+        return torch.rand(tuple(shape), device=device, dtype=torch.float32) < p
     dtype = torch.float32 if p >= _COARSE else wide_dtype(device)
     if generator is None:  # with the argument, torch picks an overload without symbolic sizes
         return torch.rand(tuple(shape), device=device, dtype=dtype) < p
@@ -47,6 +52,8 @@ def bernoulli(
 def normal_like(x: Tensor, std: float | Tensor, generator: torch.Generator | None) -> Tensor:
     """Normal noise, drawn in row-major order in at least float32; in the memory format of `x`."""
     dtype = torch.promote_types(x.dtype, torch.float32)
+    if isinstance(std, Tensor) and generator is None:  # in compiled code, which fuses it
+        return in_format_of(x, torch.randn(x.shape, dtype=dtype, device=x.device) * std.to(dtype))
     noise = torch.empty(x.shape, dtype=dtype, device=x.device).normal_(generator=generator)
     return in_format_of(x, noise * std)
 
@@ -57,7 +64,10 @@ def in_format_of(x: Tensor, y: Tensor) -> Tensor:
     return y if like.stride() == y.stride() else like.copy_(y)
 
 
-def keep_scale(p: float) -> float:
+def keep_scale(p: Any) -> Any:
+    """The factor 1 / (1 - p) of what is kept, as a number or a tensor, as p is."""
+    if isinstance(p, Tensor):  # at p = 1 it is finite, because a gradient of 0 is multiplied by it
+        return 1 / (1 - p).clamp_min(1e-30)
     return 1 / (1 - p) if p < 1 else 0.0
 
 

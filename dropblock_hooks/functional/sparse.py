@@ -4,16 +4,14 @@ Seeds are rare, so the gaps between them are drawn instead of a number for each 
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .masks import Mask, bernoulli, scaled
 
-T = TypeVar("T")
 LEAST = {"blocks": 2**17, "units": 2**18}  # elements, from which the sparse form is faster
 _CPU = torch.device("cpu")
 _FREQUENT = 0.4  # from this chance on, one draw for each position is faster than one for each gap
@@ -151,7 +149,7 @@ class Blocks:
     def count(self, drawn: Tensor) -> int:
         if drawn.dtype is torch.uint8:
             return self.numel - int(drawn.count_nonzero())
-        return once(lambda: self._union(drawn.to(torch.int64)))
+        return self._union(drawn.to(torch.int64))
 
     def mask(self, drawn: Tensor) -> Tensor:
         kept = drawn if drawn.dtype is torch.uint8 else self._kept(drawn.to(torch.int64))
@@ -241,27 +239,6 @@ def _rows(y: Tensor, mask: Tensor) -> Tensor | None:
     if order[: len(decided)] != decided or not y.permute(order).is_contiguous():
         return None
     return y.permute(order).view(mask.numel(), -1)
-
-
-_draws: Any = None  # a list to be filled, or an iterator over a list that is taken from
-
-
-@contextmanager
-def reusing(draws: list[Any]) -> Iterator[None]:
-    """Let `once` keep its results in an empty list, or take them from a list, as in a backward."""
-    global _draws
-    _draws = iter(draws) if draws else draws
-    try:
-        yield
-    finally:
-        _draws = None
-
-
-def once(draw: Callable[[], T]) -> T:
-    drawn: T = next(_draws) if isinstance(_draws, Iterator) else draw()
-    if isinstance(_draws, list):
-        _draws.append(drawn)
-    return drawn
 
 
 class _Drop(torch.autograd.Function):

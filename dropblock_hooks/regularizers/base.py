@@ -6,7 +6,7 @@ import copy
 import functools
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
@@ -54,7 +54,8 @@ class Now:
     norms: Tensor | None = None
 
     def __init__(self, **values: Any) -> None:
-        vars(self).update(values)
+        for name, value in values.items():
+            setattr(self, name, value)
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"now has no {name!r}; it has {', '.join(vars(self))}")
@@ -103,6 +104,8 @@ class Regularizer:
     spatial: ClassVar[int | None] = None
     samplewise: ClassVar[bool] = False
     needs_input: ClassVar[bool] = False
+    traced: ClassVar[bool] = False  # whether compiled code traces ``apply``, with rates as tensors
+    off: ClassVar[Mapping[str, float]] = {}  # rates at which it changes nothing, if there are some
     linear: ClassVar[bool] = False
     random: ClassVar[bool] = True
     idle_at_zero: ClassVar[bool] = False
@@ -142,6 +145,8 @@ class Regularizer:
         if {"apply", "bind"} & vars(cls).keys():  # inherited values describe another `apply`
             cls.linear = vars(cls).get("linear", False)
             cls.idle_at_zero = vars(cls).get("idle_at_zero", False)
+            cls.traced = vars(cls).get("traced", False)
+            cls.off = vars(cls).get("off", {})
 
     def __post_init__(self) -> None:
         cls: Any = type(self)  # mypy takes no class as hashable
@@ -197,6 +202,11 @@ class Regularizer:
             if values[name] not in ranges[name]:
                 raise ValueError(f"{name} must be {ranges[name]}, got {values[name]} at t={t:g}")
         return values
+
+    def off_values(self, values: Mapping[str, float]) -> Iterator[float]:
+        """The rates for compiled code that is switched off, in the order of the fields."""
+        for name, value in values.items():
+            yield self.off.get(name, value)
 
     def with_rates(self, **rates: Any) -> Regularizer:
         for name in rates:

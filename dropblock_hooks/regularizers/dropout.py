@@ -15,6 +15,7 @@ from ..functional.dropblock import (
     expected_share,
 )
 from ..functional.dropout import Mode, add_noise, drop_residual, drop_units, multiply_noise
+from ..functional.operators import distort_blocks_traced, drop_blocks_traced
 from ..registry import register
 from .base import Applied, MapSize, NonNegative, Now, Probability, RateLike, Regularizer
 
@@ -40,6 +41,8 @@ class _DropsUnits(DropsShare, Regularizer):
     scale_by_keep: bool = True
     linear: ClassVar[bool] = True
     idle_at_zero: ClassVar[bool] = True
+    traced: ClassVar[bool] = True
+    off: ClassVar[Mapping[str, float]] = {"p": 0.0}
 
     def apply(self, x: Tensor, now: Now) -> Applied:
         axes = 1 if self.samplewise else 2 if self.spatial else None
@@ -126,6 +129,8 @@ class StochasticDepth(DropsShare, Regularizer):
     p: Probability
     mode: Mode = "row"
     needs_input: ClassVar[bool] = True
+    traced: ClassVar[bool] = True
+    off: ClassVar[Mapping[str, float]] = {"p": 0.0}
 
     def check(self, values: Mapping[str, float]) -> None:
         vars(self).update(samplewise=self.mode == "row")
@@ -153,6 +158,8 @@ class GaussianNoise(Regularizer):
 
     std: NonNegative
     idle_at_zero: ClassVar[bool] = True
+    traced: ClassVar[bool] = True
+    off: ClassVar[Mapping[str, float]] = {"std": 0.0}
 
     def apply(self, x: Tensor, now: Now) -> Applied:
         return add_noise(x, now.std), None
@@ -173,6 +180,8 @@ class GaussianDropout(Regularizer):
     p: Annotated[RateLike, Range(0, 1, open_high=True)]
     linear: ClassVar[bool] = True
     idle_at_zero: ClassVar[bool] = True
+    traced: ClassVar[bool] = True
+    off: ClassVar[Mapping[str, float]] = {"p": 0.0}
 
     def apply(self, x: Tensor, now: Now) -> Applied:
         return multiply_noise(x, now.p), None
@@ -208,10 +217,12 @@ class _DropBlocks(_Blocks):
     normalize: Normalize = "batch"
     share_channels: bool = False
     linear: ClassVar[bool] = True
+    traced: ClassVar[bool] = True
+    off: ClassVar[Mapping[str, float]] = {"p": 0.0}
 
     def apply(self, x: Tensor, now: Now) -> Applied:
-        options = (self.calibration, self.normalize, self.share_channels)
-        return drop_blocks(x, now.p, self.edges, *options)
+        drop = drop_blocks_traced if isinstance(now.p, Tensor) else drop_blocks
+        return drop(x, now.p, self.edges, self.calibration, self.normalize, self.share_channels)
 
     def expected_share(self, values: Mapping[str, float], map_size: MapSize) -> float | None:
         return expected_share(values["p"], map_size, self.edges, self.calibration)
@@ -270,6 +281,9 @@ class Disout(_Blocks, Regularizer):
     share_channels: bool = False
     spatial: ClassVar[int] = 2
     idle_at_zero: ClassVar[bool] = True
+    traced: ClassVar[bool] = True
+    off: ClassVar[Mapping[str, float]] = {"p": 0.0}
 
     def apply(self, x: Tensor, now: Now) -> Applied:
-        return distort_blocks(x, now.p, self.edges, now.alpha, share_channels=self.share_channels)
+        distort = distort_blocks_traced if isinstance(now.p, Tensor) else distort_blocks
+        return distort(x, now.p, self.edges, now.alpha, self.share_channels)

@@ -160,6 +160,8 @@ class Retune(DropsShare, Regularizer):
     needs_calls: ClassVar[bool] = True  # unless other code reads the rate of the layer
     linear: ClassVar[bool] = True
     idle_at_zero: ClassVar[bool] = True
+    traced: ClassVar[bool] = True
+    off: ClassVar[Mapping[str, float]] = {"p": 0.0}
 
     def check(self, values: Mapping[str, float]) -> None:
         if self.at != "output" or self.index is not None or self.layout != "auto":

@@ -1,5 +1,6 @@
 """Regularizers of gradients, of activations or of parameters. They let Inf and NaN pass."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from ..checks import POSITIVE, as_number
 from ..functional import gradients
 from ..functional.dropout import add_noise, drop_units
+from ..functional.masks import scaled
 from ..registry import register
 from .base import Applied, NonNegative, Now, Positive, Probability, Rate, Regularizer
 from .dropout import DropsShare
@@ -58,6 +60,8 @@ class ClampGrad(OnGradients, Regularizer):
     max: Rate | None = None
     reads_grad_scale: ClassVar[bool] = True
     bounds: ClassVar[Mapping[str, int]] = {"min": -1, "max": 1}
+    traced: ClassVar[bool] = True
+    off: ClassVar[Mapping[str, float]] = {"min": -math.inf, "max": math.inf}
 
     def check(self, values: Mapping[str, float]) -> None:
         gradients.check_bounds(values.get("min"), values.get("max"))
@@ -94,6 +98,8 @@ class ClipGradNorm(OnGradients, Regularizer):
     group: bool = False
     reads_grad_scale: ClassVar[bool] = True
     bounds: ClassVar[Mapping[str, int]] = {"max_norm": 1}
+    traced: ClassVar[bool] = True
+    off: ClassVar[Mapping[str, float]] = {"max_norm": math.inf}
 
     def check(self, values: Mapping[str, float]) -> None:
         norm_type = gradients.check_norm(self.norm_type, self.per)
@@ -127,9 +133,13 @@ class ScaleGrad(OnGradients, Regularizer):
     """
 
     scale: Rate
+    traced: ClassVar[bool] = True
+    off: ClassVar[Mapping[str, float]] = {"scale": 1.0}
 
     def apply(self, x: Tensor, now: Now) -> Applied:
-        return (x if now.scale == 1.0 else x * now.scale), None
+        if not isinstance(now.scale, Tensor) and now.scale == 1.0:
+            return x, None
+        return scaled(x, now.scale), None
 
 
 @register
@@ -143,6 +153,8 @@ class ZeroGrad(OnGradients, Regularizer):
     Equation:
         ``g' = 0``
     """
+
+    traced: ClassVar[bool] = True
 
     def apply(self, x: Tensor, now: Now) -> Applied:
         return torch.zeros_like(x), None
@@ -168,9 +180,13 @@ class GradNoise(OnGradients, Regularizer):
     std: NonNegative
     random: ClassVar[bool] = True
     reads_grad_scale: ClassVar[bool] = True
+    traced: ClassVar[bool] = True
+    off: ClassVar[Mapping[str, float]] = {"std": 0.0}
 
     def apply(self, x: Tensor, now: Now) -> Applied:
-        return (add_noise(x, now.std * now.grad_scale) if now.std else x), None
+        if not isinstance(now.std, Tensor) and now.std == 0.0:
+            return x, None
+        return add_noise(x, now.std * now.grad_scale), None
 
 
 @register
@@ -189,6 +205,8 @@ class DropGrad2d(DropsShare, OnGradients, Regularizer):
     p: Probability = 0.5
     spatial: ClassVar[int] = 2
     random: ClassVar[bool] = True
+    traced: ClassVar[bool] = True
+    off: ClassVar[Mapping[str, float]] = {"p": 0.0}
 
     def apply(self, x: Tensor, now: Now) -> Applied:
         y, dropped = drop_units(x, now.p, 2)

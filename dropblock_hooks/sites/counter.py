@@ -7,6 +7,7 @@ to 2**64, so the relative error of a quantile is at most 9.1 %. Smaller norms co
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -16,8 +17,10 @@ from ..checks import PROBABILITY, as_number
 from ..functional.masks import wide_dtype
 
 _PER_OCTAVE = 4
+_EDGES = 2**17  # an edge of a map is shorter
 _ONE = 257  # the bin that begins at a norm of 1; zeros are in bin 0
 _LAST = 513
+CELLS = _LAST + 2  # the sum of the norms, and the bins
 _MOST_NORMS = 64  # tensors that wait: to bin many takes hardly longer than to bin one
 
 
@@ -63,6 +66,33 @@ class Norms:
 
     def __repr__(self) -> str:
         return f"Norms(count={self.count}, mean={self.mean}, largest={self.largest})"
+
+
+def as_number_of(edges: Sequence[int]) -> int:
+    """The edges of a map as one number, which a float64 holds; `edges_of` is the inverse."""
+    number = 0
+    for edge in edges:
+        number = number * _EDGES + edge
+    return number
+
+
+def edges_of(number: int) -> tuple[int, ...]:
+    edges = []
+    while number:
+        number, edge = divmod(number, _EDGES)
+        edges.append(edge)
+    return tuple(edges[::-1])
+
+
+def with_norms(cells: Tensor, norms: Tensor) -> Tensor:
+    """The cells of a histogram with more norms; those that are not finite are left out."""
+    norms = norms.reshape(-1).to(cells.dtype)
+    finite = norms < float("inf")  # False for NaN, too
+    norms = norms.where(finite, 0.0)
+    octaves = norms.log2() * _PER_OCTAVE + _ONE  # of 0: -inf
+    bins = octaves.clamp(0, _LAST).long() + 1
+    cells = cells.index_add(0, bins, finite.to(cells.dtype))
+    return cells.index_add(0, torch.zeros_like(bins), norms)
 
 
 class Snapshot(NamedTuple):
@@ -122,8 +152,7 @@ class Counter:
         """Add one active call with `total` elements, `affected` of them changed (None: unknown)."""
         self.active += 1
         if size is not None and self.map_size != size:
-            self.map_varies |= self.map_size is not None
-            self.map_size = tuple(size)
+            self.note_size(size)
         if affected is None:
             return
         if type(norms) is Tensor and not norms.is_meta:  # others have no numbers
@@ -138,6 +167,29 @@ class Counter:
         self.total += total
         self.expected += rate * total
 
+    def note_size(self, size: Sequence[int]) -> None:
+        """Keep the spatial size of a tensor, and whether an earlier one had another."""
+        if self.map_size != tuple(size):
+            self.map_varies |= self.map_size is not None
+            self.map_size = tuple(size)
+
+    def take(self, counts: Sequence[float], cells: Tensor | None) -> None:
+        """Add what compiled code has counted, in the order of the fields of a `Snapshot`."""
+        trained, evaluated, active, off, affected, total, expected, size = counts
+        self.trained += round(trained)
+        self.evaluated += round(evaluated)
+        self.active += round(active)
+        self.off += round(off)
+        self.total += round(total)
+        self.affected = self.affected + round(affected)
+        self.expected += expected
+        if size:
+            self.note_size(edges_of(round(size)))
+        if cells is not None:
+            self._bin_norms()
+            cells = cells.to("cpu", torch.float64, copy=True)
+            self.cells = cells if self.cells is None else self.cells.to(cells) + cells
+
     def _bin_norms(self) -> None:
         if not self._norms:
             return
@@ -145,12 +197,8 @@ class Counter:
         dtype = wide_dtype(device)
         norms = torch.cat([each.to(device) for each in self._norms]).to(dtype)
         self._norms = []
-        before = norms.new_zeros(_LAST + 2) if self.cells is None else self.cells.to(device, dtype)
-        finite = norms < float("inf")  # False for NaN, too
-        norms = norms.where(finite, 0.0)
-        at = (norms.log2() * _PER_OCTAVE + _ONE).clamp(0, _LAST).long()  # of 0: from -inf
-        self.cells = before.index_add(0, at + 1, finite.to(dtype))
-        self.cells[0] += norms.sum()
+        before = norms.new_zeros(CELLS) if self.cells is None else self.cells.to(device, dtype)
+        self.cells = with_norms(before, norms)
 
     def life(self) -> Snapshot:
         """The totals since attaching, including a loaded state."""

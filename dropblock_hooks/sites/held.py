@@ -87,7 +87,7 @@ class RetuneHook(SiteHook):
             if not is_exporting():
                 operator.note(self.site.handle, module.training)
         elif graph_task() == NO_TASK:
-            self.site.counter.add(None, 0, 0.0)
+            self.site.tally.add(None, 0, 0.0)
         return None
 
 

@@ -22,7 +22,7 @@ from ..regularizers.base import Regularizer
 from ..selectors.index import Target
 from ..selectors.wrappers import find_module
 from ..tables import counted
-from . import indexing, operator
+from . import compiled, indexing, operator
 from .run import Run, Window
 from .site import Site, act, has_data, may_get_grad, see, see_grad
 
@@ -174,7 +174,9 @@ class SiteHook:
     def _act(self, module: nn.Module, *given: Any) -> Any:
         """Run the regularizer; `given` are the arguments of a hook of torch after the module."""
         site, args = self.site, given[0]
-        run = operator.regularize if is_compiling() else act
+        run = act
+        if is_compiling():
+            run = compiled.regularize if site.is_traced() else operator.regularize
         if self.direct and indexing.is_dense(given[-1]):  # shorter, which compiling needs
             y = run(site, given[-1], args[0] if args else None, module.training)
             return None if y is given[-1] else y
@@ -210,7 +212,8 @@ class SiteHook:
         dense = self.direct and isinstance(x, Tensor) and x.layout is torch.strided
         if not (dense and x.is_floating_point()):
             return self._act(module, *given)
-        y = operator.regularize(site, x, given[0][0] if given[0] else None, training)
+        run = compiled.regularize if site.is_traced() else operator.regularize
+        y = run(site, x, given[0][0] if given[0] else None, training)
         return None if y is x else y
 
 

@@ -20,11 +20,9 @@ from torch import Tensor
 from ..axes.view import View
 from ..checkpointing import NO_TASK, graph_task
 from ..compiling import define_operator, differentiate, find, is_exporting
-from ..functional.sparse import reusing
 from .site import Site, act, may_get_grad, perform, refuse_tracing, regularize_grad, see, see_grad
 
 _SEEDS = 2**63 - 1
-_MOST_DRAWS = 16  # that a site keeps; without them, a backward draws from the seed again
 _VIEW = "str layout, SymInt[] grid, SymInt prefix"
 _NONE = -1  # in place of the number of a site that is off, or of a call that is not observed
 _KEY = torch._C.DispatchKey
@@ -41,14 +39,15 @@ def regularize(site: Site, x: Tensor, given: Any, training: bool) -> Tensor:
         refuse_tracing(site, training)
     if exporting:  # the program keeps the present rates as constants
         return perform(site, x, None, site.values, input=given)
-    gradient, linear, draws, n_rates, sure = site.traits
-    if gradient and not may_get_grad(x):
+    sure = site.reader.sure
+    linear = site.regularizer.linear or site.of_gradients
+    if site.of_gradients and not may_get_grad(x):
         note(site.handle, training)  # the first pass of a reentrant checkpoint, say
         return x
-    layout, grid, prefix = sure if sure and len(sure[0]) == x.ndim else site.form_of(x)
+    layout, grid, prefix = sure if sure and len(sure.layout) == x.ndim else site.form_of(x)
     layer_input = None if linear or given is x or not isinstance(given, Tensor) else given
-    seed = torch.randint(-_SEEDS, _SEEDS, (), device="cpu") if draws else None
-    where = layout, grid or (), prefix, training, linear, n_rates
+    seed = torch.randint(-_SEEDS, _SEEDS, (), device="cpu") if site.draws else None
+    where = layout, grid or (), prefix, training, linear, len(site.values)
     y: Tensor = regularize_op(x, layer_input, site.handle, seed, *where)[0]
     return y
 
@@ -67,7 +66,7 @@ def note(handle: Tensor, training: bool) -> None:
     """Count a forward in which nothing is done to the activation."""
     site = _entered(handle, training)
     if site is not None and site.regularizer.acts_on == "activation" and graph_task() == NO_TASK:
-        site.counter.add(None, 0, 0.0)
+        site.tally.add(None, 0, 0.0)
 
 
 @define_operator(
@@ -91,14 +90,9 @@ def regularize_op(x: Tensor, layer_input: Tensor | None, *rest: Any) -> tuple[Te
     row = torch.tensor([number, *rates], dtype=torch.float64, device="cpu")
     if site is None or site.regularizer.acts_on == "gradient":
         return _new(x, x), row
-    draws: list[Any] = []
-    with _seeded(seed, x.device), reusing(draws):
+    with _seeded(seed, x.device):
         given = x if layer_input is None else layer_input
         y = act(site, x, given, training, View(layout, tuple(grid) or None, prefix))
-    if linear and draws:
-        site.kept_draws[int(seed or 0)] = draws
-        if len(site.kept_draws) > _MOST_DRAWS:  # of forwards without a backward
-            site.kept_draws.pop(next(iter(site.kept_draws)))
     return _new(y, x), row
 
 
@@ -142,8 +136,7 @@ def regularize_gradients_op(grad: Tensor, x: Tensor | None, *saved: Any) -> list
     rates = dict(zip(site.values, values, strict=False))
     if site.regularizer.acts_on == "gradient":
         return [_new(regularize_grad(site, form, rates, grad), grad)]
-    draws = site.kept_draws.pop(int(seed or 0), [])
-    with _seeded(seed, grad.device), reusing(draws):
+    with _seeded(seed, grad.device):
         if x is None:
             return [_new(perform(site, grad, form, rates), grad)]
         with _autograd():

@@ -15,6 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from ..axes.grids import Grids
 from ..findings import Finding, Kind, Severity, tell
 from ..functional.masks import wide_dtype
+from .board import Board
 from .counter import Counter, Snapshot
 
 _WRAPPED = ("_scaler", "scaler", "grad_scaler", "_precision", "precision_plugin", "accelerator")
@@ -70,11 +71,13 @@ class Run:
     optimizers: list[tuple[weakref.ref[Any], RemovableHandle]] = field(default_factory=list)
     grids: Grids = field(default_factory=Grids)  # the sizes of the maps behind rows of tokens
     shared: dict[str, Any] = field(default_factory=dict)  # the state that observers share
+    sites: tuple[Any, ...] = ()  # all sites, in the order of the spec
+    boards: dict[torch.device, Board] = field(default_factory=dict)  # once there is compiled code
 
     def __getstate__(self) -> dict[str, Any]:
         scaler = False if self.scaler is False else None  # a GradScaler is not saved
         told = {*self.told, (".", "not_trained")}  # an average of the weights is never trained
-        own: dict[str, Any] = {"scaler": scaler, "optimizers": [], "always": False}
+        own: dict[str, Any] = {"scaler": scaler, "optimizers": [], "always": False, "boards": {}}
         return {**self.__dict__, **own, "told": told}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Run":
@@ -82,6 +85,23 @@ class Run:
         # the copy is trained with the GradScaler of the training loop
         vars(copied).update(copy.deepcopy(self.__getstate__(), memo), scaler=self.scaler)
         return copied
+
+    def board_on(self, device: torch.device) -> Board:
+        """The board on a device, which is made for the first compiled code there."""
+        self.compiled = True
+        if device not in self.boards:
+            self.boards[device] = Board(self.sites, device)
+        return self.boards[device]
+
+    def write(self) -> None:
+        """Write the present rates and switches to the boards, where compiled code reads them."""
+        for board in self.boards.values():
+            board.write()
+
+    def take_counts(self, only: Any = None) -> None:
+        """Move what compiled code has counted to the counters of all sites, or of one."""
+        for board in self.boards.values():
+            board.take(only)
 
     def check_installed(self) -> None:
         if not self.installed:
@@ -91,7 +111,7 @@ class Run:
         """Close the window of the model and of all sites, and begin the next one."""
         self.counter.close_window()
         for site in sites:
-            site.counter.close_window()
+            site.tally.close_window()
             if site.watch is not None:
                 site.watch.close_window()
         self.looked = False
@@ -149,7 +169,8 @@ class Window:
 
 def windows(run: Run, hooks: Iterable[Any]) -> tuple[Window, Window]:
     """The open window, and the one that closed last."""
-    counters = {hook.site.key: hook.site.counter for hook in hooks}
+    run.take_counts()
+    counters = {hook.site.key: hook.site.tally for hook in hooks}
     opened = {key: counter.window() for key, counter in counters.items()}
     closed = {key: counter.closed for key, counter in counters.items()}
     return Window(opened, run.counter.window()), Window(closed, run.counter.closed)

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.compiler import is_compiling
 
+from .._torch import constant_when_traced
 from ..axes.facts import Facts
 from ..axes.reader import Reader
 from ..axes.view import CHANNELS_FIRST, View
@@ -22,6 +23,7 @@ from ..regularizers.dropout import DropsShare
 from ..schedules import is_moving
 from ..selectors.index import HELD, Target
 from ..selectors.wrappers import bare_type
+from .board import MOST_RATES
 from .counter import Counter, Norms
 from .run import Run
 
@@ -72,9 +74,12 @@ class Site:
         self.reader = Reader(item, facts, run.grids)
         self.order, self.position = 0, (0, 0)  # in the spec: of its entry, and in that
         self.selector = key  # of its entry
-        self.counter = Counter()
+        self.tally = Counter()  # without what compiled code has counted since `counter` was read
+        self.cells: Any = None  # its part of the board, once compiled code has called it
+        self.counts: Any = None
+        self.gradient_counts: Any = None
+        self.norm_cells: Any = None
         self.handle = new_handle(self)
-        self.kept_draws: dict[int, list[Any]] = {}  # of compiled forwards, by seed
         self.recomputed = False
         self.set_regularizer(item)
 
@@ -84,11 +89,10 @@ class Site:
         self.regularizer = copy.copy(regularizer)  # compiled code guards what sites share
         self.bound: Any = self.regularizer.bind()  # the callable
         self.watch: Watch | None = self.bound if isinstance(self.bound, Watch) else None
-        gradient = regularizer.acts_on == "gradient"
-        self.draws = regularizer.random and not gradient  # random numbers for activations
-        sure: Any = self.reader.sure and tuple(self.reader.sure)
-        # one tuple for compiled code, because it compiles faster than five attributes
-        self.traits = gradient, regularizer.linear or gradient, self.draws, len(values), sure
+        self.of_gradients = regularizer.acts_on == "gradient"
+        self.draws = regularizer.random and not self.of_gradients  # numbers for activations
+        self.reads_axes = regularizer.spatial is not None or regularizer.channelwise
+        self.traced = regularizer.traced and len(values) <= MOST_RATES
         self.moves = any(map(is_moving, regularizer.rates.values()))
         self.always = regularizer.active == "always"
         self.move(values)
@@ -101,13 +105,33 @@ class Site:
         self.idle = self.rate == 0.0 and self.regularizer.idle_at_zero and activation
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "handle": None, "kept_draws": {}}
+        self.run.take_counts(self)
+        without = {"handle": None, "cells": None, "counts": None}
+        without |= {"gradient_counts": None, "norm_cells": None}
+        return {**self.__dict__, **without}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, handle=new_handle(self))  # a copy is another site
 
     def __repr__(self) -> str:
         return f"Site({self.key!r}, {self.regularizer!r})"
+
+    @property
+    def counter(self) -> Counter:
+        """All counts, which waits for the device of a board."""
+        self.run.take_counts(self)
+        return self.tally
+
+    @constant_when_traced
+    def use_board(self, device: torch.device) -> None:
+        """Take the tensors of the board on a device; torch.compile calls it while it traces."""
+        if self.cells is not None and self.cells.device == device:
+            return
+        board = self.run.board_on(device)
+        self.cells = board.cells[self.order]
+        self.counts = board.counts[self.order]
+        self.gradient_counts = board.gradients[self.order]
+        self.norm_cells = board.norms[self.order]
 
     @property
     def layout(self) -> str | None:
@@ -118,7 +142,8 @@ class Site:
     @property
     def calls(self) -> int:
         """Forward calls of the layer since attaching; in compiled code, those in which it acts."""
-        return self.counter.evaluated + self.counter.trained
+        counter = self.counter
+        return counter.evaluated + counter.trained
 
     @property
     def active_calls(self) -> int:
@@ -168,10 +193,10 @@ class Site:
         run = self.run
         if graph_task() == NO_TASK:
             if training:
-                self.counter.trained += 1
-                self.counter.off += not run.enabled
+                self.tally.trained += 1
+                self.tally.off += not run.enabled
             else:
-                self.counter.evaluated += 1
+                self.tally.evaluated += 1
         if training:
             return run.installed and run.enabled
         return (self.always or run.always) and self.acts(False)
@@ -179,9 +204,9 @@ class Site:
     def count_idle(self, elements: int, training: bool) -> None:
         """Count a call at rate 0, in which nothing is run; not one that ``always()`` adds."""
         if graph_task() == NO_TASK and (training or self.always):
-            self.counter.active += 1
-            if isinstance(self.regularizer, DropsShare) or self.counter.total:  # it counts them
-                self.counter.total += elements
+            self.tally.active += 1
+            if isinstance(self.regularizer, DropsShare) or self.tally.total:  # it counts them
+                self.tally.total += elements
 
     def acts(self, training: bool) -> bool:
         """Whether the regularizer is to be run in this mode of its layer."""
@@ -190,6 +215,13 @@ class Site:
     def is_on(self, training: bool) -> bool:
         """Whether it acts in this mode of its layer unless it is switched off."""
         return training or self.always or (self.run.always and self.draws)
+
+    def is_traced(self) -> bool:
+        """Whether torch.compile traces the regularizer; otherwise an operator calls Python."""
+        scaler = self.run.scaler
+        known = not (self.regularizer.reads_grad_scale and scaler) or hasattr(scaler, "_scale")
+        exported = is_exporting() or torch._C._are_functorch_transforms_active()
+        return self.traced and known and not exported
 
     def form_of(self, x: Tensor) -> View:
         """How the axes of a tensor are read; SiteError if they are not known."""
@@ -264,7 +296,7 @@ def perform(
         size = None if regularizer.spatial is None else inner.shape[2:]
         known = affected if isinstance(affected, int) or has_data(affected) else None
         rate = site.rate if regularizer.acts_on == "activation" else None
-        site.counter.add(known, inner.numel(), rate or 0.0, size, now.norms)
+        site.tally.add(known, inner.numel(), rate or 0.0, size, now.norms)
     return x if y is inner else y if plain else form.put(y, x)
 
 
@@ -297,7 +329,7 @@ def see(site: Site, tensors: Sequence[Tensor], given: Sequence[Tensor], **call: 
     """Count one call of the layer and hand it to the observer, as in `Seen`; return its ticket."""
     run, observer = site.run, site.bound.observer
     if observer.sees_values or not observer.sees_gradients:
-        site.counter.add(None, 0, 0.0)
+        site.tally.add(None, 0, 0.0)
     if not tensors or not observer.sees_values:
         return None
     tensors = tensors if observer.keeps_graph else [x.detach() for x in tensors]
@@ -315,7 +347,7 @@ def see_grad(site: Site, grad: Tensor | None, at: int = 0, ticket: int | None = 
         scale, grads = run.loss_scale(grad.device), [grad.detach()]
         _update(site, Seen(grads, run.epoch, run.shared, True, at=at, scale=scale, ticket=ticket))
     if not observer.sees_values:
-        site.counter.add(None, 0, 0.0)
+        site.tally.add(None, 0, 0.0)
 
 
 def _update(site: Site, seen: Seen) -> int:

@@ -1,0 +1,79 @@
+"""Private names of torch, each behind a function that says what it is for and what happens without it.
+
+Tried with torch 2.6 to 2.14.
+"""
+
+import importlib.abc
+import importlib.util
+import sys
+from collections.abc import Callable
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_DYNAMO_CONFIG = "torch._dynamo.config"
+
+
+def constant_when_traced(function: Function) -> Function:
+    """Decorate a function that torch.compile calls while it traces, and whose result it keeps.
+
+    It is what ``torch.compiler.assume_constant_result`` sets. That function imports dynamo, which
+    takes a second.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]  # on a function
+    return function
+
+
+def keep_address(tensor: Tensor) -> None:
+    """Tell torch.compile that a tensor stays where it is in memory.
+
+    Otherwise CUDA graphs are not used for a graph that changes the tensor. The address is no guard,
+    so equal blocks of a model share compiled code.
+    """
+    from torch._dynamo import mark_static_address
+
+    mark_static_address(tensor, guard=False)
+
+
+def guard_hooks() -> None:
+    """Make torch.compile check that the hooks of a module are those that it has compiled.
+
+    By default dynamo does not check them (``skip_nnmodule_hook_guards``). Then it runs the code of
+    a bare module for another one of the same class that has hooks, and the other way round. The
+    setting is changed when dynamo is imported, so that a process that compiles nothing need not
+    import it.
+    """
+    config = sys.modules.get(_DYNAMO_CONFIG)
+    if config is not None:
+        _guard_hooks_in(config)
+    elif not any(isinstance(finder, _ImportOfDynamo) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _ImportOfDynamo())
+
+
+def _guard_hooks_in(config: ModuleType) -> None:
+    if hasattr(config, "skip_nnmodule_hook_guards"):
+        config.skip_nnmodule_hook_guards = False
+
+
+class _ImportOfDynamo(importlib.abc.MetaPathFinder):
+    """Waits for the import of dynamo's settings, and changes one when they are loaded."""
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        if name != _DYNAMO_CONFIG:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.loader is None:
+            return None
+        load = spec.loader.exec_module
+
+        def load_and_change(module: ModuleType) -> None:
+            load(module)
+            _guard_hooks_in(module)
+
+        spec.loader.exec_module = load_and_change  # type: ignore[method-assign]  # of this one import
+        return spec

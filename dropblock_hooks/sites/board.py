@@ -1,0 +1,139 @@
+"""The board: what compiled code reads and counts, in tensors that stay where they are.
+
+Compiled code must not call Python, and is not compiled again for another rate. So each site has
+these tensors on the device of its layer:
+
+cells       the host writes them, and compiled code reads them
+counts      a compiled forward adds to them
+gradients   a compiled backward adds to them; a tensor that both change can't be saved for a backward
+norms       so is this histogram of the norms before a bound; None without a bound
+
+The first axis of the cells has the modes, evaluation and training. The second one has copies, the
+smallest of which is taken, see `sites.compiled.read`. The third one has these rows:
+
+RATES       whether the site is on, and then its rates, in the order of its fields
+CALLED      what each call of the layer adds to the counts
+GRADIENT    what each gradient adds to them
+ELEMENTS    what each element of a tensor adds to them
+CHANGED     what each element adds that was dropped or changed
+
+The cells of all sites share one memory, so `Board.write` is one copy to the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from .._torch import keep_address
+from ..functional.masks import wide_dtype
+from .counter import CELLS
+
+if TYPE_CHECKING:
+    from .site import Site
+
+RATES, CALLED, GRADIENT, ELEMENTS, CHANGED = range(5)
+ON, FIRST_RATE = range(2)
+"""The places in the row of the rates."""
+TRAINED, EVALUATED, ACTIVE, OFF, AFFECTED, TOTAL, EXPECTED, SIZE = range(8)
+"""The places in the counts: the fields of a `Snapshot`, and the size of the last map."""
+WIDTH = 8
+MOST_RATES = WIDTH - FIRST_RATE
+COPIES = 8
+_SHAPE = (2, COPIES, 5, WIDTH)
+
+
+class Board:
+    """The cells and the counts of all sites of an attachment on one device."""
+
+    def __init__(self, sites: Sequence[Site], device: torch.device) -> None:
+        self.sites = sites
+        self.device = device
+        dtype = wide_dtype(device)
+        with torch.inference_mode(False), torch.no_grad():
+            self._memory = torch.zeros((len(sites), *_SHAPE), dtype=dtype, device=device)
+            self.cells = [self._part(i) for i in range(len(sites))]
+            self.counts = [torch.zeros(WIDTH, dtype=dtype, device=device) for _ in sites]
+            self.gradients = [torch.zeros(WIDTH, dtype=dtype, device=device) for _ in sites]
+            self.norms = [
+                torch.zeros(CELLS, dtype=dtype, device=device) if site.regularizer.bounds else None
+                for site in sites
+            ]
+            self.forwards = torch.zeros(2, dtype=dtype, device=device)
+        for tensor in (*self.cells, *self.counts, *self.gradients, *self.norms, self.forwards):
+            if tensor is not None:
+                keep_address(tensor)
+        self.write()
+
+    def _part(self, number: int) -> Tensor:
+        """The cells of a site: a tensor that is no view, although it shares the memory."""
+        size = self._memory[0].numel()
+        part = torch.empty(0, dtype=self._memory.dtype, device=self.device)
+        return part.set_(self._memory.untyped_storage(), number * size, _SHAPE)  # type: ignore[call-overload,no-any-return]  # torch's
+
+    def write(self, counting: bool = True) -> None:
+        """Write the present rates and switches of all sites.
+
+        Args:
+            counting: False while a backward runs, when a checkpoint may call layers again.
+        """
+        rows = [
+            [_rows(site, training=mode, counting=counting) for mode in (False, True)]
+            for site in self.sites
+        ]
+        written = torch.tensor(rows, dtype=self._memory.dtype)
+        with torch.inference_mode(False), torch.no_grad():
+            self._memory.copy_(written.unsqueeze(2).expand(self._memory.shape))
+
+    def take(self, only: Site | None = None) -> None:
+        """Move the counts to the counters of the sites, which waits for the device."""
+        numbers = [i for i, site in enumerate(self.sites) if only is None or site is only]
+        counts = [self.counts[i] for i in numbers] + [self.gradients[i] for i in numbers]
+        if self.device.type == "meta" or not counts:
+            return
+        with torch.inference_mode(False), torch.no_grad():
+            taken = torch.stack(counts).tolist()
+            for place, i in enumerate(numbers):
+                of_forward = taken[place]
+                of_backward = taken[len(numbers) + place]
+                both = [a + b for a, b in zip(of_forward, of_backward, strict=True)]
+                if any(both):
+                    self.sites[i].tally.take(both, self.norms[i])
+            used = [norms for i in numbers if (norms := self.norms[i]) is not None]
+            torch._foreach_zero_([*counts, *used])
+
+
+def _rows(site: Site, training: bool, counting: bool) -> list[list[float]]:
+    """The rows of a site in one mode of its layer."""
+    run = site.run
+    regularizer = site.regularizer
+    on = site.acts(training)
+    values = list(site.values.values()) if on else list(regularizer.off_values(site.values))
+    counts = counting and (training or site.always)  # not what always() adds in evaluation
+    expected = site.rate or 0.0
+    if site.of_gradients:
+        expected = 0.0
+
+    called = [0.0] * WIDTH
+    gradient = [0.0] * WIDTH
+    elements = [0.0] * WIDTH
+    changed = [0.0] * WIDTH
+    if counting:
+        called[TRAINED if training else EVALUATED] = 1.0
+        called[OFF] = float(training and not run.enabled)
+    if site.of_gradients:
+        counts = True  # no checkpoint repeats a gradient
+        gradient[ACTIVE] = float(on)
+    elif counts and on:
+        called[ACTIVE] = 1.0
+    if counts and on:
+        elements[TOTAL] = 1.0
+        elements[EXPECTED] = expected
+        changed[AFFECTED] = 1.0
+
+    rates = [float(on), *values]
+    rates += [0.0] * (WIDTH - len(rates))
+    return [rates, called, gradient, elements, changed]
