@@ -11,10 +11,13 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+# the number of the backward that runs now in this thread, or -1
+_graph_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)
 _DYNAMO_CONFIG = "torch._dynamo.config"
 
 
@@ -26,6 +29,11 @@ def constant_when_traced(function: Function) -> Function:
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]  # on a function
     return function
+
+
+def recomputing() -> bool:
+    """Whether a backward runs, in which a checkpoint may call layers again."""
+    return bool(_graph_task() != -1)
 
 
 def keep_address(tensor: Tensor) -> None:

@@ -197,6 +197,8 @@ class Attachment:
     @grad_scaler.setter
     def grad_scaler(self, scaler: Any) -> None:
         self._run.scaler = checked_scaler(scaler)
+        for site in self.sites:
+            site.note_scaler()
 
     @property
     def optimizer(self) -> Any:

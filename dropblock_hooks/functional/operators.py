@@ -13,8 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._torch import recomputing
+from .cells import FIRST_RATE, SIZE, added, code_of
 from .dropblock import Calibration, Normalize, blocks_of, distort, draw_blocks, gamma_on
-from .masks import Mask, count_ratio, keep_scale, wide_dtype
+from .masks import Mask, count_ratio, keep_scale
 from .sparse import Blocks
 
 _SEEDS = 2**62
@@ -58,6 +60,27 @@ def seed(x: Tensor) -> Tensor:
     return torch.randint(-_SEEDS, _SEEDS, (), device=x.device)
 
 
+def _fake_tally(counts: Tensor, row: Tensor) -> Tensor:
+    return torch.empty_like(counts)
+
+
+@_operator("tally(Tensor counts, Tensor row) -> Tensor", fake=_fake_tally)
+def tally(counts: Tensor, row: Tensor) -> Tensor:
+    """The counts with another row, except in a recomputation, which was counted before.
+
+    Compiled code that a checkpoint calls runs twice, and its graph is the same both times.
+    """
+    return counts.clone() if recomputing() else counts + row
+
+
+def count(counts: Tensor, row: Tensor) -> None:
+    """Add a row to the counts in compiled code; on a CPU not in a recomputation."""
+    if counts.device.type == "cpu":
+        counts.copy_(tally(counts, row))
+    else:
+        counts.add_(row)
+
+
 def randomness(x: Tensor, block: Sequence[int], share_channels: bool) -> Tensor:
     """What `drop_blocks` and `draw_mask` draw from: a seed on a CPU, else uniform numbers.
 
@@ -91,17 +114,18 @@ def _drawn(
 
 def _fake_drop_blocks(
     x: Tensor,
-    p: Tensor,
+    cells: Tensor,
+    counts: Tensor,
     random: Tensor,
+    training: bool,
     block: Sequence[int],
     calibration: str,
     normalize: str | None,
     share_channels: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     numbers = x.shape[0] if normalize == "sample" else 1
-    factors = x.new_empty((1 + numbers,), dtype=wide_dtype(x.device))
-    dropped = x.new_empty((), dtype=torch.int64)
-    return torch.empty_like(x), _fake_mask(x, share_channels), factors, dropped
+    factors = x.new_empty((1 + numbers,), dtype=cells.dtype)
+    return torch.empty_like(x), _fake_mask(x, share_channels), factors, torch.empty_like(counts)
 
 
 def _fake_mask(x: Tensor, share_channels: bool) -> Tensor:
@@ -112,14 +136,17 @@ def _fake_mask(x: Tensor, share_channels: bool) -> Tensor:
 
 
 @_operator(
-    "drop_blocks(Tensor x, Tensor p, Tensor random, int[] block, str calibration, str? normalize, "
-    "bool share_channels) -> (Tensor y, Tensor mask, Tensor factors, Tensor dropped)",
+    "drop_blocks(Tensor x, Tensor cells, Tensor counts, Tensor random, bool training, int[] block, "
+    "str calibration, str? normalize, bool share_channels) "
+    "-> (Tensor y, Tensor mask, Tensor factors, Tensor new_counts)",
     fake=_fake_drop_blocks,
 )
 def drop_blocks(
     x: Tensor,
-    p: Tensor,
+    cells: Tensor,
+    counts: Tensor,
     random: Tensor,
+    training: bool,
     block: Sequence[int],
     calibration: Calibration,
     normalize: Normalize,
@@ -129,8 +156,10 @@ def drop_blocks(
 
     Args:
         x: floating-point tensor (N, C, ...).
-        p: the rate, in [0, 1]: a 0-dim tensor of the widest floating-point type of the device.
+        cells: the cells of the site; see `functional.cells`.
+        counts: the counts of the site, which are not changed.
         random: what `randomness` returns.
+        training: the mode of the layer, which chooses the cells.
         block: an edge for each spatial axis; clipped to the map.
         calibration: as of `functional.drop_block2d`.
         normalize: as of `functional.drop_block2d`.
@@ -138,19 +167,21 @@ def drop_blocks(
 
     Returns:
         The new tensor; the mask of dropped elements, which is empty on a CPU; a vector of the rate
-        and the factor of the kept elements, or of those of each sample; the number of dropped
-        elements.
+        and the factor of the kept elements, or of those of each sample; and the counts with this
+        call.
     """
+    rates, called, _, elements, changed = cells[int(training), 0].unbind()
+    p = rates[FIRST_RATE]
     places, drawn = _drawn(x, p, random, block, calibration, share_channels)
     dropped = places.count(drawn)
     scale = _factor(x, p, places, drawn, dropped, normalize)
 
     y = places.drop(x, _fitting(scale, x), drawn)
-    scale = torch.as_tensor(scale, dtype=p.dtype, device=x.device)
-    factors = torch.cat((p.reshape(1), scale.reshape(-1)))
+    factors = torch.cat((p.reshape(1), torch.as_tensor(scale).to(p).reshape(-1)))
     mask = _fake_mask(x, share_channels) if x.device.type == "cpu" else places.mask(drawn)
-    number = torch.as_tensor(dropped, dtype=torch.int64, device=x.device)
-    return as_like(x, y), mask, factors, number.reshape(())
+    new_counts = tally(counts, added(called, elements, changed, x.numel(), dropped))
+    new_counts[SIZE] = code_of(x.shape[2:])
+    return as_like(x, y), mask, factors, new_counts
 
 
 def _factor(
@@ -185,16 +216,16 @@ def as_like(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    x, p, random, block, calibration, normalize, share_channels = inputs
-    y, mask, factors, dropped = output
-    ctx.mark_non_differentiable(mask, factors, dropped)
+    _, _, _, random, _, block, calibration, _, share_channels = inputs
+    _, mask, factors, new_counts = output
+    ctx.mark_non_differentiable(mask, factors, new_counts)
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(mask, factors, random)
     ctx.options = block, calibration, share_channels
 
 
 def _backward(ctx: Any, grad: Tensor | None, *others: None) -> tuple[Tensor | None, ...]:
-    no_others = (None,) * 6
+    no_others = (None,) * 8
     if grad is None:
         return None, *no_others
     return drop_blocks_again(grad, *ctx.saved_tensors, *ctx.options), *no_others
@@ -272,18 +303,19 @@ def draw_mask(
 
 def drop_blocks_traced(
     x: Tensor,
-    p: Tensor,
+    cells: Tensor,
+    counts: Tensor,
+    training: bool,
     edges: Sequence[int],
     calibration: Calibration,
     normalize: Normalize,
     share_channels: bool,
 ) -> tuple[Tensor, Tensor]:
-    """`dropblock.drop_blocks` in compiled code, with a rate that is a tensor."""
+    """`dropblock.drop_blocks` in compiled code: the tensor, and the new counts of the site."""
     random = randomness(x, edges, share_channels)
-    y, _, _, dropped = drop_blocks(
-        x, p, random, list(edges), calibration, normalize, share_channels
-    )
-    return y, dropped
+    options = training, list(edges), calibration, normalize, share_channels
+    y, _, _, new_counts = drop_blocks(x, cells, counts, random, *options)
+    return y, new_counts
 
 
 def distort_blocks_traced(

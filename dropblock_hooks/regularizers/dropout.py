@@ -218,11 +218,14 @@ class _DropBlocks(_Blocks):
     share_channels: bool = False
     linear: ClassVar[bool] = True
     traced: ClassVar[bool] = True
+    counts_itself: ClassVar[bool] = True
     off: ClassVar[Mapping[str, float]] = {"p": 0.0}
 
     def apply(self, x: Tensor, now: Now) -> Applied:
-        drop = drop_blocks_traced if isinstance(now.p, Tensor) else drop_blocks
-        return drop(x, now.p, self.edges, self.calibration, self.normalize, self.share_channels)
+        options = self.edges, self.calibration, self.normalize, self.share_channels
+        if now.cells is not None:
+            return drop_blocks_traced(x, now.cells, now.counts, now.training, *options)
+        return drop_blocks(x, now.p, *options)
 
     def expected_share(self, values: Mapping[str, float], map_size: MapSize) -> float | None:
         return expected_share(values["p"], map_size, self.edges, self.calibration)

@@ -9,13 +9,8 @@ gradients   a compiled backward adds to them; a tensor that both change can't be
 norms       so is this histogram of the norms before a bound; None without a bound
 
 The first axis of the cells has the modes, evaluation and training. The second one has copies, the
-smallest of which is taken, see `sites.compiled.read`. The third one has these rows:
-
-RATES       whether the site is on, and then its rates, in the order of its fields
-CALLED      what each call of the layer adds to the counts
-GRADIENT    what each gradient adds to them
-ELEMENTS    what each element of a tensor adds to them
-CHANGED     what each element adds that was dropped or changed
+smallest of which is taken, see `sites.compiled.read`. The third one has the rows of
+`functional.cells`.
 
 The cells of all sites share one memory, so `Board.write` is one copy to the device.
 """
@@ -29,19 +24,22 @@ import torch
 from torch import Tensor
 
 from .._torch import keep_address
+from ..functional.cells import (
+    ACTIVE,
+    AFFECTED,
+    EVALUATED,
+    EXPECTED,
+    OFF,
+    TOTAL,
+    TRAINED,
+    WIDTH,
+)
 from ..functional.masks import wide_dtype
 from .counter import CELLS
 
 if TYPE_CHECKING:
     from .site import Site
 
-RATES, CALLED, GRADIENT, ELEMENTS, CHANGED = range(5)
-ON, FIRST_RATE = range(2)
-"""The places in the row of the rates."""
-TRAINED, EVALUATED, ACTIVE, OFF, AFFECTED, TOTAL, EXPECTED, SIZE = range(8)
-"""The places in the counts: the fields of a `Snapshot`, and the size of the last map."""
-WIDTH = 8
-MOST_RATES = WIDTH - FIRST_RATE
 COPIES = 8
 _SHAPE = (2, COPIES, 5, WIDTH)
 

@@ -6,15 +6,19 @@ each function and each operation here, so there are few.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, compiler
 
 from ..axes.view import CHANNELS_FIRST, View
 from ..regularizers.base import Now
-from .board import CALLED, CHANGED, ELEMENTS, FIRST_RATE, GRADIENT, ON, RATES, SIZE
-from .counter import as_number_of, with_norms
+from ..functional.cells import CALLED, FIRST_RATE, ON, SIZE, added, code_of
+from . import operator
+from ..functional.operators import count
+from .counter import with_norms
+from .run import as_factor
 from .site import Site, may_get_grad
 
 
@@ -28,56 +32,58 @@ def read(site: Site, training: bool) -> Tensor:
     return site.cells[int(training)].amin(0)
 
 
-def note(site: Site, training: bool) -> None:
-    """Count a call in which nothing is done to the tensor."""
-    site.counts.add_(read(site, training)[CALLED])
+def note(site: Site, device: torch.device, training: bool) -> None:
+    """Count a call of the layer in which nothing is done to a tensor."""
+    site.use_board(device)
+    count(site.counts, site.cells[int(training), 0, CALLED])
 
 
 def regularize(site: Site, x: Tensor, layer_input: Any, training: bool) -> Tensor:
     """The regularized activation, or a copy whose gradient will be regularized."""
+    if torch._C._are_functorch_transforms_active() or compiler._is_exporting_flag:
+        return operator.regularize(site, x, layer_input, training)
+    if site.of_gradients and not may_get_grad(x):
+        note(site, x.device, training)  # the first pass of a reentrant checkpoint, say
+        return x
     site.use_board(x.device)
-    if x.requires_grad or not site.of_gradients:
-        sure = site.reader.sure
-        view = sure if sure and len(sure.layout) == x.ndim else site.form_of(x)
+    sure = site.reader.sure
+    view = sure if sure and len(sure.layout) == x.ndim else site.form_of(x)
     if site.of_gradients:
-        if not may_get_grad(x):
-            note(site, training)  # the first pass of a reentrant checkpoint, say
-            return x
         cells = read(site, training)
-        site.counts.add_(cells[CALLED])
-        y: Tensor = _OnGradient.apply(x, cells, site, view)  # type: ignore[no-untyped-call]  # torch's
+        count(site.counts, cells[CALLED])
+        scale = site.run.scaler._scale if site.scaled else None
+        y: Tensor = _OnGradient.apply(x, cells, scale, site, view)  # type: ignore[no-untyped-call]  # torch's
         return y
 
-    cells = read(site, training)
-    now = _now(site, cells, view)
+    now = Now()
     now.input = layer_input
-    y, affected, elements = _apply(site, x, view, now)
+    if site.counts_itself:
+        now.cells = site.cells
+        now.counts = site.counts
+        now.training = training
+        y, counts, _ = _apply(site, x, view, now)
+        site.counts.copy_(counts)
+        return y
+    rates, called, _, elements, changed = read(site, training).unbind()
+    _put_rates(now, site, rates)
+    y, affected, number = _apply(site, x, view, now)
     if not site.regularizer.off:
-        y = torch.where(cells[RATES, ON] > 0, y, x)
-    site.counts.add_(_counted(cells, cells[CALLED], affected, elements))
+        y = torch.where(rates[ON] > 0, y, x)
+    if affected is not None:
+        called = added(called, elements, changed, number, affected)
+    count(site.counts, called)
     return y
 
 
-def _counted(cells: Tensor, row: Tensor, affected: Any, elements: int) -> Tensor:
-    """The row of a call or a gradient with its elements, if it is known how many were changed."""
-    if affected is None:
-        return row
-    return row + cells[ELEMENTS] * elements + cells[CHANGED] * affected
-
-
-def _now(site: Site, cells: Tensor, view: View) -> Now:
-    now = Now()
-    now.layout = view.layout
+def _put_rates(now: Now, site: Site, rates: Tensor) -> None:
     for place, name in enumerate(site.values, start=FIRST_RATE):
-        setattr(now, name, cells[RATES, place])
-    return now
+        setattr(now, name, rates[place])
 
 
-def _apply(
-    site: Site, x: Tensor, view: View, now: Now
-) -> tuple[Tensor, Any, int]:
+def _apply(site: Site, x: Tensor, view: View, now: Now) -> tuple[Tensor, Any, int]:
     """The result of the regularizer, how many elements it changed, and how many it was given."""
     regularizer = site.regularizer
+    now.layout = view.layout
     plain = view.layout in CHANNELS_FIRST.values() and view.grid is None and not view.prefix
     inner = x
     if site.reads_axes and not plain:
@@ -87,9 +93,9 @@ def _apply(
     y, affected = regularizer.apply(inner, now)
     if y.shape != inner.shape:
         raise site.error(f"must keep the shape {tuple(inner.shape)}, got {tuple(y.shape)}")
-    if regularizer.spatial is not None:
+    if regularizer.spatial is not None and not site.counts_itself:
         counts = site.gradient_counts if site.of_gradients else site.counts
-        counts[SIZE].fill_(as_number_of(inner.shape[2:]))
+        counts[SIZE].fill_(code_of(inner.shape[2:]))
     if inner is not x and y is not inner:
         y = view.put(y, x)
     return (x if y is inner else y), affected, inner.numel()
@@ -99,28 +105,34 @@ class _OnGradient(torch.autograd.Function):
     """The identity, whose backward regularizes the gradient."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, cells: Tensor, site: Site, view: View) -> Tensor:
-        ctx.save_for_backward(cells)
+    def forward(
+        ctx: Any, x: Tensor, cells: Tensor, scale: Tensor | None, site: Site, view: View
+    ) -> Tensor:
+        ctx.save_for_backward(cells, scale)
         ctx.site = site
         ctx.view = view
         return x.clone()  # work in place on a view of `x` would be refused
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (cells,) = ctx.saved_tensors
         site = ctx.site
         (grad,) = grads
-        now = _now(site, cells, ctx.view)
-        now.grad_scale = site.run.loss_scale(grad.device)
-        y, affected, elements = _apply(site, grad, ctx.view, now)
+        cells, scale = ctx.saved_tensors
+        rates, _, gradient, elements, changed = cells.unbind()
+        now = Now()
+        _put_rates(now, site, rates)
+        if scale is not None:
+            now.grad_scale = as_factor(scale, grad.device)
+        y, affected, number = _apply(site, grad, ctx.view, now)
         if not site.regularizer.off:
-            y = torch.where(cells[RATES, ON] > 0, y, grad)
-        row = _counted(cells, cells[GRADIENT], affected, elements)
-        site.gradient_counts.add_(_in_backward(row, grad))
+            y = torch.where(rates[ON] > 0, y, grad)
+        if affected is not None:
+            gradient = added(gradient, elements, changed, number, affected)
+        site.gradient_counts.add_(_in_backward(gradient, grad))
         if now.norms is not None and site.norm_cells is not None:
             counted = with_norms(site.norm_cells, now.norms)
-            site.norm_cells.copy_(torch.where(cells[RATES, ON] > 0, counted, site.norm_cells))
-        return y, None, None, None
+            site.norm_cells.copy_(torch.where(rates[ON] > 0, counted, site.norm_cells))
+        return y, None, None, None, None
 
 
 def _in_backward(row: Tensor, grad: Tensor) -> Tensor:

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from ..checks import PROBABILITY, as_number
+from ..functional.cells import size_of
 from ..functional.masks import wide_dtype
 
 _PER_OCTAVE = 4
-_EDGES = 2**17  # an edge of a map is shorter
 _ONE = 257  # the bin that begins at a norm of 1; zeros are in bin 0
 _LAST = 513
 CELLS = _LAST + 2  # the sum of the norms, and the bins
@@ -66,22 +66,6 @@ class Norms:
 
     def __repr__(self) -> str:
         return f"Norms(count={self.count}, mean={self.mean}, largest={self.largest})"
-
-
-def as_number_of(edges: Sequence[int]) -> int:
-    """The edges of a map as one number, which a float64 holds; `edges_of` is the inverse."""
-    number = 0
-    for edge in edges:
-        number = number * _EDGES + edge
-    return number
-
-
-def edges_of(number: int) -> tuple[int, ...]:
-    edges = []
-    while number:
-        number, edge = divmod(number, _EDGES)
-        edges.append(edge)
-    return tuple(edges[::-1])
 
 
 def with_norms(cells: Tensor, norms: Tensor) -> Tensor:
@@ -184,7 +168,7 @@ class Counter:
         self.affected = self.affected + round(affected)
         self.expected += expected
         if size:
-            self.note_size(edges_of(round(size)))
+            self.note_size(size_of(round(size)))
         if cells is not None:
             self._bin_norms()
             cells = cells.to("cpu", torch.float64, copy=True)

@@ -18,7 +18,7 @@ from ..regularizers.base import Regularizer
 from ..regularizers.foreign import RATES, Retune, in_place_of, is_read, rate_attribute
 from ..selectors.index import Target
 from ..selectors.wrappers import bare_type, shard_refusal
-from . import operator
+from . import compiled, indexing
 from .hooks import Fault, SiteHook, Turn
 from .run import Window
 from .site import Site, refuse_tracing, regularize_grad
@@ -85,7 +85,9 @@ class RetuneHook(SiteHook):
         # the call is counted; how much the module has dropped is not known
         if is_compiling():
             if not is_exporting():
-                operator.note(self.site.handle, module.training)
+                tensors, _, _ = indexing.flat((args, rest))
+                if tensors:  # which tell the device
+                    compiled.note(self.site, tensors[0].device, module.training)
         elif graph_task() == NO_TASK:
             self.site.tally.add(None, 0, 0.0)
         return None
@@ -177,7 +179,9 @@ class ParameterHook(SiteHook):
         if is_compiling() or torch._C._are_functorch_transforms_active():
             refuse_tracing(self.site, module.training)
         if is_compiling():
-            operator.note(self.site.handle, module.training)
+            parameter = self.held(module)
+            if parameter is not None and not is_exporting():
+                compiled.note(self.site, parameter.device, module.training)
             return
         self.outer = graph_task()
         if torch.is_grad_enabled():

@@ -176,7 +176,7 @@ class SiteHook:
         site, args = self.site, given[0]
         run = act
         if is_compiling():
-            run = compiled.regularize if site.is_traced() else operator.regularize
+            run = compiled.regularize if site.traced else operator.regularize
         if self.direct and indexing.is_dense(given[-1]):  # shorter, which compiling needs
             y = run(site, given[-1], args[0] if args else None, module.training)
             return None if y is given[-1] else y
@@ -212,7 +212,7 @@ class SiteHook:
         dense = self.direct and isinstance(x, Tensor) and x.layout is torch.strided
         if not (dense and x.is_floating_point()):
             return self._act(module, *given)
-        run = compiled.regularize if site.is_traced() else operator.regularize
+        run = compiled.regularize if site.traced else operator.regularize
         y = run(site, x, given[0][0] if given[0] else None, training)
         return None if y is x else y
 

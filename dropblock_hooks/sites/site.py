@@ -16,6 +16,7 @@ from ..axes.reader import Reader
 from ..axes.view import CHANNELS_FIRST, View
 from ..checkpointing import NO_TASK, graph_task, tell_lost_random_state
 from ..compiling import is_exporting, new_handle
+from ..functional.cells import MOST_RATES
 from ..observers.base import Seen, Watch
 from ..quoting import add_note
 from ..regularizers.base import Now, Regularizer
@@ -23,9 +24,8 @@ from ..regularizers.dropout import DropsShare
 from ..schedules import is_moving
 from ..selectors.index import HELD, Target
 from ..selectors.wrappers import bare_type
-from .board import MOST_RATES
 from .counter import Counter, Norms
-from .run import Run
+from .run import Run, is_enabled
 
 NOT_DENSE = "the gradient is not dense: build the layer without sparse=True"
 Rates: TypeAlias = Mapping[str, Any]
@@ -92,10 +92,20 @@ class Site:
         self.of_gradients = regularizer.acts_on == "gradient"
         self.draws = regularizer.random and not self.of_gradients  # numbers for activations
         self.reads_axes = regularizer.spatial is not None or regularizer.channelwise
-        self.traced = regularizer.traced and len(values) <= MOST_RATES
+        self.counts_itself = regularizer.counts_itself
+        self.note_scaler()
         self.moves = any(map(is_moving, regularizer.rates.values()))
         self.always = regularizer.active == "always"
         self.move(values)
+
+    def note_scaler(self) -> None:
+        """Choose how compiled code runs the regularizer, which depends on the GradScaler."""
+        scaler = self.run.scaler
+        self.scaled = bool(scaler) and is_enabled(scaler) and self.regularizer.reads_grad_scale
+        # whether compiled code has it in its graph; otherwise an operator there calls Python
+        self.traced = self.regularizer.traced and len(self.regularizer.rates) <= MOST_RATES
+        if self.scaled and not hasattr(scaler, "_scale"):
+            self.traced = False  # torch's own GradScaler has a tensor, which a graph can read
 
     def move(self, values: dict[str, float]) -> None:
         """Put other values in place; a new dict, since a pending backward may hold the old one."""
@@ -132,6 +142,8 @@ class Site:
         self.counts = board.counts[self.order]
         self.gradient_counts = board.gradients[self.order]
         self.norm_cells = board.norms[self.order]
+        if self.scaled and getattr(self.run.scaler, "_scale", 0) is None:
+            self.run.scaler.scale(torch.zeros((), device=device))  # it makes the tensor now
 
     @property
     def layout(self) -> str | None:
@@ -215,13 +227,6 @@ class Site:
     def is_on(self, training: bool) -> bool:
         """Whether it acts in this mode of its layer unless it is switched off."""
         return training or self.always or (self.run.always and self.draws)
-
-    def is_traced(self) -> bool:
-        """Whether torch.compile traces the regularizer; otherwise an operator calls Python."""
-        scaler = self.run.scaler
-        known = not (self.regularizer.reads_grad_scale and scaler) or hasattr(scaler, "_scale")
-        exported = is_exporting() or torch._C._are_functorch_transforms_active()
-        return self.traced and known and not exported
 
     def form_of(self, x: Tensor) -> View:
         """How the axes of a tensor are read; SiteError if they are not known."""

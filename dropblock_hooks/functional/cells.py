@@ -1,0 +1,49 @@
+"""The cells of a site, which compiled code reads, and the counts to which it adds.
+
+A board (`sites.board`) holds them for all sites. The rows of the cells are:
+
+RATES       whether the site is on, and then its rates, in the order of its fields
+CALLED      what each call of the layer adds to the counts
+GRADIENT    what each gradient adds to them
+ELEMENTS    what each element of a tensor adds to them
+CHANGED     what each element adds that was dropped or changed
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+RATES, CALLED, GRADIENT, ELEMENTS, CHANGED = range(5)
+ON, FIRST_RATE = range(2)
+"""The places in the row of the rates."""
+TRAINED, EVALUATED, ACTIVE, OFF, AFFECTED, TOTAL, EXPECTED, SIZE = range(8)
+"""The places in the counts: of calls, of elements, and the size of the last map as a number."""
+WIDTH = 8
+MOST_RATES = WIDTH - FIRST_RATE
+_EDGES = 2**17  # an edge of a map is shorter
+
+
+def added(call: Tensor, elements: Tensor, changed: Tensor, number: int, affected: Any) -> Tensor:
+    """What a call with `number` elements adds to the counts, of which `affected` were changed.
+
+    The first three are rows of the cells.
+    """
+    return torch.add(call, elements, alpha=number) + changed * affected
+
+
+def code_of(size: Sequence[int]) -> int:
+    """The edges of a map as one number, which a float64 holds; `size_of` is the inverse."""
+    number = 0
+    for edge in size:
+        number = number * _EDGES + edge
+    return number
+
+
+def size_of(code: int) -> tuple[int, ...]:
+    edges = []
+    while code:
+        code, edge = divmod(code, _EDGES)
+        edges.append(edge)
+    return tuple(edges[::-1])
