@@ -16,8 +16,11 @@ from torch import Tensor
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-# the number of the backward that runs now in this thread, or -1
-_graph_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)
+NO_TASK = -1
+graph_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: NO_TASK)
+"""The number of the backward that runs now in this thread, in which a checkpoint may call layers
+again; `NO_TASK` outside of a backward. Without it, recomputed calls are counted twice.
+"""
 _DYNAMO_CONFIG = "torch._dynamo.config"
 
 
@@ -29,11 +32,6 @@ def constant_when_traced(function: Function) -> Function:
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]  # on a function
     return function
-
-
-def recomputing() -> bool:
-    """Whether a backward runs, in which a checkpoint may call layers again."""
-    return bool(_graph_task() != -1)
 
 
 def keep_address(tensor: Tensor) -> None:

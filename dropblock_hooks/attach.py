@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import nn
 
+from ._torch import guard_hooks
 from .attachment.attachment import Attachment
 from .attachment.place import install, place, site_keys
 from .compiling import forget_compiled
@@ -83,6 +84,7 @@ def attach(
         attachment.grad_scaler, attachment.optimizer = grad_scaler, optimizer
         for site in attachment.sites:
             site.reader.remember(layouts.get(site.key) or "")
+        guard_hooks()
         forget_compiled()
         tell(findings, run.told)
     except BaseException:  # a filter may make errors of warnings

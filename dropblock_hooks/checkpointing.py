@@ -6,12 +6,9 @@
 import sys
 from types import FrameType
 
-import torch
-
+from ._torch import NO_TASK as NO_TASK
+from ._torch import graph_task as graph_task
 from .warn import warn
-
-graph_task = torch._C._current_graph_task_id  # of the backward that runs now
-NO_TASK = -1
 
 
 def tell_lost_random_state(key: str) -> None:

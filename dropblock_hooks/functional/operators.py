@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._torch import recomputing
+from .._torch import NO_TASK, graph_task
 from .cells import FIRST_RATE, SIZE, added, code_of
 from .dropblock import Calibration, Normalize, blocks_of, distort, draw_blocks, gamma_on
 from .masks import Mask, count_ratio, keep_scale
@@ -70,7 +70,7 @@ def tally(counts: Tensor, row: Tensor) -> Tensor:
 
     Compiled code that a checkpoint calls runs twice, and its graph is the same both times.
     """
-    return counts.clone() if recomputing() else counts + row
+    return counts + row if graph_task() == NO_TASK else counts.clone()
 
 
 def count(counts: Tensor, row: Tensor) -> None:

@@ -24,6 +24,7 @@ from ..regularizers.dropout import DropsShare
 from ..schedules import is_moving
 from ..selectors.index import HELD, Target
 from ..selectors.wrappers import bare_type
+from .board import Board
 from .counter import Counter, Norms
 from .run import Run, is_enabled
 
@@ -138,12 +139,19 @@ class Site:
         if self.cells is not None and self.cells.device == device:
             return
         board = self.run.board_on(device)
+        for site in self.run.sites:
+            if site.cells is None:  # equal blocks share compiled code, if all have tensors
+                site.take_place(board)
+        self.take_place(board)
+        if self.scaled and getattr(self.run.scaler, "_scale", 0) is None:
+            self.run.scaler.scale(torch.zeros((), device=device))  # it makes the tensor now
+
+    def take_place(self, board: Board) -> None:
+        """Use the tensors of the site on a board."""
         self.cells = board.cells[self.order]
         self.counts = board.counts[self.order]
         self.gradient_counts = board.gradients[self.order]
         self.norm_cells = board.norms[self.order]
-        if self.scaled and getattr(self.run.scaler, "_scale", 0) is None:
-            self.run.scaler.scale(torch.zeros((), device=device))  # it makes the tensor now
 
     @property
     def layout(self) -> str | None:
