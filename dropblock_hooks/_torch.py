@@ -1,4 +1,4 @@
-"""Private names of torch, each behind a function that says what it is for and what happens without it.
+"""Private names of torch, each behind a function that says what it is for.
 
 Tried with torch 2.6 to 2.14.
 """

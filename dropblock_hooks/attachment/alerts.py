@@ -68,6 +68,7 @@ def new_alerts(
 
     Without `statistics`, only values that are not finite are judged.
     """
+    run.take_counts()
     sights, clock = _sights(base, hooks), Clock.of(run.shared)
     if not sights or not run.installed:
         return []
@@ -84,6 +85,7 @@ def new_alerts(
 
 def alerts_now(base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> list[Finding]:
     """The findings of the last look that hold, and those since then. Reports nothing."""
+    run.take_counts()
     sights = _sights(base, hooks)
     found = _judge(base, run, sights, any(sight.judged for sight in sights))
     return _first_cause(list((Clock.of(run.shared).alerts | found).values()), sights)

@@ -49,7 +49,11 @@ def drop_units(
 
 
 def drop_residual(
-    block: Tensor, shortcut: Tensor, p: float | Tensor, mode: Mode, generator: torch.Generator | None = None
+    block: Tensor,
+    shortcut: Tensor,
+    p: float | Tensor,
+    mode: Mode,
+    generator: torch.Generator | None = None,
 ) -> tuple[Tensor, Tensor | int]:
     if block.shape != shortcut.shape:
         raise ValueError(

@@ -35,7 +35,10 @@ def wide_dtype(device: torch.device) -> torch.dtype:
 
 
 def bernoulli(
-    shape: Sequence[int], p: float | Tensor, device: torch.device, generator: torch.Generator | None = None
+    shape: Sequence[int],
+    p: float | Tensor,
+    device: torch.device,
+    generator: torch.Generator | None = None,
 ) -> Tensor:
     """A boolean tensor, True with chance p. Drawn in float32, or in float64 for a small p.
 

@@ -1,7 +1,7 @@
 """Operators of ``torch.library`` that compiled code calls for blocks.
 
-They take tensors and numbers only, and the rate is a tensor, so one graph serves all rates. On a CPU
-they use the sparse form, which draws the blocks from a seed. On other devices they use torch
+They take tensors and numbers only, and the rate is a tensor, so one graph serves all rates. On a
+CPU they use the sparse form, which draws the blocks from a seed. On other devices they use torch
 operations, which compare uniform numbers with the seed rate.
 
 A backward gets the rate and the factors of its forward, because the rate may have changed since.
@@ -26,7 +26,7 @@ _TAGS = [tag for tag in [getattr(torch.Tag, "flexible_layout", None)] if tag is 
 _RANDOM = [*_TAGS, torch.Tag.nondeterministic_seeded]
 
 
-def _operator(schema: str, fake: Callable[..., Any], tags: Sequence[Any] = ()) -> Any:
+def operator(schema: str, fake: Callable[..., Any], tags: Sequence[Any] = ()) -> Any:
     """Decorate a function, which becomes the operator of this schema on all devices.
 
     Args:
@@ -46,11 +46,23 @@ def _operator(schema: str, fake: Callable[..., Any], tags: Sequence[Any] = ()) -
     return define
 
 
+def define(schema: str) -> Any:
+    """Decorate a function, which becomes an operator that AOTAutograd traces into."""
+    name = schema.partition("(")[0]
+
+    def defined(run: Callable[..., Any]) -> Any:
+        _library.define(schema, tags=_TAGS)  # type: ignore[no-untyped-call]  # torch's
+        _library.impl(name, run, "CompositeImplicitAutograd")  # type: ignore[no-untyped-call]  # torch's
+        return getattr(torch.ops.dropblock_hooks, name).default
+
+    return defined
+
+
 def _fake_seed(x: Tensor) -> Tensor:
     return x.new_empty((), dtype=torch.int64)
 
 
-@_operator("seed(Tensor x) -> Tensor", fake=_fake_seed, tags=_RANDOM)
+@operator("seed(Tensor x) -> Tensor", fake=_fake_seed, tags=_RANDOM)
 def seed(x: Tensor) -> Tensor:
     """A seed on the device of `x`, from the global generator of this device.
 
@@ -64,7 +76,7 @@ def _fake_tally(counts: Tensor, row: Tensor) -> Tensor:
     return torch.empty_like(counts)
 
 
-@_operator("tally(Tensor counts, Tensor row) -> Tensor", fake=_fake_tally)
+@operator("tally(Tensor counts, Tensor row) -> Tensor", fake=_fake_tally)
 def tally(counts: Tensor, row: Tensor) -> Tensor:
     """The counts with another row, except in a recomputation, which was counted before.
 
@@ -135,7 +147,7 @@ def _fake_mask(x: Tensor, share_channels: bool) -> Tensor:
     return x.new_empty((x.shape[0], channels, *x.shape[2:]), dtype=torch.bool)
 
 
-@_operator(
+@operator(
     "drop_blocks(Tensor x, Tensor cells, Tensor counts, Tensor random, bool training, int[] block, "
     "str calibration, str? normalize, bool share_channels) "
     "-> (Tensor y, Tensor mask, Tensor factors, Tensor new_counts)",
@@ -235,7 +247,7 @@ def _fake_drop_blocks_again(grad: Tensor, *others: Any) -> Tensor:
     return torch.empty_like(grad)
 
 
-@_operator(
+@operator(
     "drop_blocks_again(Tensor grad, Tensor mask, Tensor factors, Tensor random, int[] block, "
     "str calibration, bool share_channels) -> Tensor",
     fake=_fake_drop_blocks_again,
@@ -259,7 +271,7 @@ def drop_blocks_again(
 
 
 def _save_for_second_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    grad, mask, factors, random, *options = inputs
+    _, mask, factors, random, *options = inputs
     ctx.save_for_backward(mask, factors, random)
     ctx.options = options
 
@@ -287,7 +299,7 @@ def _fake_draw_mask(
     return mask, x.new_empty((), dtype=torch.int64)
 
 
-@_operator(
+@operator(
     "draw_mask(Tensor x, Tensor p, Tensor random, int[] block, bool share_channels) "
     "-> (Tensor mask, Tensor covered)",
     fake=_fake_draw_mask,

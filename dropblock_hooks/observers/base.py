@@ -63,6 +63,30 @@ class Seen(NamedTuple):
         return None if form is None else form.take(self.tensor)
 
 
+class Compiled(NamedTuple):
+    """What compiled code has counted at a site since it was taken the last time.
+
+    Example:
+        >>> Compiled([0.0] * 7).place
+        0
+
+    Attributes:
+        values: the numbers of the state, on the host.
+        alive: the channels that were not zero in all calls; None if they are not known.
+        batches: the sums of `functional.measures.add_batch`; None without a BatchNorm.
+        place: the number of the layer, in the order in which layers return.
+        layers: how many layers there are.
+        before: the time at which the first of these calls began.
+    """
+
+    values: list[float]
+    alive: Tensor | None = None
+    batches: Tensor | None = None
+    place: int = 0
+    layers: int = 1
+    before: int = 0
+
+
 @documented
 @dataclass(frozen=True, repr=False)
 class Observer(Regularizer):
@@ -97,6 +121,7 @@ class Observer(Regularizer):
 
     random: ClassVar[bool] = False
     states_defaults: ClassVar[bool] = False
+    compiled_kind: ClassVar[str] = ""  # of its operator in compiled code, where it is `traced`
     sees_values: ClassVar[bool] = True  # whether `update` gets activations
     sees_gradients: ClassVar[bool] = False  # whether `update` gets gradients
     whole: ClassVar[bool] = False  # whether it gets all tensors of a nested output
@@ -143,6 +168,30 @@ class Observer(Regularizer):
         """Return whether the report should show the epoch before this one."""
         return not state["calls"]
 
+    def start_compiled(self) -> list[float]:
+        """The numbers of an empty state of compiled code, where it is `traced`."""
+        return []
+
+    def compiled_numbers(self, state: State) -> list[float]:
+        """The numbers that compiled code needs besides; see ``sites.observed.observe_op``."""
+        return []
+
+    def compiled_map(self, state: State, x: Tensor, mapped: Tensor | None) -> Tensor | None:
+        """The maps (N, C, ...) in which compiled code looks for dead channels; None: nowhere."""
+        return None
+
+    def compiled_batch(self, state: State, given: Sequence[Tensor]) -> Tensor | None:
+        """The batch of which compiled code takes the statistics; None: of none."""
+        return None
+
+    def take_compiled(self, state: State, counted: Compiled) -> None:
+        """Add what compiled code has counted to the state."""
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        if {"start", "update"} & vars(cls).keys():  # compiled code has the inherited ones
+            cls.traced = vars(cls).get("traced", False)
+
     def bind(self) -> Any:
         return Watch(self)
 
@@ -174,6 +223,14 @@ class Watch:
         self._device = torch.device("cpu")
         with torch.inference_mode(False), self._device:
             return {"calls": 0, **self.observer.start()}
+
+    @torch.inference_mode(False)
+    def take(self, counted: Compiled, device: torch.device) -> None:
+        """Add what compiled code has counted on a device."""
+        if device != self._device:
+            self._device = device
+            self.open.update(on_device(self.open, device))
+        self.observer.take_compiled(self.open, counted)
 
     @torch.inference_mode(False)  # the tensors of that mode can't be changed outside of it
     def update(self, seen: Seen) -> int:

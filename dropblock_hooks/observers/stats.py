@@ -11,15 +11,28 @@ from torch import Tensor, nn
 from torch.linalg import vector_norm
 
 from ..checks import Range, as_count, as_number
-from ..functional.masks import wide_dtype
+from ..functional.measures import (
+    BINS,
+    CALLS,
+    COUNT,
+    KEPT,
+    LARGEST,
+    LOOKED,
+    NONFINITE,
+    NORMS,
+    SQUARES,
+    SUM,
+    SUMS,
+    ZEROS,
+    add_alive,
+    add_batch,
+    add_moments,
+    add_shares,
+)
 from ..registry import register
 from ..selectors.wrappers import shard_refusal
 from ..tables import Columns, Short
-from .base import Observer, Seen, State, Unsaved, on_device
-
-_KEPT, _COUNT, _SUM, _SQUARES, _NORMS, _ZEROS, _NONFINITE, _BINS = range(8)
-"""The places in ``state["sums"]``: kept calls, their values, sums of these; shares; the bins."""
-_ROW = 4096  # values that are added up in float32
+from .base import Compiled, Observer, Seen, State, Unsaved, on_device
 
 
 @dataclass(frozen=True)
@@ -60,82 +73,25 @@ class Statistics:
 def _new_sums(edges: Sequence[float]) -> State:
     """Return an empty state, with a bin between each two edges and one beyond each end."""
     return {
-        "sums": torch.zeros(_BINS + len(edges) + 1, dtype=torch.float64),
+        "sums": torch.zeros(BINS + len(edges) + 1, dtype=torch.float64),
         "largest": torch.zeros((), dtype=torch.float64),
         "looked": 0,  # the number of values in the calls that gave the shares
     }
 
 
-def _add_moments(state: State, x: Tensor, scale: float | Tensor = 1.0) -> None:
-    """Add the moments of the values of a call, divided by `scale`."""
-    sums, count = state["sums"], x.numel()
-    x = x if count else x.new_zeros(1)  # which adds nothing but the call
-    low, high = torch.aminmax(x)
-    largest = torch.maximum(high, -low).to(sums.dtype)
-    total, norm = _sum_and_norm(x, largest)
-    total, norm, largest = total / scale, norm / scale, largest / scale
-    ones = torch.ones_like(norm)
-    found = torch.stack((ones, ones * count, total, norm.square(), norm))
-    finite = torch.isfinite(largest)
-    sums[_KEPT:_ZEROS].add_(torch.where(finite, found, 0.0))
-    state["largest"].clamp_(min=torch.where(finite, largest, 0.0))
-
-
-def _sum_and_norm(x: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
-    wide = wide_dtype(x.device)
-    # on the CPU, torch adds up float32 in float64 ten times slower than in float32: so rows of some
-    # thousand values are added up in float32, unless they may overflow or cancel
-    if x.device.type == "cpu" and x.dtype.itemsize <= 4 and 1e-12 < float(largest) < 1e15:
-        in_memory = x.permute(sorted(range(x.ndim), key=x.stride, reverse=True))
-        flat = in_memory.reshape(-1).float()
-        whole = flat.numel() // _ROW * _ROW
-        rows, rest = flat[:whole].view(-1, _ROW), flat[whole:].double()
-        total = rows.sum(1).sum(dtype=wide) + rest.sum()
-        norm = torch.hypot(vector_norm(vector_norm(rows, dim=1), dtype=wide), vector_norm(rest))
-        if float(norm) ** 2 > 1.01 * float(total) ** 2 / x.numel():
-            return total, norm
-    return x.sum(dtype=wide), vector_norm(x, dtype=wide)
-
-
-def _add_shares(state: State, x: Tensor, edges: Sequence[float]) -> None:
-    """Count in float32 zeros, values that are not finite, and magnitudes by octave: exponent."""
-    state["looked"] += x.numel()
-    exponents = ((x.view(torch.int32) >> 23) & 255).reshape(-1)  # 127 from 1 to 2
-    if x.device.type == "cpu":
-        counts = torch.bincount(exponents, minlength=256)
-    else:  # bincount would wait for the device
-        counts = torch.histc(exponents, 256, 0, 256)
-    first = int(math.log2(edges[0])) + 127
-    last = first + len(edges) - 1
-    zeros = x.numel() - torch.count_nonzero(x)
-    found = torch.stack((zeros, counts[255], counts[:first].sum() - zeros))
-    bins = counts[first:last], counts[last:255].sum(0, keepdim=True)
-    state["sums"][_ZEROS:].add_(torch.cat((found, *bins)))
-
-
 def _statistics(state: State) -> Statistics:
     sums, calls, looked = state["sums"].tolist(), state["calls"], state["looked"]
-    kept, values = int(sums[_KEPT]), int(sums[_COUNT])
-    found = Statistics(calls, calls - kept, values, tuple(map(int, sums[_BINS:])))
+    kept, values = int(sums[KEPT]), int(sums[COUNT])
+    found = Statistics(calls, calls - kept, values, tuple(map(int, sums[BINS:])))
     if kept:
-        found = replace(found, norm=sums[_NORMS] / kept)
+        found = replace(found, norm=sums[NORMS] / kept)
     if looked:
-        found = replace(found, zeros=sums[_ZEROS] / looked, nonfinite=sums[_NONFINITE] / looked)
+        found = replace(found, zeros=sums[ZEROS] / looked, nonfinite=sums[NONFINITE] / looked)
     if values:
-        mean, square = sums[_SUM] / values, sums[_SQUARES] / values
+        mean, square = sums[SUM] / values, sums[SQUARES] / values
         std, largest = math.sqrt(max(square - mean * mean, 0.0)), state["largest"].item()
         found = replace(found, mean=mean, std=std, rms=math.sqrt(square), largest=largest)
     return found
-
-
-def add_alive(state: State, x: Tensor, zero: float = 0.0) -> None:
-    """Note which channels of a call (N, C, ...) were alive: had a magnitude above `zero`."""
-    flags = state.get("alive")
-    if flags is None or flags.shape != x.shape[1:2] or flags.device != x.device:
-        flags = torch.zeros(x.shape[1], dtype=torch.bool, device=x.device)
-    if x.numel() and not (x.device.type == "cpu" and bool(flags.all())):
-        flags = flags | ~(x.abs().amax([0, *range(2, x.ndim)]) <= zero)  # true for NaN
-    state["alive"] = flags
 
 
 def _dead(s: Statistics) -> str | None:
@@ -174,6 +130,7 @@ class Measuring(Observer):
     high: float = 1e4
 
     columns: ClassVar[Columns[Any]] = _MOMENTS
+    traced: ClassVar[bool] = True
 
     def check(self, values: Mapping[str, float]) -> None:
         super().check(values)
@@ -191,15 +148,36 @@ class Measuring(Observer):
         return _new_sums(self.edges)
 
     def update(self, state: State, seen: Seen) -> None:
-        _add_moments(state, seen.tensor, seen.scale)
+        add_moments(state, seen.tensor, seen.scale)
         if state["calls"] % self.every == 0:
-            _add_shares(state, seen.tensor.float() / seen.scale, self.edges)
+            add_shares(state, seen.tensor.float() / seen.scale, self.edges)
 
     def compute(self, state: State) -> Statistics:
         return _statistics(state)
 
     def merge(self, a: State, b: State) -> State:
         return {**super().merge(a, b), "largest": torch.maximum(a["largest"], b["largest"])}
+
+    def start_compiled(self) -> list[float]:
+        return [0.0] * (SUMS + BINS + len(self.edges) + 1)
+
+    def compiled_numbers(self, state: State) -> list[float]:
+        return [float(self.every), *self.edges]
+
+    def take_compiled(self, state: State, counted: Compiled) -> None:
+        values = counted.values
+        state["calls"] += round(values[CALLS])
+        state["looked"] += round(values[LOOKED])
+        sums = state["sums"]
+        sums += torch.tensor(values[SUMS:], dtype=sums.dtype, device=sums.device)
+        state["largest"].clamp_(min=values[LARGEST])
+        if counted.alive is not None:
+            alive = counted.alive
+            before = state.get("alive")
+            same = before is not None and before.shape == alive.shape
+            state["alive"] = before.to(alive.device) | alive if same else alive
+        if counted.batches is not None:
+            state["batches"] = counted.batches + state.get("batches", 0.0)
 
 
 @register
@@ -221,6 +199,7 @@ class ActivationStats(Measuring):
 
     channelwise: ClassVar[bool] = True
     reads_given: ClassVar[bool] = True
+    compiled_kind: ClassVar[str] = "values"
     columns: ClassVar[Columns[Any]] = {**_MOMENTS, "dead\nchannels": _dead, "running": _running}
 
     def look(self, state: State, module: nn.Module, parameter: str | None) -> None:
@@ -237,11 +216,15 @@ class ActivationStats(Measuring):
         if mapped is not None:
             add_alive(state, mapped)
         if "running" in state and seen.training and state["calls"] % self.every == 0:
-            x = seen.given[0]
-            if x.numel() > x.shape[1]:  # one value has no variance
-                variance, mean = torch.var_mean(x.to(state["sums"].dtype), [0, *range(2, x.ndim)])
-                batch = torch.stack((mean, variance, torch.ones_like(mean)))
-                state["batches"] = state.get("batches", 0.0) + batch
+            batches = add_batch(state.get("batches", 0.0), seen.given[0])
+            if isinstance(batches, Tensor):
+                state["batches"] = batches
+
+    def compiled_map(self, state: State, x: Tensor, mapped: Tensor | None) -> Tensor | None:
+        return mapped
+
+    def compiled_batch(self, state: State, given: Sequence[Tensor]) -> Tensor | None:
+        return given[0] if "running" in state else None
 
     def compute(self, state: State) -> Statistics:
         found = _statistics(state)
@@ -280,6 +263,7 @@ class GradientStats(Measuring):
     sees_values: ClassVar[bool] = False
     sees_gradients: ClassVar[bool] = True
     reads_grad_scale: ClassVar[bool] = True
+    compiled_kind: ClassVar[str] = "gradients"
 
 
 @register
@@ -313,8 +297,8 @@ class WeightStats(Observer):
         state.update(_new_sums(self.edges), calls=len(found), moved=False, norms={}, updates={})
         for name, x in found.items():
             state.update(on_device(state, x.device))
-            _add_moments(state, x)
-            _add_shares(state, x.float(), self.edges)
+            add_moments(state, x)
+            add_shares(state, x.float(), self.edges)
             began = state["began"].setdefault(name, x.clone()).to(x.device)
             change = vector_norm(x - began)
             state["moved"] |= bool(change)  # true for NaN

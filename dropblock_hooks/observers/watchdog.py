@@ -5,21 +5,33 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
-import torch
 from torch import Tensor, nn
-from torch.linalg import vector_norm
 
 from ..checks import Range, as_count, as_number, check_option
-from ..functional.masks import wide_dtype
+from ..functional.measures import (
+    BAD_CALLS,
+    CALLS,
+    FIRST_BAD,
+    FIRST_BAD_GRADIENT,
+    FIRST_MADE,
+    GRADIENT_NORM,
+    GRADIENTS,
+    NEAR,
+    WATCHED,
+    add_alive,
+    largest_norm,
+    near_bounds,
+    norm_of,
+    norm_of_arguments,
+    together,
+)
 from ..quoting import quote, shown
 from ..registry import register
-from .base import Observer, Seen, State
-from .stats import add_alive
+from .base import Compiled, Observer, Seen, State
 
 RULES = ("nonfinite", "vanishing", "exploding", "dead", "saturated", "no_gradient")
 _INF = math.inf
 _ZERO = 1e-12  # the largest magnitude of a channel that counts as zero
-_NEAR = 0.01  # how near to a bound a value is saturated, as a share of the distance of both
 _SHARE = Range(0, 1, open_low=True, open_high=True)
 # layers are known by the names of their classes, which copies of torch's classes keep
 _CAN_DIE = {"relu", "relu6", "threshold", "hardswish", "gelu", "silu", "swish", "mish"}
@@ -81,7 +93,8 @@ class Watchdog(Observer):
     reads_given: ClassVar[bool] = True
     needs_calls: ClassVar[bool] = False
     sees_gradients: ClassVar[bool] = True
-    refused_options: ClassVar[tuple[str, ...]] = ("at",)
+    traced: ClassVar[bool] = True
+    compiled_kind: ClassVar[str] = "watchdog"
 
     def __post_init__(self) -> None:
         if isinstance(self.rules, str) and self.rules != "all":
@@ -124,6 +137,25 @@ class Watchdog(Observer):
         (watched.see_gradient if seen.gradient else watched.see)(seen, clock.time)
         if len(watched.unread) >= 4096:  # which bounds their memory
             watched.read()
+
+    def start_compiled(self) -> list[float]:
+        values = [0.0] * WATCHED
+        values[FIRST_BAD] = values[FIRST_MADE] = values[FIRST_BAD_GRADIENT] = _INF
+        return values
+
+    def take_compiled(self, state: State, counted: Compiled) -> None:
+        watched: Watched = state["watched"]
+        state["calls"] += round(counted.values[CALLS])
+        watched.take(counted)
+
+    def compiled_numbers(self, state: State) -> list[float]:
+        bounds = state["watched"].bounds
+        return [] if bounds is None else [float(bounds[0]), float(bounds[1])]
+
+    def compiled_map(self, state: State, x: Tensor, mapped: Tensor | None) -> Tensor | None:
+        if not state["watched"].can_die or x.ndim < 2:
+            return None
+        return x.movedim(-1 if x.ndim != 4 else 1, 1) if mapped is None else mapped
 
 
 @dataclass
@@ -172,11 +204,9 @@ class Watched:
         """Add one call of the layer."""
         self.at, x = time, seen.tensor
         self.calls += 1
-        worst = _largest_norm(seen.tensors)
+        worst = largest_norm(seen.tensors)
         if worst.device.type != "cpu" or not worst < _INF:  # otherwise there is nothing to note
-            # -inf counts in the first argument only: masks of attention hold it
-            masks = [y.float().amax().clamp(min=0) for y in seen.given[1:] if y.numel()]
-            given = _largest_norm([*seen.given[:1], *masks])
+            given = norm_of_arguments(seen.given)
             self.unread.append((False, time, worst, given))
         if not x.numel():
             return
@@ -185,24 +215,51 @@ class Watched:
             mapped = x.movedim(-1 if x.ndim != 4 else 1, 1) if mapped is None else mapped
             add_alive(self.units, mapped, _ZERO)
         if self.bounds is not None:
-            lower, upper = self.bounds
-            edge = _NEAR * (upper - lower)
-            at_bounds = (x < lower + edge) | (x > upper - edge)
-            self.near = self.near + at_bounds.mean(dtype=torch.float32)
+            self.near = self.near + near_bounds(x, *self.bounds)
 
     def see_gradient(self, seen: Seen, time: int) -> None:
         """Add one gradient."""
         if seen.tensor.numel():
             self.grads += 1
-            norm = _norm(seen.tensor) / seen.scale
+            norm = norm_of(seen.tensor) / seen.scale
             self.unread.append((True, time, norm, norm))
+
+    def take(self, counted: Compiled) -> None:
+        """Add what compiled code has counted.
+
+        In a forward, all layers return one after the other; then the gradients come in reverse.
+        """
+        values = counted.values
+        forward = counted.layers + 1
+        step = 2 * forward
+
+        def time(call: float, gradient: bool = False) -> float:
+            place = step - counted.place if gradient else counted.place + 1
+            return counted.before + call * step + place if call < _INF else _INF
+
+        calls = round(values[CALLS])
+        if calls:
+            self.at = int(time(calls - 1))
+        self.calls += calls
+        self.bad_calls += round(values[BAD_CALLS])
+        self.bad = min(self.bad, time(values[FIRST_BAD]))
+        self.made = min(self.made, time(values[FIRST_MADE]))
+        self.grads += round(values[GRADIENTS])
+        self.norm += values[GRADIENT_NORM]
+        self.grad_bad = min(self.grad_bad, time(values[FIRST_BAD_GRADIENT], gradient=True))
+        self.near = self.near + values[NEAR]
+        if counted.alive is not None:
+            before_flags = self.units.get("alive")
+            same = before_flags is not None and before_flags.shape == counted.alive.shape
+            flags = counted.alive
+            self.units["alive"] = before_flags.to(flags.device) | flags if same else flags
 
     def read(self) -> None:
         """Count the notes, which waits for a device."""
         if not self.unread:
             return
         unread, self.unread = self.unread, []
-        norms = _together([x for _, _, *norms in unread for x in norms]).tolist()
+        norms = together([x for _, _, *norms in unread for x in norms]).tolist()
         for (gradient, time, *_), norm, given in zip(unread, norms[::2], norms[1::2], strict=True):
             if gradient and norm < _INF:
                 self.norm += norm
@@ -213,24 +270,3 @@ class Watched:
                 self.bad = min(self.bad, time)
                 if given < _INF:
                     self.made = min(self.made, time)
-
-
-def _together(numbers: Sequence[Tensor]) -> Tensor:
-    device = numbers[0].device
-    return torch.stack([x.to(device, wide_dtype(device)) for x in numbers])
-
-
-def _largest_norm(tensors: Sequence[Tensor]) -> Tensor:
-    """Return a number that is finite if all values are."""
-    norms = [_norm(x) for x in tensors if x.numel()]
-    return _together(norms).amax() if norms else torch.zeros(())
-
-
-def _norm(x: Tensor) -> Tensor:
-    """Return the norm; it is finite if all values are, whose squares may not fit into float32."""
-    x = x.float() if x.element_size() == 1 else x  # torch has no norm of float8
-    fast = x.device.type == "cpu" and x.dtype is not torch.float64
-    norm: Tensor = vector_norm(x, dtype=torch.float32 if fast else wide_dtype(x.device))
-    if fast and not norm < _INF:
-        norm = vector_norm(x, dtype=torch.float64)
-    return norm

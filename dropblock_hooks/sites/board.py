@@ -5,8 +5,8 @@ these tensors on the device of its layer:
 
 cells       the host writes them, and compiled code reads them
 counts      a compiled forward adds to them
-gradients   a compiled backward adds to them; a tensor that both change can't be saved for a backward
-norms       so is this histogram of the norms before a bound; None without a bound
+gradients   a compiled backward adds to them, because it can't save what a forward changes
+norms       a compiled backward adds to this histogram of the norms before a bound
 
 The first axis of the cells has the modes, evaluation and training. The second one has copies, the
 smallest of which is taken, see `sites.compiled.read`. The third one has the rows of
@@ -35,6 +35,7 @@ from ..functional.cells import (
     WIDTH,
 )
 from ..functional.masks import wide_dtype
+from ..observers.base import Compiled, Observer
 from .counter import CELLS
 
 if TYPE_CHECKING:
@@ -135,3 +136,54 @@ def _rows(site: Site, training: bool, counting: bool) -> list[list[float]]:
     rates = [float(on), *values]
     rates += [0.0] * (WIDTH - len(rates))
     return [rates, called, gradient, elements, changed]
+
+
+class Observed:
+    """The tensors in which compiled code counts for an observer at a site.
+
+    Attributes:
+        state: numbers, see `functional.measures`.
+        alive: of each channel, whether it was not zero in some call; None without channels.
+        batches: sums over batches, of a BatchNorm; None without.
+    """
+
+    def __init__(
+        self, observer: Observer, device: torch.device, channels: int, has_batches: bool
+    ) -> None:
+        self.begin = observer.start_compiled()
+        dtype = wide_dtype(device)
+        with torch.inference_mode(False):
+            self.state = torch.tensor(self.begin, dtype=dtype, device=device)
+            self.alive: Tensor | None = None
+            self.batches: Tensor | None = None
+            if channels:
+                self.alive = torch.zeros(channels, dtype=torch.bool, device=device)
+            if channels and has_batches:
+                self.batches = torch.zeros((3, channels), dtype=dtype, device=device)
+        for tensor in (self.state, self.alive, self.batches):
+            if tensor is not None:
+                keep_address(tensor)
+
+    def fits(self, device: torch.device, channels: int, has_batches: bool) -> bool:
+        """Whether it can be used for tensors with so many channels on this device."""
+        have = 0 if self.alive is None else len(self.alive)
+        batches = (self.batches is not None) == (has_batches and channels > 0)
+        return self.state.device == device and have == channels and batches
+
+    def take(self, place: int, layers: int, before: int) -> Compiled | None:
+        """What was counted since the last time, which waits for the device; None if nothing was."""
+        if self.state.device.type == "meta":
+            return None
+        values = self.state.tolist()
+        if values == self.begin:
+            return None
+        alive = None if self.alive is None else self.alive.clone()
+        batches = None if self.batches is None else self.batches.clone()
+        if batches is not None and not batches[-1].any():
+            batches = None
+        with torch.inference_mode(False), torch.no_grad():
+            self.state.copy_(torch.tensor(self.begin, dtype=self.state.dtype))
+            for tensor in (self.alive, self.batches):
+                if tensor is not None:
+                    tensor.zero_()
+        return Compiled(values, alive, batches, place, layers, before)

@@ -6,17 +6,16 @@ each function and each operation here, so there are few.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, compiler
 
 from ..axes.view import CHANNELS_FIRST, View
-from ..regularizers.base import Now
 from ..functional.cells import CALLED, FIRST_RATE, ON, SIZE, added, code_of
-from . import operator
 from ..functional.operators import count
+from ..regularizers.base import Now
+from . import operator
 from .counter import with_norms
 from .run import as_factor
 from .site import Site, may_get_grad

@@ -23,6 +23,7 @@ from ..selectors.index import Target
 from ..selectors.wrappers import find_module
 from ..tables import counted
 from . import compiled, indexing, operator
+from .observed import observe
 from .run import Run, Window
 from .site import Site, act, has_data, may_get_grad, see, see_grad
 
@@ -255,6 +256,11 @@ class ObserveHook(SiteHook):
                 "the model without torch.compile"
             )
         tensors, put, nesting = self._found(given)
+        if self.site.traced and not torch._C._are_functorch_transforms_active():
+            if not tensors:
+                return None
+            new = observe(self.site, tensors, self._given(given), training)
+            return put(new) if new else None
         call = self._given(given), operator.written(nesting()), training, observer.sees_gradients
         new = operator.observe_and_watch(self.site.handle, tensors, *call)
         return put(new) if new else None

@@ -83,7 +83,7 @@ def regularize_op(x: Tensor, layer_input: Tensor | None, *rest: Any) -> tuple[Te
 
     The row is for the backward. Its number is `_NONE` if the site was not active.
     """
-    handle, seed, layout, grid, prefix, training, linear, n_rates = rest
+    handle, seed, layout, grid, prefix, training, _, n_rates = rest
     site = _entered(handle, training)
     rates = [0.0] * n_rates if site is None else site.values.values()
     number = _NONE if site is None else int(handle)

@@ -3,7 +3,7 @@
 import copy
 import gc
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,6 +64,7 @@ class Run:
     fresh: bool = True  # whether no step was made since attaching or loading: no epoch has ended
     looked: bool = False  # whether the first training forward of this window was looked at
     compiled: bool = False  # whether compiled code has called a site: not all calls are counted
+    compiled_time: int = 0  # the times of calls in compiled code begin here
     compared: bool = False  # whether the random seeds were compared with the other ranks
     counter: Counter = field(default_factory=Counter)  # of the forwards of the model
     keys: tuple[str, ...] = ()  # of all sites
@@ -102,6 +103,26 @@ class Run:
         """Move what compiled code has counted to the counters of all sites, or of one."""
         for board in self.boards.values():
             board.take(only)
+        if only is None or only.observed is not None:
+            self._take_observed()
+
+    def _take_observed(self) -> None:
+        """Move what compiled code has counted for observers to their states."""
+        observing = [site for site in self.sites if site.observed is not None]
+        places = _order_of_returns([site.name for site in observing])
+        calls = 0
+        for site, place in zip(observing, places, strict=True):
+            counted = site.observed.take(place, len(observing), self.compiled_time)
+            if counted is None:
+                continue
+            trained, evaluated, off, seen, *_ = counted.values
+            site.tally.trained += round(trained)
+            site.tally.evaluated += round(evaluated)
+            site.tally.off += round(off)
+            site.tally.active += round(seen)
+            site.watch.take(counted, site.observed.state.device)
+            calls = max(calls, round(seen))
+        self.compiled_time += (calls + 1) * 2 * (len(observing) + 1)
 
     def check_installed(self) -> None:
         if not self.installed:
@@ -148,6 +169,20 @@ class Run:
             "attached.grad_scaler = scaler; otherwise pass grad_scaler=False"
         )
         return [Finding(Kind.GRAD_SCALER, Severity.WARNING, (), text, cure, self.epoch)]
+
+
+def _order_of_returns(names: Sequence[str]) -> list[int]:
+    """The place of each layer in the order in which layers return: those inside one before it.
+
+    The names are in the order of ``named_modules``, in which a layer comes before those inside it.
+    """
+    inside = [f"{name}." if name else "" for name in names]
+    last = [max(j for j, other in enumerate(inside) if other.startswith(own)) for own in inside]
+    order = sorted(range(len(names)), key=lambda i: (last[i], -i))
+    places = [0] * len(names)
+    for place, i in enumerate(order):
+        places[i] = place
+    return places
 
 
 def world_size() -> int:

@@ -24,7 +24,7 @@ from ..regularizers.dropout import DropsShare
 from ..schedules import is_moving
 from ..selectors.index import HELD, Target
 from ..selectors.wrappers import bare_type
-from .board import Board
+from .board import Board, Observed
 from .counter import Counter, Norms
 from .run import Run, is_enabled
 
@@ -80,6 +80,7 @@ class Site:
         self.counts: Any = None
         self.gradient_counts: Any = None
         self.norm_cells: Any = None
+        self.observed: Observed | None = None  # so does an observer
         self.handle = new_handle(self)
         self.recomputed = False
         self.set_regularizer(item)
@@ -102,7 +103,10 @@ class Site:
     def note_scaler(self) -> None:
         """Choose how compiled code runs the regularizer, which depends on the GradScaler."""
         scaler = self.run.scaler
-        self.scaled = bool(scaler) and is_enabled(scaler) and self.regularizer.reads_grad_scale
+        reads = self.regularizer.reads_grad_scale or getattr(
+            self.regularizer, "sees_gradients", False
+        )
+        self.scaled = bool(scaler) and is_enabled(scaler) and reads
         # whether compiled code has it in its graph; otherwise an operator there calls Python
         self.traced = self.regularizer.traced and len(self.regularizer.rates) <= MOST_RATES
         if self.scaled and not hasattr(scaler, "_scale"):
@@ -118,7 +122,7 @@ class Site:
     def __getstate__(self) -> dict[str, Any]:
         self.run.take_counts(self)
         without = {"handle": None, "cells": None, "counts": None}
-        without |= {"gradient_counts": None, "norm_cells": None}
+        without |= {"gradient_counts": None, "norm_cells": None, "observed": None}
         return {**self.__dict__, **without}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -145,6 +149,19 @@ class Site:
         self.take_place(board)
         if self.scaled and getattr(self.run.scaler, "_scale", 0) is None:
             self.run.scaler.scale(torch.zeros((), device=device))  # it makes the tensor now
+
+    @constant_when_traced
+    def use_observed(self, device: torch.device, channels: int, has_batches: bool) -> None:
+        """Take tensors for an observer; torch.compile calls it while it traces."""
+        now = self.observed
+        if now is not None and now.fits(device, channels, has_batches):
+            return
+        self.run.take_counts(self)
+        observer: Any = self.regularizer
+        self.observed = Observed(observer, device, channels, has_batches)
+        for site in self.run.sites:
+            if site.observed is None and site.traced and site.watch is not None:
+                site.observed = Observed(site.regularizer, device, 0, False)
 
     def take_place(self, board: Board) -> None:
         """Use the tensors of the site on a board."""

@@ -1,0 +1,304 @@
+"""Measurements of tensors for observers, as functions that add to a state.
+
+Eager observers keep their state in a dict. In compiled code it is one tensor that an operator
+changes, so that no Python runs between the operators. `add_statistics` and `add_watched` are these
+operators; they call the same functions as the eager observers.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.linalg import vector_norm
+
+from .._torch import NO_TASK, graph_task
+from .cells import ON, RATES
+from .masks import wide_dtype
+from .operators import operator
+
+KEPT, COUNT, SUM, SQUARES, NORMS, ZEROS, NONFINITE, BINS = range(8)
+"""The places in ``state["sums"]``: kept calls, their values, sums of these; shares; the bins."""
+TRAINED, EVALUATED, OFF, CALLS, LOOKED, LARGEST, SUMS = range(7)
+"""The places in the tensor of `add_statistics`: calls of the layer by its mode, those in which the
+attachment was off, those that were measured, the values that gave shares, the largest magnitude,
+and where the sums begin.
+"""
+BAD_CALLS, FIRST_BAD, FIRST_MADE, GRADIENTS, GRADIENT_NORM, FIRST_BAD_GRADIENT, NEAR = range(4, 11)
+"""More places in the tensor of `add_watched`, as the fields of a ``Watched``; times are calls."""
+WATCHED = 11  # places in it
+_ROW = 4096  # values that are added up in float32
+_NEAR = 0.01  # how near to a bound a value is saturated, as a share of the distance of both
+
+
+def add_moments(state: dict[str, Any], x: Tensor, scale: float | Tensor = 1.0) -> None:
+    """Add the moments of the values of a call, divided by `scale`."""
+    sums, count = state["sums"], x.numel()
+    x = x if count else x.new_zeros(1)  # which adds nothing but the call
+    low, high = torch.aminmax(x)
+    largest = torch.maximum(high, -low).to(sums.dtype)
+    total, norm = _sum_and_norm(x, largest)
+    total, norm, largest = total / scale, norm / scale, largest / scale
+    ones = torch.ones_like(norm)
+    found = torch.stack((ones, ones * count, total, norm.square(), norm))
+    finite = torch.isfinite(largest)
+    sums[KEPT:ZEROS].add_(torch.where(finite, found, 0.0))
+    state["largest"].clamp_(min=torch.where(finite, largest, 0.0))
+
+
+def _sum_and_norm(x: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
+    wide = wide_dtype(x.device)
+    # on the CPU, torch adds up float32 in float64 ten times slower than in float32: so rows of some
+    # thousand values are added up in float32, unless they may overflow or cancel
+    if x.device.type == "cpu" and x.dtype.itemsize <= 4 and 1e-12 < float(largest) < 1e15:
+        in_memory = x.permute(sorted(range(x.ndim), key=x.stride, reverse=True))
+        flat = in_memory.reshape(-1).float()
+        whole = flat.numel() // _ROW * _ROW
+        rows, rest = flat[:whole].view(-1, _ROW), flat[whole:].double()
+        total = rows.sum(1).sum(dtype=wide) + rest.sum()
+        norm = torch.hypot(vector_norm(vector_norm(rows, dim=1), dtype=wide), vector_norm(rest))
+        if float(norm) ** 2 > 1.01 * float(total) ** 2 / x.numel():
+            return total, norm
+    return x.sum(dtype=wide), vector_norm(x, dtype=wide)
+
+
+def add_shares(state: dict[str, Any], x: Tensor, edges: Sequence[float]) -> None:
+    """Count in float32 zeros, values that are not finite, and magnitudes by octave: exponent."""
+    state["looked"] += x.numel()
+    exponents = ((x.view(torch.int32) >> 23) & 255).reshape(-1)  # 127 from 1 to 2
+    if x.device.type == "cpu":
+        counts = torch.bincount(exponents, minlength=256)
+    else:  # bincount would wait for the device
+        counts = torch.histc(exponents, 256, 0, 256)
+    first = int(math.log2(edges[0])) + 127
+    last = first + len(edges) - 1
+    zeros = x.numel() - torch.count_nonzero(x)
+    found = torch.stack((zeros, counts[255], counts[:first].sum() - zeros))
+    bins = counts[first:last], counts[last:255].sum(0, keepdim=True)
+    state["sums"][ZEROS:].add_(torch.cat((found, *bins)))
+
+
+def add_alive(state: dict[str, Any], x: Tensor, zero: float = 0.0) -> None:
+    """Note which channels of a call (N, C, ...) were alive: had a magnitude above `zero`."""
+    flags = state.get("alive")
+    if flags is None or flags.shape != x.shape[1:2] or flags.device != x.device:
+        flags = torch.zeros(x.shape[1], dtype=torch.bool, device=x.device)
+    if x.numel() and not (x.device.type == "cpu" and bool(flags.all())):
+        flags = flags | ~(x.abs().amax([0, *range(2, x.ndim)]) <= zero)  # true for NaN
+    state["alive"] = flags
+
+
+def add_batch(batches: Any, x: Tensor) -> Any:
+    """The sums over batches of mean, variance and 1 of each channel, with another batch."""
+    if x.numel() <= x.shape[1]:  # one value has no variance
+        return batches
+    wide = x.to(wide_dtype(x.device))
+    variance, mean = torch.var_mean(wide, [0, *range(2, x.ndim)])
+    return batches + torch.stack((mean, variance, torch.ones_like(mean)))
+
+
+def near_bounds(x: Tensor, lower: float, upper: float) -> Tensor:
+    """The share of values within 1 % of the bounds."""
+    edge = _NEAR * (upper - lower)
+    at_bounds = (x < lower + edge) | (x > upper - edge)
+    return at_bounds.mean(dtype=torch.float32)
+
+
+def norm_of_arguments(given: Sequence[Tensor]) -> Tensor:
+    """A number that is finite if the arguments of a layer are.
+
+    -inf counts in the first argument only, because masks of attention hold it.
+    """
+    masks = [y.float().amax().clamp(min=0) for y in given[1:] if y.numel()]
+    return largest_norm([*given[:1], *masks])
+
+
+def together(numbers: Sequence[Tensor]) -> Tensor:
+    device = numbers[0].device
+    return torch.stack([x.to(device, wide_dtype(device)) for x in numbers])
+
+
+def largest_norm(tensors: Sequence[Tensor]) -> Tensor:
+    """Return a number that is finite if all values are."""
+    norms = [norm_of(x) for x in tensors if x.numel()]
+    return together(norms).amax() if norms else torch.zeros(())
+
+
+def norm_of(x: Tensor) -> Tensor:
+    """Return the norm; it is finite if all values are, whose squares may not fit into float32."""
+    x = x.float() if x.element_size() == 1 else x  # torch has no norm of float8
+    fast = x.device.type == "cpu" and x.dtype is not torch.float64
+    norm: Tensor = vector_norm(x, dtype=torch.float32 if fast else wide_dtype(x.device))
+    if fast and not norm < math.inf:
+        norm = vector_norm(x, dtype=torch.float64)
+    return norm
+
+
+def _begins(cells: Tensor, training: bool, state: Tensor, calls: bool) -> Tensor | None:
+    """The state to which a call is added: itself, a copy on other devices, or None if it is off.
+
+    On a CPU, a switched-off site and a recomputation end here. Other devices are not read, so there
+    `_ends` decides.
+    """
+    if graph_task() != NO_TASK and calls:
+        return None
+    on = cells[int(training), 0, RATES, ON]
+    if calls:
+        state[TRAINED if training else EVALUATED] += 1
+        state[OFF] += (1 - on) * int(training)
+    if state.device.type != "cpu":
+        return state.clone()
+    return state if float(on) else None
+
+
+def _ends(cells: Tensor, training: bool, state: Tensor, new: Tensor) -> None:
+    if new is not state:
+        on = cells[int(training), 0, RATES, ON]
+        state.copy_(torch.where(on > 0, new, state))
+
+
+def _nothing(*given: Any) -> None:
+    """The fake implementation of an operator that only changes a state."""
+
+
+@operator(
+    "add_statistics(Tensor x, Tensor? mapped, Tensor? batch, Tensor? scale, Tensor cells, "
+    "bool training, bool calls, int every, float[] edges, Tensor(a!) state, Tensor(b!)? alive, "
+    "Tensor(c!)? batches) -> ()",
+    fake=_nothing,
+)
+@torch.no_grad()
+def add_statistics(
+    x: Tensor,
+    mapped: Tensor | None,
+    batch: Tensor | None,
+    scale: Tensor | None,
+    cells: Tensor,
+    training: bool,
+    calls: bool,
+    every: int,
+    edges: Sequence[float],
+    state: Tensor,
+    alive: Tensor | None,
+    batches: Tensor | None,
+) -> None:
+    """Add a tensor to the statistics of a site in compiled code.
+
+    Args:
+        x: the tensor.
+        mapped: the same as (N, C, ...), to find dead channels; None without.
+        batch: the input of a BatchNorm in training mode; None without.
+        scale: the factor of the loss, by which gradients are divided; None is 1.
+        cells: the cells of the site, which tell whether it is on.
+        training: the mode of the layer.
+        calls: True for a call of the layer, False for a gradient.
+        every: at each n-th call, shares and octaves are counted, and `batch` is added.
+        edges: of the octaves.
+        state: the state of the site, which is changed.
+        alive: which channels were not zero in all calls; changed.
+        batches: see `add_batch`; changed.
+    """
+    new = _begins(cells, training, state, calls)
+    if new is None:
+        return
+    factor: Any = 1.0 if scale is None else scale.to(state.dtype)
+    named = {"sums": new[SUMS:], "largest": new[LARGEST], "looked": 0}
+    add_moments(named, x, factor)
+    if x.device.type == "cpu":
+        due: Any = float(new[CALLS]) % every == 0
+    else:
+        due = new[CALLS] % every == 0
+    if due is not False:
+        before = new.clone()
+        add_shares(named, x.float() / factor, edges)
+        new[LOOKED] += named["looked"]
+        if due is not True:
+            new.copy_(torch.where(due, new, before))
+    new[CALLS] += 1
+    if mapped is not None and alive is not None:
+        flags = {"alive": alive}
+        add_alive(flags, mapped)
+        alive.copy_(flags["alive"])
+    if batch is not None and batches is not None and due is not False:
+        added = add_batch(batches, batch)
+        batches.copy_(added if due is True else torch.where(due, added, batches))
+    _ends(cells, training, state, new)
+
+
+@operator(
+    "add_watched(Tensor[] tensors, Tensor[] given, Tensor? mapped, Tensor cells, bool training, "
+    "float[] bounds, Tensor(a!) state, Tensor(b!)? alive) -> ()",
+    fake=_nothing,
+)
+@torch.no_grad()
+def add_watched(
+    tensors: Sequence[Tensor],
+    given: Sequence[Tensor],
+    mapped: Tensor | None,
+    cells: Tensor,
+    training: bool,
+    bounds: Sequence[float],
+    state: Tensor,
+    alive: Tensor | None,
+) -> None:
+    """Add a call of a layer to what a Watchdog keeps of it in compiled code.
+
+    Args:
+        tensors: the floating-point tensors in the output.
+        given: those among the arguments.
+        mapped: the first tensor as (N, C, ...), to find dead channels; None without.
+        cells: the cells of the site, which tell whether it is on.
+        training: the mode of the layer.
+        bounds: of the activation, near which values are saturated; empty without.
+        state: what is kept, which is changed.
+        alive: which channels were not zero in all calls; changed.
+    """
+    new = _begins(cells, training, state, calls=True)
+    if new is None:
+        return
+    call = new[CALLS].clone()
+    norm = largest_norm(tensors).to(new)
+    bad = ~(norm < math.inf)
+    if tensors and (tensors[0].device.type != "cpu" or bool(bad)):
+        finite_input = norm_of_arguments(given).to(new) < math.inf
+        never = torch.full_like(call, math.inf)
+        new[BAD_CALLS] += bad
+        new[FIRST_BAD] = torch.minimum(new[FIRST_BAD], torch.where(bad, call, never))
+        made = torch.where(bad & finite_input, call, never)
+        new[FIRST_MADE] = torch.minimum(new[FIRST_MADE], made)
+    new[CALLS] += 1
+    if tensors and tensors[0].numel():
+        if bounds:
+            new[NEAR] += near_bounds(tensors[0], *bounds)
+        if mapped is not None and alive is not None:
+            flags = {"alive": alive}
+            add_alive(flags, mapped, 1e-12)
+            alive.copy_(flags["alive"])
+    _ends(cells, training, state, new)
+
+
+@operator(
+    "add_watched_gradient(Tensor grad, Tensor? scale, Tensor cells, bool training, "
+    "Tensor(a!) state) -> ()",
+    fake=_nothing,
+)
+@torch.no_grad()
+def add_watched_gradient(
+    grad: Tensor, scale: Tensor | None, cells: Tensor, training: bool, state: Tensor
+) -> None:
+    """Add a gradient to what a Watchdog keeps of a layer in compiled code."""
+    new = _begins(cells, training, state, calls=False)
+    if new is None or not grad.numel():
+        return
+    norm = norm_of(grad).to(new)
+    if scale is not None:
+        norm = norm / scale.to(new)
+    finite = norm < math.inf
+    time = new[GRADIENTS].clone()
+    never = torch.full_like(time, math.inf)
+    new[GRADIENT_NORM] += torch.where(finite, norm, 0.0)
+    first = torch.where(finite, never, time)
+    new[FIRST_BAD_GRADIENT] = torch.minimum(new[FIRST_BAD_GRADIENT], first)
+    new[GRADIENTS] += 1
+    _ends(cells, training, state, new)
