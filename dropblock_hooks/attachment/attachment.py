@@ -94,8 +94,7 @@ class Attachment:
 
     def _look(self) -> None:
         for module, hook in self._installed:
-            if (watch := hook.site.watch) is not None:
-                watch.observer.look(watch.open, module, hook.local or None)
+            hook.site.note_layer(module, hook.local or None)
 
     @property
     def epoch(self) -> float:

@@ -14,20 +14,19 @@ from torch import Tensor
 from torch.linalg import vector_norm
 
 from .._torch import NO_TASK, graph_task
-from .cells import ON, RATES
 from .masks import wide_dtype
 from .operators import operator
 
 KEPT, COUNT, SUM, SQUARES, NORMS, ZEROS, NONFINITE, BINS = range(8)
 """The places in ``state["sums"]``: kept calls, their values, sums of these; shares; the bins."""
-TRAINED, EVALUATED, OFF, CALLS, LOOKED, LARGEST, SUMS = range(7)
-"""The places in the tensor of `add_statistics`: calls of the layer by its mode, those in which the
-attachment was off, those that were measured, the values that gave shares, the largest magnitude,
-and where the sums begin.
+ON, TRAINED, EVALUATED, OFF, CALLS, LOOKED, LARGEST, SUMS = range(1, 9)
+"""The places in the tensor of `add_statistics`: whether the site is on, in evaluation (0) and in
+training (1), calls of the layer by its mode, those in which the attachment was off, those that were
+measured, the values that gave shares, the largest magnitude, and where the sums begin.
 """
-BAD_CALLS, FIRST_BAD, FIRST_MADE, GRADIENTS, GRADIENT_NORM, FIRST_BAD_GRADIENT, NEAR = range(4, 11)
+BAD_CALLS, FIRST_BAD, FIRST_MADE, GRADIENTS, GRADIENT_NORM, FIRST_BAD_GRADIENT, NEAR = range(6, 13)
 """More places in the tensor of `add_watched`, as the fields of a ``Watched``; times are calls."""
-WATCHED = 11  # places in it
+WATCHED = 13  # places in it
 _ROW = 4096  # values that are added up in float32
 _NEAR = 0.01  # how near to a bound a value is saturated, as a share of the distance of both
 
@@ -89,6 +88,11 @@ def add_alive(state: dict[str, Any], x: Tensor, zero: float = 0.0) -> None:
     state["alive"] = flags
 
 
+def octaves(first: int, last: int) -> tuple[float, ...]:
+    """The edges of octaves, rising: the powers of 2 with these exponents and those between."""
+    return tuple(2.0**exponent for exponent in range(first, last + 1))
+
+
 def add_batch(batches: Any, x: Tensor) -> Any:
     """The sums over batches of mean, variance and 1 of each channel, with another batch."""
     if x.numel() <= x.shape[1]:  # one value has no variance
@@ -135,7 +139,7 @@ def norm_of(x: Tensor) -> Tensor:
     return norm
 
 
-def _begins(cells: Tensor, training: bool, state: Tensor, calls: bool) -> Tensor | None:
+def _begins(training: bool, state: Tensor, calls: bool) -> Tensor | None:
     """The state to which a call is added: itself, a copy on other devices, or None if it is off.
 
     On a CPU, a switched-off site and a recomputation end here. Other devices are not read, so there
@@ -143,19 +147,19 @@ def _begins(cells: Tensor, training: bool, state: Tensor, calls: bool) -> Tensor
     """
     if graph_task() != NO_TASK and calls:
         return None
-    on = cells[int(training), 0, RATES, ON]
+    on = state[int(training)]
     if calls:
         state[TRAINED if training else EVALUATED] += 1
-        state[OFF] += (1 - on) * int(training)
+        if training:
+            state[OFF] += 1 - on
     if state.device.type != "cpu":
         return state.clone()
     return state if float(on) else None
 
 
-def _ends(cells: Tensor, training: bool, state: Tensor, new: Tensor) -> None:
+def _ends(training: bool, state: Tensor, new: Tensor) -> None:
     if new is not state:
-        on = cells[int(training), 0, RATES, ON]
-        state.copy_(torch.where(on > 0, new, state))
+        state.copy_(torch.where(state[int(training)] > 0, new, state))
 
 
 def _nothing(*given: Any) -> None:
@@ -163,8 +167,8 @@ def _nothing(*given: Any) -> None:
 
 
 @operator(
-    "add_statistics(Tensor x, Tensor? mapped, Tensor? batch, Tensor? scale, Tensor cells, "
-    "bool training, bool calls, int every, float[] edges, Tensor(a!) state, Tensor(b!)? alive, "
+    "add_statistics(Tensor x, Tensor? mapped, Tensor? batch, Tensor? scale, bool training, "
+    "bool calls, int every, int first, int last, Tensor(a!) state, Tensor(b!)? alive, "
     "Tensor(c!)? batches) -> ()",
     fake=_nothing,
 )
@@ -174,11 +178,11 @@ def add_statistics(
     mapped: Tensor | None,
     batch: Tensor | None,
     scale: Tensor | None,
-    cells: Tensor,
     training: bool,
     calls: bool,
     every: int,
-    edges: Sequence[float],
+    first: int,
+    last: int,
     state: Tensor,
     alive: Tensor | None,
     batches: Tensor | None,
@@ -190,16 +194,16 @@ def add_statistics(
         mapped: the same as (N, C, ...), to find dead channels; None without.
         batch: the input of a BatchNorm in training mode; None without.
         scale: the factor of the loss, by which gradients are divided; None is 1.
-        cells: the cells of the site, which tell whether it is on.
         training: the mode of the layer.
         calls: True for a call of the layer, False for a gradient.
         every: at each n-th call, shares and octaves are counted, and `batch` is added.
-        edges: of the octaves.
+        first: the exponent of 2 where the octaves begin.
+        last: the exponent of 2 where they end.
         state: the state of the site, which is changed.
         alive: which channels were not zero in all calls; changed.
         batches: see `add_batch`; changed.
     """
-    new = _begins(cells, training, state, calls)
+    new = _begins(training, state, calls)
     if new is None:
         return
     factor: Any = 1.0 if scale is None else scale.to(state.dtype)
@@ -211,7 +215,7 @@ def add_statistics(
         due = new[CALLS] % every == 0
     if due is not False:
         before = new.clone()
-        add_shares(named, x.float() / factor, edges)
+        add_shares(named, x.float() / factor, octaves(first, last))
         new[LOOKED] += named["looked"]
         if due is not True:
             new.copy_(torch.where(due, new, before))
@@ -223,12 +227,19 @@ def add_statistics(
     if batch is not None and batches is not None and due is not False:
         added = add_batch(batches, batch)
         batches.copy_(added if due is True else torch.where(due, added, batches))
-    _ends(cells, training, state, new)
+    _ends(training, state, new)
+
+
+@operator("add_call(bool training, Tensor(a!) state) -> ()", fake=_nothing)
+@torch.no_grad()
+def add_call(training: bool, state: Tensor) -> None:
+    """Count a call of a layer whose gradients are measured in compiled code."""
+    _begins(training, state, calls=True)
 
 
 @operator(
-    "add_watched(Tensor[] tensors, Tensor[] given, Tensor? mapped, Tensor cells, bool training, "
-    "float[] bounds, Tensor(a!) state, Tensor(b!)? alive) -> ()",
+    "add_watched(Tensor[] tensors, Tensor[] given, Tensor? mapped, bool training, float[] bounds, "
+    " Tensor(a!) state, Tensor(b!)? alive) -> ()",
     fake=_nothing,
 )
 @torch.no_grad()
@@ -236,7 +247,6 @@ def add_watched(
     tensors: Sequence[Tensor],
     given: Sequence[Tensor],
     mapped: Tensor | None,
-    cells: Tensor,
     training: bool,
     bounds: Sequence[float],
     state: Tensor,
@@ -248,13 +258,12 @@ def add_watched(
         tensors: the floating-point tensors in the output.
         given: those among the arguments.
         mapped: the first tensor as (N, C, ...), to find dead channels; None without.
-        cells: the cells of the site, which tell whether it is on.
         training: the mode of the layer.
         bounds: of the activation, near which values are saturated; empty without.
         state: what is kept, which is changed.
         alive: which channels were not zero in all calls; changed.
     """
-    new = _begins(cells, training, state, calls=True)
+    new = _begins(training, state, calls=True)
     if new is None:
         return
     call = new[CALLS].clone()
@@ -275,20 +284,17 @@ def add_watched(
             flags = {"alive": alive}
             add_alive(flags, mapped, 1e-12)
             alive.copy_(flags["alive"])
-    _ends(cells, training, state, new)
+    _ends(training, state, new)
 
 
 @operator(
-    "add_watched_gradient(Tensor grad, Tensor? scale, Tensor cells, bool training, "
-    "Tensor(a!) state) -> ()",
+    "add_watched_gradient(Tensor grad, Tensor? scale, bool training, Tensor(a!) state) -> ()",
     fake=_nothing,
 )
 @torch.no_grad()
-def add_watched_gradient(
-    grad: Tensor, scale: Tensor | None, cells: Tensor, training: bool, state: Tensor
-) -> None:
+def add_watched_gradient(grad: Tensor, scale: Tensor | None, training: bool, state: Tensor) -> None:
     """Add a gradient to what a Watchdog keeps of a layer in compiled code."""
-    new = _begins(cells, training, state, calls=False)
+    new = _begins(training, state, calls=False)
     if new is None or not grad.numel():
         return
     norm = norm_of(grad).to(new)
@@ -301,4 +307,4 @@ def add_watched_gradient(
     first = torch.where(finite, never, time)
     new[FIRST_BAD_GRADIENT] = torch.minimum(new[FIRST_BAD_GRADIENT], first)
     new[GRADIENTS] += 1
-    _ends(cells, training, state, new)
+    _ends(training, state, new)

@@ -121,7 +121,6 @@ class Observer(Regularizer):
 
     random: ClassVar[bool] = False
     states_defaults: ClassVar[bool] = False
-    compiled_kind: ClassVar[str] = ""  # of its operator in compiled code, where it is `traced`
     sees_values: ClassVar[bool] = True  # whether `update` gets activations
     sees_gradients: ClassVar[bool] = False  # whether `update` gets gradients
     whole: ClassVar[bool] = False  # whether it gets all tensors of a nested output
@@ -172,17 +171,13 @@ class Observer(Regularizer):
         """The numbers of an empty state of compiled code, where it is `traced`."""
         return []
 
-    def compiled_numbers(self, state: State) -> list[float]:
-        """The numbers that compiled code needs besides; see ``sites.observed.observe_op``."""
+    def compiled_numbers(self, state: State) -> list[Any]:
+        """The numbers that the operators of compiled code need besides; see ``sites.observed``."""
         return []
 
-    def compiled_map(self, state: State, x: Tensor, mapped: Tensor | None) -> Tensor | None:
-        """The maps (N, C, ...) in which compiled code looks for dead channels; None: nowhere."""
-        return None
-
-    def compiled_batch(self, state: State, given: Sequence[Tensor]) -> Tensor | None:
-        """The batch of which compiled code takes the statistics; None: of none."""
-        return None
+    def finds_dead(self, state: State) -> bool:
+        """Whether compiled code looks for dead channels."""
+        return False
 
     def take_compiled(self, state: State, counted: Compiled) -> None:
         """Add what compiled code has counted to the state."""

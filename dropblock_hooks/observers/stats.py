@@ -28,6 +28,7 @@ from ..functional.measures import (
     add_batch,
     add_moments,
     add_shares,
+    octaves,
 )
 from ..registry import register
 from ..selectors.wrappers import shard_refusal
@@ -141,8 +142,12 @@ class Measuring(Observer):
     @property
     def edges(self) -> tuple[float, ...]:
         """The edges of the bins of the histogram, rising."""
-        first, last = math.floor(math.log2(self.low)), math.ceil(math.log2(self.high))
-        return tuple(2.0**octave for octave in range(first, last + 1))
+        return octaves(*self.exponents)
+
+    @property
+    def exponents(self) -> tuple[int, int]:
+        """The exponents of 2 where the histogram begins and ends."""
+        return math.floor(math.log2(self.low)), math.ceil(math.log2(self.high))
 
     def start(self) -> State:
         return _new_sums(self.edges)
@@ -161,8 +166,8 @@ class Measuring(Observer):
     def start_compiled(self) -> list[float]:
         return [0.0] * (SUMS + BINS + len(self.edges) + 1)
 
-    def compiled_numbers(self, state: State) -> list[float]:
-        return [float(self.every), *self.edges]
+    def compiled_numbers(self, state: State) -> list[int]:
+        return [self.every, *self.exponents]
 
     def take_compiled(self, state: State, counted: Compiled) -> None:
         values = counted.values
@@ -199,7 +204,7 @@ class ActivationStats(Measuring):
 
     channelwise: ClassVar[bool] = True
     reads_given: ClassVar[bool] = True
-    compiled_kind: ClassVar[str] = "values"
+    traced: ClassVar[bool] = True
     columns: ClassVar[Columns[Any]] = {**_MOMENTS, "dead\nchannels": _dead, "running": _running}
 
     def look(self, state: State, module: nn.Module, parameter: str | None) -> None:
@@ -220,11 +225,8 @@ class ActivationStats(Measuring):
             if isinstance(batches, Tensor):
                 state["batches"] = batches
 
-    def compiled_map(self, state: State, x: Tensor, mapped: Tensor | None) -> Tensor | None:
-        return mapped
-
-    def compiled_batch(self, state: State, given: Sequence[Tensor]) -> Tensor | None:
-        return given[0] if "running" in state else None
+    def finds_dead(self, state: State) -> bool:
+        return True
 
     def compute(self, state: State) -> Statistics:
         found = _statistics(state)
@@ -263,7 +265,6 @@ class GradientStats(Measuring):
     sees_values: ClassVar[bool] = False
     sees_gradients: ClassVar[bool] = True
     reads_grad_scale: ClassVar[bool] = True
-    compiled_kind: ClassVar[str] = "gradients"
 
 
 @register

@@ -94,7 +94,6 @@ class Watchdog(Observer):
     needs_calls: ClassVar[bool] = False
     sees_gradients: ClassVar[bool] = True
     traced: ClassVar[bool] = True
-    compiled_kind: ClassVar[str] = "watchdog"
 
     def __post_init__(self) -> None:
         if isinstance(self.rules, str) and self.rules != "all":
@@ -152,10 +151,9 @@ class Watchdog(Observer):
         bounds = state["watched"].bounds
         return [] if bounds is None else [float(bounds[0]), float(bounds[1])]
 
-    def compiled_map(self, state: State, x: Tensor, mapped: Tensor | None) -> Tensor | None:
-        if not state["watched"].can_die or x.ndim < 2:
-            return None
-        return x.movedim(-1 if x.ndim != 4 else 1, 1) if mapped is None else mapped
+    def finds_dead(self, state: State) -> bool:
+        can_die: bool = state["watched"].can_die
+        return can_die
 
 
 @dataclass

@@ -18,7 +18,7 @@ The cells of all sites share one memory, so `Board.write` is one copy to the dev
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -35,7 +35,8 @@ from ..functional.cells import (
     WIDTH,
 )
 from ..functional.masks import wide_dtype
-from ..observers.base import Compiled, Observer
+from ..observers.base import Compiled
+from ..observers.watchdog import Watchdog
 from .counter import CELLS
 
 if TYPE_CHECKING:
@@ -142,18 +143,25 @@ class Observed:
     """The tensors in which compiled code counts for an observer at a site.
 
     Attributes:
-        state: numbers, see `functional.measures`.
+        state: numbers, see `functional.measures`. The first two tell whether the site is on.
         alive: of each channel, whether it was not zero in some call; None without channels.
         batches: sums over batches, of a BatchNorm; None without.
+        watches: whether the observer is a `Watchdog`.
+        numbers: what its operators need besides.
     """
 
     def __init__(
-        self, observer: Observer, device: torch.device, channels: int, has_batches: bool
+        self, site: Site, device: torch.device, channels: int = 0, has_batches: bool = False
     ) -> None:
-        self.begin = observer.start_compiled()
+        observer: Any = site.regularizer
+        self.watches = isinstance(observer, Watchdog)
+        self.numbers = observer.compiled_numbers(site.bound.open)
+        self._site = site
+        self._empty = observer.start_compiled()
+        self._on: list[float] = []  # as last written
         dtype = wide_dtype(device)
         with torch.inference_mode(False):
-            self.state = torch.tensor(self.begin, dtype=dtype, device=device)
+            self.state = torch.tensor(self._empty, dtype=dtype, device=device)
             self.alive: Tensor | None = None
             self.batches: Tensor | None = None
             if channels:
@@ -163,6 +171,7 @@ class Observed:
         for tensor in (self.state, self.alive, self.batches):
             if tensor is not None:
                 keep_address(tensor)
+        self.write()
 
     def fits(self, device: torch.device, channels: int, has_batches: bool) -> bool:
         """Whether it can be used for tensors with so many channels on this device."""
@@ -170,19 +179,27 @@ class Observed:
         batches = (self.batches is not None) == (has_batches and channels > 0)
         return self.state.device == device and have == channels and batches
 
+    def write(self) -> None:
+        """Write whether the site is on, in evaluation and in training."""
+        on = [float(self._site.acts(mode)) for mode in (False, True)]
+        if on != self._on:
+            self._on = on
+            with torch.inference_mode(False), torch.no_grad():
+                self.state[:2] = torch.tensor(on)
+
     def take(self, place: int, layers: int, before: int) -> Compiled | None:
         """What was counted since the last time, which waits for the device; None if nothing was."""
         if self.state.device.type == "meta":
             return None
         values = self.state.tolist()
-        if values == self.begin:
+        if values[2:] == self._empty[2:]:
             return None
         alive = None if self.alive is None else self.alive.clone()
         batches = None if self.batches is None else self.batches.clone()
         if batches is not None and not batches[-1].any():
             batches = None
         with torch.inference_mode(False), torch.no_grad():
-            self.state.copy_(torch.tensor(self.begin, dtype=self.state.dtype))
+            self.state.copy_(torch.tensor(self._on + self._empty[2:], dtype=self.state.dtype))
             for tensor in (self.alive, self.batches):
                 if tensor is not None:
                     tensor.zero_()

@@ -255,14 +255,32 @@ class ObserveHook(SiteHook):
                 "compiled code can't keep the autograd graph of a value: use detach=True, or call "
                 "the model without torch.compile"
             )
-        tensors, put, nesting = self._found(given)
         if self.site.traced and not torch._C._are_functorch_transforms_active():
-            if not tensors:
-                return None
-            new = observe(self.site, tensors, self._given(given), training)
-            return put(new) if new else None
+            return self._observe(module, given, training)
+        tensors, put, nesting = self._found(given)
         call = self._given(given), operator.written(nesting()), training, observer.sees_gradients
         new = operator.observe_and_watch(self.site.handle, tensors, *call)
+        return put(new) if new else None
+
+    def _observe(self, module: nn.Module, given: tuple[Any, ...], training: bool) -> Any:
+        """Observe a call in compiled code, which traces this."""
+        args, kwargs, output = given[0], given[1], given[-1]
+        reads_given = self.observer.reads_given
+        if self.direct and isinstance(output, Tensor):
+            if not output.is_floating_point() or output.layout is not torch.strided:
+                return None
+            if len(args) == 1 and not kwargs and isinstance(args[0], Tensor):
+                if args[0] is output and self.site.guesses_channels and type(module) is nn.Identity:
+                    return None  # the layer before it is watched
+                inputs = [args[0]] if reads_given and args[0].is_floating_point() else []
+            else:
+                inputs = self._given(given)
+            new = observe(self.site, [output], inputs, training)
+            return new[0] if new else None
+        tensors, put, _ = self._found(given)
+        if not tensors:
+            return None
+        new = observe(self.site, tensors, self._given(given), training)
         return put(new) if new else None
 
     def _found(self, given: tuple[Any, ...]) -> indexing.Found:

@@ -98,6 +98,9 @@ class Run:
         """Write the present rates and switches to the boards, where compiled code reads them."""
         for board in self.boards.values():
             board.write()
+        for site in self.sites:
+            if site.observed is not None:
+                site.observed.write()
 
     def take_counts(self, only: Any = None) -> None:
         """Move what compiled code has counted to the counters of all sites, or of one."""
@@ -115,7 +118,7 @@ class Run:
             counted = site.observed.take(place, len(observing), self.compiled_time)
             if counted is None:
                 continue
-            trained, evaluated, off, seen, *_ = counted.values
+            _, _, trained, evaluated, off, seen, *_ = counted.values
             site.tally.trained += round(trained)
             site.tally.evaluated += round(evaluated)
             site.tally.off += round(off)

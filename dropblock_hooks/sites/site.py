@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.compiler import is_compiling
 
@@ -18,6 +18,7 @@ from ..checkpointing import NO_TASK, graph_task, tell_lost_random_state
 from ..compiling import is_exporting, new_handle
 from ..functional.cells import MOST_RATES
 from ..observers.base import Seen, Watch
+from ..observers.watchdog import Watchdog
 from ..quoting import add_note
 from ..regularizers.base import Now, Regularizer
 from ..regularizers.dropout import DropsShare
@@ -81,6 +82,7 @@ class Site:
         self.gradient_counts: Any = None
         self.norm_cells: Any = None
         self.observed: Observed | None = None  # so does an observer
+        self.finds_dead = self.reads_batches = self.guesses_channels = False
         self.handle = new_handle(self)
         self.recomputed = False
         self.set_regularizer(item)
@@ -157,11 +159,22 @@ class Site:
         if now is not None and now.fits(device, channels, has_batches):
             return
         self.run.take_counts(self)
-        observer: Any = self.regularizer
-        self.observed = Observed(observer, device, channels, has_batches)
+        self.observed = Observed(self, device, channels, has_batches)
+        self.run.compiled = True
         for site in self.run.sites:
             if site.observed is None and site.traced and site.watch is not None:
-                site.observed = Observed(site.regularizer, device, 0, False)
+                site.observed = Observed(site, device)
+
+    def note_layer(self, module: nn.Module, parameter: str | None) -> None:
+        """Let the observer look at the layer, and note what compiled code measures there."""
+        watch = self.watch
+        if watch is None:
+            return
+        observer = watch.observer
+        observer.look(watch.open, module, parameter)
+        self.finds_dead = observer.finds_dead(watch.open)
+        self.reads_batches = observer.reads_given and "running" in watch.open
+        self.guesses_channels = isinstance(observer, Watchdog)
 
     def take_place(self, board: Board) -> None:
         """Use the tensors of the site on a board."""
