@@ -62,7 +62,7 @@ def guard_hooks() -> None:
 
 def _guard_hooks_in(config: ModuleType) -> None:
     if hasattr(config, "skip_nnmodule_hook_guards"):
-        config.skip_nnmodule_hook_guards = False
+        config.skip_nnmodule_hook_guards = False  # type: ignore[attr-defined]  # of dynamo
 
 
 class _ImportOfDynamo(importlib.abc.MetaPathFinder):

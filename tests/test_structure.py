@@ -1,4 +1,4 @@
-"""The map of the package: which module imports which, and how long each is."""
+"""The map of the package: which module imports which."""
 
 import ast
 import graphlib
@@ -36,8 +36,3 @@ def test_no_circle_of_modules():
     graph = {name: set(imports(name, path)) for name, path in modules().items()}
     inner = {name: found for name, found in graph.items() if not name.endswith("__init__")}
     graphlib.TopologicalSorter(inner).prepare()
-
-
-def test_no_module_over_350_lines():
-    lines = {name: len(path.read_text().splitlines()) for name, path in modules().items()}
-    assert {name: n for name, n in lines.items() if n > 350} == {}

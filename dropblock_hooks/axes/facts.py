@@ -13,8 +13,9 @@ from ..selectors.stages import stage_channels
 from .view import FIRST, LAST, MIXED
 
 _MAPS = re.compile(r"(?:Conv|Norm|Pool)\w*([123])d")
-_REORDER = re.compile(r"Permute|Transpose|Rearrange")
+_REORDER = re.compile(r"Permute|(?<!Conv)Transpose|Rearrange")
 _ATTENTION = re.compile(r"Att(entio)?n")
+_MAY_REORDER = re.compile(_REORDER.pattern + r"|Att(entio)?n|RNN|LSTM|GRU|Transformer")
 _SEQUENCES = re.compile(r"RNN|LSTM|GRU|MultiheadAttention|Transformer\w*")
 _PREFIX = re.compile(r"(cls|class|dist|distillation|reg|register)_token")
 _NORM_LAST = re.compile(r"(Layer|RMS|Rms)Norm")
@@ -35,6 +36,10 @@ class Facts:
     batched: int = 0  # how many axes a batch has, if the layer takes a single sample too
     samples_second: str = ""  # the class of a layer of the model with ``batch_first=False``
     prefixes: tuple[int, ...] = (0,)  # how many class and register tokens there may be
+    around: str = ""  # where the nearest layers before and after it have channels, if both agree
+    first_widths: frozenset[int] = frozenset()  # the numbers of channels that are first
+    last_widths: frozenset[int] = frozenset()  # and of those that are last, in the whole model
+    reorders: bool = False  # whether a layer of the model may move axes
 
 
 class ModelFacts:
@@ -49,6 +54,28 @@ class ModelFacts:
         self._prefixes = tuple(sorted({0, *map(_prefix, modules)}))
         norms = [m for m in modules if _NORM_LAST.search(type(m).__name__)]
         self._norms_last = any(kind_of(norm) != FIRST for norm in norms)
+        self._leaves = [m for m in modules if not m._modules]
+        self._places = {module: place for place, module in enumerate(self._leaves)}
+        self._sides = [kind_of(leaf) for leaf in self._leaves]
+        self._first_widths = self._widths_of(FIRST)
+        self._last_widths = self._widths_of(LAST)
+        self._reorders = any(_MAY_REORDER.search(type(m).__name__) for m in modules)
+
+    def _widths_of(self, side: str) -> frozenset[int]:
+        found: set[int] = set()
+        for leaf, own in zip(self._leaves, self._sides, strict=True):
+            if own == side:
+                found |= _widths(leaf)
+        return frozenset(found)
+
+    def _around(self, module: nn.Module) -> str:
+        """Where the nearest layers before and after have their channels, or "" if they differ."""
+        place = self._places.get(module)
+        if place is None:
+            return ""
+        before = next(filter(None, reversed(self._sides[:place])), "")
+        after = next(filter(None, self._sides[place + 1 :]), "")
+        return before if before == after else ""
 
     def of(self, target: Target, at: str) -> Facts:
         """The facts of the output, or the input, of a layer."""
@@ -69,6 +96,10 @@ class ModelFacts:
             batched=_batched(module),
             samples_second=self._samples_second,
             prefixes=self._prefixes,
+            around=self._around(module),
+            first_widths=self._first_widths,
+            last_widths=self._last_widths,
+            reorders=self._reorders,
         )
 
     def _inside(self, module: nn.Module) -> tuple[str, tuple[int, ...]]:

@@ -15,7 +15,7 @@ from ..tables import shown
 from .facts import Facts
 from .graph import UNTOLD, channels_of
 from .grids import Grid, Grids
-from .view import CHANNELS_FIRST, FIRST, LAST, View, is_tokens, layout_with, side_of
+from .view import CHANNELS_FIRST, FIRST, LAST, MIXED, View, is_tokens, layout_with, side_of
 
 Shape = Sequence[int]
 
@@ -151,6 +151,8 @@ class Reader:
             side = "" if permutes and shape[-1] in facts.widths else FIRST
         elif not side and facts.inside == LAST and shape[-1] in facts.widths:
             side = "" if shape[1] in facts.widths else LAST
+        if side not in (FIRST, LAST) and facts.inside == MIXED:
+            side = self._by_surroundings(shape)
         if side in (FIRST, LAST):
             return side
         front, back = (layout_with(each, len(shape) - 2) for each in (FIRST, LAST))
@@ -159,6 +161,21 @@ class Reader:
             "graph of this forward and the layers inside do not show it); say which with layout=. "
             "Without a graph, as under torch.compile, attach(..., example_input=) may help"
         )
+
+    def _by_surroundings(self, shape: Shape) -> str:
+        """Where the channels are in a model with layers of both kinds, such as a plain CNN."""
+        facts = self.facts
+        if facts.norms_last or facts.reorders:
+            return ""  # code around the layers may move the axes
+        first = shape[1] in facts.first_widths
+        last = shape[-1] in facts.last_widths
+        if first and (facts.around == FIRST or not last):
+            return FIRST
+        if first and len(shape) == 4 and shape[2] == shape[3] != shape[1]:
+            return FIRST  # a square map, whose edge is the width of a linear layer by chance
+        if last and not first and facts.around == LAST:
+            return LAST
+        return ""
 
     def _check_map(self, shape: Shape, layout: str) -> None:
         """Raise ValueError for axes beside samples and channels that may be no map."""

@@ -30,7 +30,8 @@ def added(call: Tensor, elements: Tensor, changed: Tensor, number: int, affected
 
     The first three are rows of the cells.
     """
-    return torch.add(call, elements, alpha=number) + changed * affected
+    row: Tensor = torch.add(call, elements, alpha=number) + changed * affected
+    return row
 
 
 def code_of(size: Sequence[int]) -> int:

@@ -88,6 +88,13 @@ def add_alive(state: dict[str, Any], x: Tensor, zero: float = 0.0) -> None:
     state["alive"] = flags
 
 
+def alive_in_either(before: Tensor | None, now: Tensor) -> Tensor:
+    """The channels that were alive before or now; only now, if their number has changed."""
+    if before is None or before.shape != now.shape:
+        return now
+    return before.to(now.device) | now
+
+
 def octaves(first: int, last: int) -> tuple[float, ...]:
     """The edges of octaves, rising: the powers of 2 with these exponents and those between."""
     return tuple(2.0**exponent for exponent in range(first, last + 1))
@@ -207,7 +214,7 @@ def add_statistics(
     if new is None:
         return
     factor: Any = 1.0 if scale is None else scale.to(state.dtype)
-    named = {"sums": new[SUMS:], "largest": new[LARGEST], "looked": 0}
+    named: dict[str, Any] = {"sums": new[SUMS:], "largest": new[LARGEST], "looked": 0}
     add_moments(named, x, factor)
     if x.device.type == "cpu":
         due: Any = float(new[CALLS]) % every == 0

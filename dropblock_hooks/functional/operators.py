@@ -26,7 +26,9 @@ _TAGS = [tag for tag in [getattr(torch.Tag, "flexible_layout", None)] if tag is 
 _RANDOM = [*_TAGS, torch.Tag.nondeterministic_seeded]
 
 
-def operator(schema: str, fake: Callable[..., Any], tags: Sequence[Any] = ()) -> Any:
+def operator(
+    schema: str, fake: Callable[..., Any], tags: Sequence[Any] = ()
+) -> Callable[[Callable[..., Any]], Any]:
     """Decorate a function, which becomes the operator of this schema on all devices.
 
     Args:
@@ -46,7 +48,7 @@ def operator(schema: str, fake: Callable[..., Any], tags: Sequence[Any] = ()) ->
     return define
 
 
-def define(schema: str) -> Any:
+def define(schema: str) -> Callable[[Callable[..., Any]], Any]:
     """Decorate a function, which becomes an operator that AOTAutograd traces into."""
     name = schema.partition("(")[0]
 
@@ -100,7 +102,8 @@ def randomness(x: Tensor, block: Sequence[int], share_channels: bool) -> Tensor:
     if the channels share their blocks.
     """
     if x.device.type == "cpu":
-        return seed(x.detach())
+        drawn: Tensor = seed(x.detach())
+        return drawn
     channels = 1 if share_channels else x.shape[1]
     places = [size - min(size, edge) + 1 for size, edge in zip(x.shape[2:], block, strict=True)]
     return torch.rand((x.shape[0], channels, *places), device=x.device, dtype=torch.float32)

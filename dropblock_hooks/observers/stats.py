@@ -28,6 +28,7 @@ from ..functional.measures import (
     add_batch,
     add_moments,
     add_shares,
+    alive_in_either,
     octaves,
 )
 from ..registry import register
@@ -177,10 +178,7 @@ class Measuring(Observer):
         sums += torch.tensor(values[SUMS:], dtype=sums.dtype, device=sums.device)
         state["largest"].clamp_(min=values[LARGEST])
         if counted.alive is not None:
-            alive = counted.alive
-            before = state.get("alive")
-            same = before is not None and before.shape == alive.shape
-            state["alive"] = before.to(alive.device) | alive if same else alive
+            state["alive"] = alive_in_either(state.get("alive"), counted.alive)
         if counted.batches is not None:
             state["batches"] = counted.batches + state.get("batches", 0.0)
 

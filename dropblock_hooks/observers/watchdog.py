@@ -19,6 +19,7 @@ from ..functional.measures import (
     NEAR,
     WATCHED,
     add_alive,
+    alive_in_either,
     largest_norm,
     near_bounds,
     norm_of,
@@ -247,10 +248,7 @@ class Watched:
         self.grad_bad = min(self.grad_bad, time(values[FIRST_BAD_GRADIENT], gradient=True))
         self.near = self.near + values[NEAR]
         if counted.alive is not None:
-            before_flags = self.units.get("alive")
-            same = before_flags is not None and before_flags.shape == counted.alive.shape
-            flags = counted.alive
-            self.units["alive"] = before_flags.to(flags.device) | flags if same else flags
+            self.units["alive"] = alive_in_either(self.units.get("alive"), counted.alive)
 
     def read(self) -> None:
         """Count the notes, which waits for a device."""

@@ -223,7 +223,7 @@ class _DropBlocks(_Blocks):
 
     def apply(self, x: Tensor, now: Now) -> Applied:
         options = self.edges, self.calibration, self.normalize, self.share_channels
-        if now.cells is not None:
+        if now.cells is not None and now.counts is not None:
             return drop_blocks_traced(x, now.cells, now.counts, now.training, *options)
         return drop_blocks(x, now.p, *options)
 

@@ -18,7 +18,7 @@ The cells of all sites share one memory, so `Board.write` is one copy to the dev
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,9 +39,6 @@ from ..observers.base import Compiled
 from ..observers.watchdog import Watchdog
 from .counter import CELLS
 
-if TYPE_CHECKING:
-    from .site import Site
-
 COPIES = 8
 _SHAPE = (2, COPIES, 5, WIDTH)
 
@@ -49,7 +46,7 @@ _SHAPE = (2, COPIES, 5, WIDTH)
 class Board:
     """The cells and the counts of all sites of an attachment on one device."""
 
-    def __init__(self, sites: Sequence[Site], device: torch.device) -> None:
+    def __init__(self, sites: Sequence[Any], device: torch.device) -> None:
         self.sites = sites
         self.device = device
         dtype = wide_dtype(device)
@@ -88,7 +85,7 @@ class Board:
         with torch.inference_mode(False), torch.no_grad():
             self._memory.copy_(written.unsqueeze(2).expand(self._memory.shape))
 
-    def take(self, only: Site | None = None) -> None:
+    def take(self, only: Any = None) -> None:
         """Move the counts to the counters of the sites, which waits for the device."""
         numbers = [i for i, site in enumerate(self.sites) if only is None or site is only]
         counts = [self.counts[i] for i in numbers] + [self.gradients[i] for i in numbers]
@@ -106,7 +103,7 @@ class Board:
             torch._foreach_zero_([*counts, *used])
 
 
-def _rows(site: Site, training: bool, counting: bool) -> list[list[float]]:
+def _rows(site: Any, training: bool, counting: bool) -> list[list[float]]:
     """The rows of a site in one mode of its layer."""
     run = site.run
     regularizer = site.regularizer
@@ -148,14 +145,16 @@ class Observed:
         batches: sums over batches, of a BatchNorm; None without.
         watches: whether the observer is a `Watchdog`.
         numbers: what its operators need besides.
+        sees_values: whether it measures activations, and not their gradients.
     """
 
     def __init__(
-        self, site: Site, device: torch.device, channels: int = 0, has_batches: bool = False
+        self, site: Any, device: torch.device, channels: int = 0, has_batches: bool = False
     ) -> None:
         observer: Any = site.regularizer
         self.watches = isinstance(observer, Watchdog)
         self.numbers = observer.compiled_numbers(site.bound.open)
+        self.sees_values = observer.sees_values
         self._site = site
         self._empty = observer.start_compiled()
         self._on: list[float] = []  # as last written

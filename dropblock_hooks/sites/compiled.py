@@ -28,7 +28,8 @@ def read(site: Site, training: bool) -> Tensor:
     them again, but the partitioner of AOTAutograd prefers to compute cheap results twice. It keeps
     the results of reductions, so this is the smallest one of equal copies.
     """
-    return site.cells[int(training)].amin(0)
+    smallest: Tensor = site.cells[int(training)].amin(0)
+    return smallest
 
 
 def note(site: Site, device: torch.device, training: bool) -> None:
@@ -51,8 +52,8 @@ def regularize(site: Site, x: Tensor, layer_input: Any, training: bool) -> Tenso
         cells = read(site, training)
         count(site.counts, cells[CALLED])
         scale = site.run.scaler._scale if site.scaled else None
-        y: Tensor = _OnGradient.apply(x, cells, scale, site, view)  # type: ignore[no-untyped-call]  # torch's
-        return y
+        copied: Tensor = _OnGradient.apply(x, cells, scale, site, view)
+        return copied
 
     now = Now()
     now.input = layer_input

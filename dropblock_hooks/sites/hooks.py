@@ -4,7 +4,7 @@ They are objects of module-level classes, and hold no module, Attachment or tens
 model with hooks pickles and copies.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import IntEnum
 from functools import partial
 from typing import Any, ClassVar, TypeAlias
@@ -175,7 +175,7 @@ class SiteHook:
     def _act(self, module: nn.Module, *given: Any) -> Any:
         """Run the regularizer; `given` are the arguments of a hook of torch after the module."""
         site, args = self.site, given[0]
-        run = act
+        run: Callable[..., Tensor] = act
         if is_compiling():
             run = compiled.regularize if site.traced else operator.regularize
         if self.direct and indexing.is_dense(given[-1]):  # shorter, which compiling needs

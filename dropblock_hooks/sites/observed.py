@@ -31,14 +31,15 @@ def observe(site: Site, tensors: list[Tensor], given: list[Tensor], training: bo
     observed: Any = site.observed
     scale = site.run.scaler._scale if site.scaled else None
     found: list[Tensor]
+    state = observed.state
+    alive = observed.alive
     if observed.watches:
-        tracked = observed.state, observed.alive
-        numbers = observed.numbers
-        found = watch(tensors, given, mapped, scale, *tracked, training, numbers, _CODE)
-    else:
-        tracked = observed.state, observed.alive, observed.batches
-        which = site.regularizer.sees_values, training, *observed.numbers  # type: ignore[attr-defined]  # an observer
-        found = measure(tensors, mapped, batch, scale, *tracked, *which, _CODE)
+        bounds = observed.numbers
+        found = watch(tensors, given, mapped, scale, state, alive, training, bounds, _CODE)
+        return found
+    batches = observed.batches
+    which = observed.sees_values, training, *observed.numbers
+    found = measure(tensors, mapped, batch, scale, state, alive, batches, *which, _CODE)
     return found
 
 
