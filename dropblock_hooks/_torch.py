@@ -21,6 +21,7 @@ graph_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lamb
 """The number of the backward that runs now in this thread, in which a checkpoint may call layers
 again; `NO_TASK` outside of a backward. Without it, recomputed calls are counted twice.
 """
+_run_as_python: list[Any] = []
 _DYNAMO_CONFIG = "torch._dynamo.config"
 
 
@@ -32,6 +33,26 @@ def constant_when_traced(function: Function) -> Function:
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]  # on a function
     return function
+
+
+def run_as_python(function: Function) -> Function:
+    """Decorate a function that dynamo shall not compile by itself; inside other code it is traced.
+
+    ``torch.compiler.disable`` would break the graph there. `skip_functions` tells dynamo.
+    """
+    _run_as_python.append(function)
+    return function
+
+
+def skip_functions() -> None:
+    """Tell dynamo what it shall not compile; it has no such list before it is imported.
+
+    Without the private name, dynamo compiles these functions. Then the hook of a compiled model
+    does not count its forwards, and a `Watchdog` looks in ``step`` only.
+    """
+    skip_code = getattr(sys.modules.get("torch._dynamo.eval_frame"), "skip_code", None)
+    while _run_as_python and skip_code is not None:
+        skip_code(_run_as_python.pop().__code__)
 
 
 def keep_address(tensor: Tensor) -> None:

@@ -15,7 +15,9 @@ from weakref import WeakSet
 
 import torch
 from torch import distributed, nn
+from torch._C._dynamo.eval_frame import set_eval_frame
 
+from .._torch import run_as_python
 from ..checkpointing import NO_TASK, graph_task
 from ..findings import Finding, Kind, Severity, tell
 from ..observers.watchdog import Clock, Watchdog
@@ -43,7 +45,9 @@ class ModelHook:
     """Forward hook of the model: counts forwards, and checks the sites at the first of a window.
 
     It hooks parameters whose owners are never called themselves, as in an attention that takes the
-    weights of its projections. In compiled code it does nothing, and ``Attachment.step`` checks.
+    weights of its projections. torch calls the hooks of a model that ``torch.compile`` has returned
+    outside of the compiled code. Inside other compiled code it does nothing, and
+    ``Attachment.step`` checks.
     """
 
     @property
@@ -62,9 +66,18 @@ class ModelHook:
         self._training, self._turns = False, 0  # the mode of the last forward; turns to training
         _made.add(self)
 
+    @run_as_python
     def __call__(self, model: nn.Module, *args: Any) -> None:
         if torch.compiler.is_compiling():
             return
+        callback = set_eval_frame(None)  # dynamo would compile what is called here
+        try:
+            self._count(model)
+        finally:
+            set_eval_frame(callback)
+
+    def _count(self, model: nn.Module) -> None:
+        """Count a forward, and look at the sites where it is time."""
         run, training = self.run, model.training
         if not run.installed or graph_task() != NO_TASK:
             return  # a recomputation of checkpointing is no other forward

@@ -12,11 +12,15 @@ The first axis of the cells has the modes, evaluation and training. The second o
 smallest of which is taken, see `sites.compiled.read`. The third one has the rows of
 `functional.cells`.
 
+The host changes these tensors through ``tensor.data``, because autograd would refuse a backward
+whose forward came before the change.
+
 The cells of all sites share one memory, so `Board.write` is one copy to the device.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -100,7 +104,8 @@ class Board:
                 if any(both):
                     self.sites[i].tally.take(both, self.norms[i])
             used = [norms for i in numbers if (norms := self.norms[i]) is not None]
-            torch._foreach_zero_([*counts, *used])
+            for tensor in (*counts, *used):
+                tensor.data.zero_()
 
 
 def _rows(site: Any, training: bool, counting: bool) -> list[list[float]]:
@@ -140,7 +145,10 @@ class Observed:
     """The tensors in which compiled code counts for an observer at a site.
 
     Attributes:
-        state: numbers, see `functional.measures`. The first two tell whether the site is on.
+        state: numbers, see `functional.measures`. The first two tell whether the site is on. A
+            compiled forward changes it.
+        gradients: the same for a compiled backward, because it can't save what a forward changes;
+            None if no gradients are seen.
         alive: of each channel, whether it was not zero in some call; None without channels.
         batches: sums over batches, of a BatchNorm; None without.
         watches: whether the observer is a `Watchdog`.
@@ -161,13 +169,15 @@ class Observed:
         dtype = wide_dtype(device)
         with torch.inference_mode(False):
             self.state = torch.tensor(self._empty, dtype=dtype, device=device)
+            self.gradients = self.state.clone() if observer.sees_gradients else None
             self.alive: Tensor | None = None
             self.batches: Tensor | None = None
             if channels:
                 self.alive = torch.zeros(channels, dtype=torch.bool, device=device)
             if channels and has_batches:
                 self.batches = torch.zeros((3, channels), dtype=dtype, device=device)
-        for tensor in (self.state, self.alive, self.batches):
+        self._numbers = [each for each in (self.state, self.gradients) if each is not None]
+        for tensor in (*self._numbers, self.alive, self.batches):
             if tensor is not None:
                 keep_address(tensor)
         self.write()
@@ -184,13 +194,14 @@ class Observed:
         if on != self._on:
             self._on = on
             with torch.inference_mode(False), torch.no_grad():
-                self.state[:2] = torch.tensor(on)
+                for numbers in self._numbers:
+                    numbers.data[:2] = torch.tensor(on)
 
     def take(self, place: int, layers: int, before: int) -> Compiled | None:
         """What was counted since the last time, which waits for the device; None if nothing was."""
         if self.state.device.type == "meta":
             return None
-        values = self.state.tolist()
+        values = self._together([numbers.tolist() for numbers in self._numbers])
         if values[2:] == self._empty[2:]:
             return None
         alive = None if self.alive is None else self.alive.clone()
@@ -198,8 +209,15 @@ class Observed:
         if batches is not None and not batches[-1].any():
             batches = None
         with torch.inference_mode(False), torch.no_grad():
-            self.state.copy_(torch.tensor(self._on + self._empty[2:], dtype=self.state.dtype))
+            for numbers in self._numbers:
+                numbers.data.copy_(torch.tensor(self._on + self._empty[2:], dtype=numbers.dtype))
             for tensor in (self.alive, self.batches):
                 if tensor is not None:
-                    tensor.zero_()
+                    tensor.data.zero_()
         return Compiled(values, alive, batches, place, layers, before)
+
+    def _together(self, rows: Sequence[Sequence[float]]) -> list[float]:
+        """The numbers of forwards and backwards: the sums, and of first times the smallest."""
+        both = zip(*rows, strict=True)
+        pairs = zip(both, self._empty, strict=True)
+        return [min(each) if empty == math.inf else sum(each) for each, empty in pairs]

@@ -33,13 +33,17 @@ def observe(site: Site, tensors: list[Tensor], given: list[Tensor], training: bo
     found: list[Tensor]
     state = observed.state
     alive = observed.alive
+    gradients = observed.gradients
     if observed.watches:
         bounds = observed.numbers
-        found = watch(tensors, given, mapped, scale, state, alive, training, bounds, _CODE)
+        found = watch(
+            tensors, given, mapped, scale, state, gradients, alive, training, bounds, _CODE
+        )
         return found
     batches = observed.batches
     which = observed.sees_values, training, *observed.numbers
-    found = measure(tensors, mapped, batch, scale, state, alive, batches, *which, _CODE)
+    tracked = state, gradients, alive, batches
+    found = measure(tensors, mapped, batch, scale, *tracked, *which, _CODE)
     return found
 
 
@@ -53,7 +57,7 @@ def _maps_of(site: Site, x: Tensor) -> Tensor | None:
 
 @define(
     "watch(Tensor[] tensors, Tensor[] given, Tensor? mapped, Tensor? scale, Tensor(a!) state, "
-    "Tensor(b!)? alive, bool training, float[] bounds, str code) -> Tensor[]"
+    "Tensor(b!) gradients, Tensor(c!)? alive, bool training, float[] bounds, str code) -> Tensor[]"
 )
 def watch(
     tensors: Sequence[Tensor],
@@ -61,6 +65,7 @@ def watch(
     mapped: Tensor | None,
     scale: Tensor | None,
     state: Tensor,
+    gradients: Tensor,
     alive: Tensor | None,
     training: bool,
     bounds: Sequence[float],
@@ -79,15 +84,15 @@ def watch(
 
     def see(grad: Tensor | None) -> None:
         if grad is not None:  # as of a tensor that nothing was made of
-            measures.add_watched_gradient(grad.detach(), scale, training, state)
+            measures.add_watched_gradient(grad.detach(), scale, training, gradients)
 
     return _watched(tensors, see)
 
 
 @define(
     "measure(Tensor[] tensors, Tensor? mapped, Tensor? batch, Tensor? scale, Tensor(a!) state, "
-    "Tensor(b!)? alive, Tensor(c!)? batches, bool values, bool training, int every, int first, "
-    "int last, str code) -> Tensor[]"
+    "Tensor(b!)? gradients, Tensor(c!)? alive, Tensor(d!)? batches, bool values, bool training, "
+    "int every, int first, int last, str code) -> Tensor[]"
 )
 def measure(
     tensors: Sequence[Tensor],
@@ -95,6 +100,7 @@ def measure(
     batch: Tensor | None,
     scale: Tensor | None,
     state: Tensor,
+    gradients: Tensor | None,
     alive: Tensor | None,
     batches: Tensor | None,
     values: bool,
@@ -121,7 +127,7 @@ def measure(
 
     def see(grad: Tensor | None) -> None:
         if grad is not None:
-            options = scale, training, False, *bins, state, None, None
+            options = scale, training, False, *bins, gradients, None, None
             measures.add_statistics(grad.detach(), None, None, *options)
 
     return _watched(tensors, see)

@@ -12,6 +12,7 @@ from torch import Tensor, distributed
 from torch.amp.grad_scaler import GradScaler
 from torch.utils.hooks import RemovableHandle
 
+from .._torch import skip_functions
 from ..axes.grids import Grids
 from ..findings import Finding, Kind, Severity, tell
 from ..functional.masks import wide_dtype
@@ -89,10 +90,15 @@ class Run:
 
     def board_on(self, device: torch.device) -> Board:
         """The board on a device, which is made for the first compiled code there."""
-        self.compiled = True
+        self.note_compiled()
         if device not in self.boards:
             self.boards[device] = Board(self.sites, device)
         return self.boards[device]
+
+    def note_compiled(self) -> None:
+        """Note that torch.compile traces a site."""
+        self.compiled = True
+        skip_functions()
 
     def write(self) -> None:
         """Write the present rates and switches to the boards, where compiled code reads them."""

@@ -160,7 +160,7 @@ class Site:
             return
         self.run.take_counts(self)
         self.observed = Observed(self, device, channels, has_batches)
-        self.run.compiled = True
+        self.run.note_compiled()
         for site in self.run.sites:
             if site.observed is None and site.traced and site.watch is not None:
                 site.observed = Observed(site, device)
