@@ -295,12 +295,17 @@ def add_watched(
 
 
 @operator(
-    "add_watched_gradient(Tensor grad, Tensor? scale, bool training, Tensor(a!) state) -> ()",
+    "add_watched_gradient(Tensor grad, Tensor? scale, bool training, Tensor state) -> ()",
     fake=_nothing,
 )
 @torch.no_grad()
 def add_watched_gradient(grad: Tensor, scale: Tensor | None, training: bool, state: Tensor) -> None:
-    """Add a gradient to what a Watchdog keeps of a layer in compiled code."""
+    """Add a gradient to what a Watchdog keeps of a layer in compiled code.
+
+    As `add_measured_gradient`, it changes the state, which its schema does not say: autograd would
+    refuse the second of two backwards whose forwards came before both.
+    """
+    state = state.data
     new = _begins(training, state, calls=False)
     if new is None or not grad.numel():
         return
@@ -315,3 +320,26 @@ def add_watched_gradient(grad: Tensor, scale: Tensor | None, training: bool, sta
     new[FIRST_BAD_GRADIENT] = torch.minimum(new[FIRST_BAD_GRADIENT], first)
     new[GRADIENTS] += 1
     _ends(training, state, new)
+
+
+@operator(
+    "add_measured_gradient(Tensor grad, Tensor? scale, bool training, int every, int first, "
+    "int last, Tensor state) -> ()",
+    fake=_nothing,
+)
+def add_measured_gradient(
+    grad: Tensor,
+    scale: Tensor | None,
+    training: bool,
+    every: int,
+    first: int,
+    last: int,
+    state: Tensor,
+) -> None:
+    """Add a gradient to statistics in compiled code; see `add_statistics`."""
+    options = scale, training, False, every, first, last, state.data, None, None
+    add_statistics(grad, None, None, *options)
+
+
+for _operator in (add_watched_gradient, add_measured_gradient):
+    torch.fx.has_side_effect(_operator)  # so that no call is left out

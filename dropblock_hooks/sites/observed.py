@@ -57,7 +57,7 @@ def _maps_of(site: Site, x: Tensor) -> Tensor | None:
 
 @define(
     "watch(Tensor[] tensors, Tensor[] given, Tensor? mapped, Tensor? scale, Tensor(a!) state, "
-    "Tensor(b!) gradients, Tensor(c!)? alive, bool training, float[] bounds, str code) -> Tensor[]"
+    "Tensor gradients, Tensor(b!)? alive, bool training, float[] bounds, str code) -> Tensor[]"
 )
 def watch(
     tensors: Sequence[Tensor],
@@ -91,7 +91,7 @@ def watch(
 
 @define(
     "measure(Tensor[] tensors, Tensor? mapped, Tensor? batch, Tensor? scale, Tensor(a!) state, "
-    "Tensor(b!)? gradients, Tensor(c!)? alive, Tensor(d!)? batches, bool values, bool training, "
+    "Tensor? gradients, Tensor(b!)? alive, Tensor(c!)? batches, bool values, bool training, "
     "int every, int first, int last, str code) -> Tensor[]"
 )
 def measure(
@@ -127,8 +127,7 @@ def measure(
 
     def see(grad: Tensor | None) -> None:
         if grad is not None:
-            options = scale, training, False, *bins, gradients, None, None
-            measures.add_statistics(grad.detach(), None, None, *options)
+            measures.add_measured_gradient(grad.detach(), scale, training, *bins, gradients)
 
     return _watched(tensors, see)
 
