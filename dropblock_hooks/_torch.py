@@ -45,14 +45,16 @@ def run_as_python(function: Function) -> Function:
 
 
 def skip_functions() -> None:
-    """Tell dynamo what it shall not compile; it has no such list before it is imported.
+    """Tell dynamo what it shall not compile; ``torch._dynamo.reset`` forgets it.
 
     Without the private name, dynamo compiles these functions. Then the hook of a compiled model
     does not count its forwards, and a `Watchdog` looks in ``step`` only.
     """
     skip_code = getattr(sys.modules.get("torch._dynamo.eval_frame"), "skip_code", None)
-    while _run_as_python and skip_code is not None:
-        skip_code(_run_as_python.pop().__code__)
+    if skip_code is None:
+        return
+    for function in _run_as_python:
+        skip_code(function.__code__)
 
 
 def keep_address(tensor: Tensor) -> None:

@@ -169,6 +169,8 @@ class Attachment:
         run = self._run
         forgotten = not_stepped(self.sites) if run.installed else []
         run.installed = False
+        if run.ticker is not None:
+            run.ticker.stop()
         run.scaler = None
         run.write()
         use_optimizers(run, (), [])

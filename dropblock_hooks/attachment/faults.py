@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import math
+import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -17,7 +18,7 @@ import torch
 from torch import distributed, nn
 from torch._C._dynamo.eval_frame import set_eval_frame
 
-from .._torch import run_as_python
+from .._torch import constant_when_traced, run_as_python
 from ..checkpointing import NO_TASK, graph_task
 from ..findings import Finding, Kind, Severity, tell
 from ..observers.watchdog import Clock, Watchdog
@@ -29,6 +30,7 @@ from ..tables import counted
 from ..warn import warn
 from .alerts import new_alerts, tell_alerts
 from .report import gathered
+from .ticker import Ticker
 
 _made: WeakSet[ModelHook] = WeakSet()  # of all attachments; copies are not in it
 _EVALUATIONS = 2  # after which a training that nobody steps is reported
@@ -46,8 +48,8 @@ class ModelHook:
 
     It hooks parameters whose owners are never called themselves, as in an attention that takes the
     weights of its projections. torch calls the hooks of a model that ``torch.compile`` has returned
-    outside of the compiled code. Inside other compiled code it does nothing, and
-    ``Attachment.step`` checks.
+    outside of the compiled code. Inside other compiled code it only starts a `Ticker` for a
+    `Watchdog`, and ``Attachment.step`` checks the sites.
     """
 
     @property
@@ -58,23 +60,55 @@ class ModelHook:
             "attached.remove(), or use torch.export"
         )
 
-    def __init__(self, run: Run, hooks: Sequence[SiteHook]) -> None:
+    def __init__(self, run: Run, hooks: Sequence[SiteHook], model: nn.Module) -> None:
         self.run, self.hooks = run, hooks
+        self._model = weakref.ref(model)
         self.parameters = [hook for hook in hooks if not hook.by_call]
         dogs = [each for hook in hooks if isinstance(each := hook.site.regularizer, Watchdog)]
         self.every = min((dog.every for dog in dogs if dog.every), default=0)
         self._training, self._turns = False, 0  # the mode of the last forward; turns to training
         _made.add(self)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_model": None}  # a copy has another model
+
     @run_as_python
     def __call__(self, model: nn.Module, *args: Any) -> None:
         if torch.compiler.is_compiling():
+            self._note_traced()
             return
         callback = set_eval_frame(None)  # dynamo would compile what is called here
         try:
             self._count(model)
         finally:
             set_eval_frame(callback)
+
+    @constant_when_traced
+    def _note_traced(self) -> None:
+        """Let a `Watchdog` look at compiled code; torch.compile calls it while it traces."""
+        model = None if self._model is None else self._model()
+        if self.every and self.run.ticker is None and model is not None:
+            self.run.ticker = Ticker(model, self._wait, self._look)
+
+    def _wait(self) -> int:
+        """In how many forwards the `Watchdog` is due."""
+        done = Clock.of(self.run.shared).forwards
+        power = 1 << done.bit_length()  # the next one of 1, 2, 4, 8, ...
+        return min(power, (done // self.every + 1) * self.every) - done
+
+    def _look(self) -> None:
+        model = None if self._model is None else self._model()
+        if model is None:
+            return
+        clock = Clock.of(self.run.shared)
+        clock.forwards += self._wait()
+        self._tell_alerts(model, clock.forwards)
+
+    def _tell_alerts(self, model: nn.Module, forwards: int) -> None:
+        """Let each `Watchdog` look if it is due; at 1, 2, 4, 8, ... only for NaN and Inf."""
+        due = forwards % self.every == 0
+        if due or forwards.bit_count() == 1:
+            tell_alerts(self.run, self.hooks, new_alerts(model, self.run, self.hooks, due))
 
     def _count(self, model: nn.Module) -> None:
         """Count a forward, and look at the sites where it is time."""
@@ -100,9 +134,7 @@ class ModelHook:
         if self.every:
             clock = Clock.of(run.shared)
             clock.forwards += 1
-            due = clock.forwards % self.every == 0
-            if due or clock.forwards.bit_count() == 1:  # at 1, 2, 4, 8, ... only for NaN and Inf
-                tell_alerts(run, self.hooks, new_alerts(model, run, self.hooks, due))
+            self._tell_alerts(model, clock.forwards)
 
 
 @atexit.register

@@ -100,7 +100,7 @@ class Mask:
         self.numel = numel
 
     def count(self, drawn: Tensor) -> Tensor:
-        return drawn.sum() * (self.numel // drawn.numel())
+        return drawn.sum() * (self.numel // max(drawn.numel(), 1))
 
     def mask(self, drawn: Tensor) -> Tensor:
         return drawn

@@ -19,6 +19,8 @@ from .dropblock import Calibration, Normalize, blocks_of, distort, draw_blocks, 
 from .masks import Mask, count_ratio, keep_scale
 from .sparse import Blocks
 
+SEEDED = {"cpu"}
+"""The types of devices that draw from a seed; a test takes the CPU out."""
 _SEEDS = 2**62
 _library = torch.library.Library("dropblock_hooks", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's
 # An output has the strides of ``torch.empty_like`` of its own input, so inductor may choose them.
@@ -101,7 +103,7 @@ def randomness(x: Tensor, block: Sequence[int], share_channels: bool) -> Tensor:
     The numbers have a place for each position where a whole block fits: (N, C, ...), or (N, 1, ...)
     if the channels share their blocks.
     """
-    if x.device.type == "cpu":
+    if x.device.type in SEEDED:
         drawn: Tensor = seed(x.detach())
         return drawn
     channels = 1 if share_channels else x.shape[1]
@@ -118,7 +120,7 @@ def _drawn(
     share_channels: bool,
 ) -> tuple[Blocks | Mask, Tensor]:
     """The blocks of a forward: the object that applies them to a tensor, and what was drawn."""
-    if x.device.type == "cpu":
+    if x.device.type in SEEDED:
         generator = torch.Generator().manual_seed(int(random))
         return draw_blocks(x, float(p), block, calibration, share_channels, generator)
     size = tuple(x.shape[2:])
@@ -144,7 +146,7 @@ def _fake_drop_blocks(
 
 
 def _fake_mask(x: Tensor, share_channels: bool) -> Tensor:
-    if x.device.type == "cpu":  # the backward draws from the seed again
+    if x.device.type in SEEDED:  # the backward draws from the seed again
         return x.new_empty((0,), dtype=torch.bool)
     channels = 1 if share_channels else x.shape[1]
     return x.new_empty((x.shape[0], channels, *x.shape[2:]), dtype=torch.bool)
@@ -193,7 +195,7 @@ def drop_blocks(
 
     y = places.drop(x, _fitting(scale, x), drawn)
     factors = torch.cat((p.reshape(1), torch.as_tensor(scale).to(p).reshape(-1)))
-    mask = _fake_mask(x, share_channels) if x.device.type == "cpu" else places.mask(drawn)
+    mask = _fake_mask(x, share_channels) if x.device.type in SEEDED else places.mask(drawn)
     new_counts = tally(counts, added(called, elements, changed, x.numel(), dropped))
     new_counts[SIZE] = code_of(x.shape[2:])
     return as_like(x, y), mask, factors, new_counts
@@ -208,7 +210,7 @@ def _factor(
     if normalize == "batch":
         return count_ratio(x.numel(), x.numel() - dropped, 1e-6)
     if normalize == "expected":
-        return keep_scale(float(p) if x.device.type == "cpu" else p)
+        return keep_scale(float(p) if x.device.type in SEEDED else p)
     mask = places.mask(drawn)
     channels = x.shape[1] // mask.shape[1]
     of_samples = mask.flatten(1).sum(1) * channels
@@ -267,7 +269,7 @@ def drop_blocks_again(
     """Drop the blocks of a forward from another tensor, such as the gradient of its output."""
     places: Any = Mask(grad.numel())
     scale: Any = factors[1:]
-    if grad.device.type == "cpu":
+    if grad.device.type in SEEDED:
         places, mask = _drawn(grad, factors[0], random, block, calibration, share_channels)
         scale = scale.item() if scale.numel() == 1 else scale
     return as_like(grad, places.drop(grad, _fitting(scale, grad), mask))

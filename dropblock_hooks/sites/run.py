@@ -12,7 +12,6 @@ from torch import Tensor, distributed
 from torch.amp.grad_scaler import GradScaler
 from torch.utils.hooks import RemovableHandle
 
-from .._torch import skip_functions
 from ..axes.grids import Grids
 from ..findings import Finding, Kind, Severity, tell
 from ..functional.masks import wide_dtype
@@ -74,12 +73,14 @@ class Run:
     grids: Grids = field(default_factory=Grids)  # the sizes of the maps behind rows of tokens
     shared: dict[str, Any] = field(default_factory=dict)  # the state that observers share
     sites: tuple[Any, ...] = ()  # all sites, in the order of the spec
+    ticker: Any = None  # the clock of a Watchdog whose model is compiled with its hooks
     boards: dict[torch.device, Board] = field(default_factory=dict)  # once there is compiled code
 
     def __getstate__(self) -> dict[str, Any]:
         scaler = False if self.scaler is False else None  # a GradScaler is not saved
         told = {*self.told, (".", "not_trained")}  # an average of the weights is never trained
         own: dict[str, Any] = {"scaler": scaler, "optimizers": [], "always": False, "boards": {}}
+        own["ticker"] = None
         return {**self.__dict__, **own, "told": told}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Run":
@@ -90,15 +91,9 @@ class Run:
 
     def board_on(self, device: torch.device) -> Board:
         """The board on a device, which is made for the first compiled code there."""
-        self.note_compiled()
         if device not in self.boards:
             self.boards[device] = Board(self.sites, device)
         return self.boards[device]
-
-    def note_compiled(self) -> None:
-        """Note that torch.compile traces a site."""
-        self.compiled = True
-        skip_functions()
 
     def write(self) -> None:
         """Write the present rates and switches to the boards, where compiled code reads them."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.compiler import is_compiling
 
-from .._torch import constant_when_traced
+from .._torch import constant_when_traced, skip_functions
 from ..axes.facts import Facts
 from ..axes.reader import Reader
 from ..axes.view import CHANNELS_FIRST, View
@@ -142,6 +142,8 @@ class Site:
     @constant_when_traced
     def use_board(self, device: torch.device) -> None:
         """Take the tensors of the board on a device; torch.compile calls it while it traces."""
+        self.run.compiled = True
+        skip_functions()
         if self.cells is not None and self.cells.device == device:
             return
         board = self.run.board_on(device)
@@ -155,12 +157,13 @@ class Site:
     @constant_when_traced
     def use_observed(self, device: torch.device, channels: int, has_batches: bool) -> None:
         """Take tensors for an observer; torch.compile calls it while it traces."""
+        self.run.compiled = True
+        skip_functions()
         now = self.observed
         if now is not None and now.fits(device, channels, has_batches):
             return
         self.run.take_counts(self)
         self.observed = Observed(self, device, channels, has_batches)
-        self.run.note_compiled()
         for site in self.run.sites:
             if site.observed is None and site.traced and site.watch is not None:
                 site.observed = Observed(site, device)

@@ -236,9 +236,10 @@ def test_an_evaluation_does_not_stop_the_proof(mode):
     call = model.forward_features if mode == "bypassed" else torch.compile(model, backend="eager")
     attached.step(0)
     evaluate(model)
-    train(call)
+    if mode == "bypassed":  # the hook of the model is not called
+        train(call)
     with pytest.warns(HookWarning) as caught:
-        attached.step(1)
+        attached.step(1) if mode == "bypassed" else train(call)
     assert told(caught) == [("unused/Dropout", "never_called")]
     train(call)
     attached.step(2)

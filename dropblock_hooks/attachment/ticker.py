@@ -1,0 +1,44 @@
+"""A clock for a model whose hooks are part of compiled code: it counts backwards without Python."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import chain, repeat
+from typing import Any
+
+from torch import nn
+
+
+class Ticker:
+    """Calls a function at some backwards of a model, and no Python in the others.
+
+    Compiled code can't call Python, so something else must tell when a `Watchdog` is due. torch
+    calls a hook of a parameter in each backward, outside of the compiled code. That hook is
+    ``next`` on an iterator of Python's standard library, which only counts.
+
+    Args:
+        model: a parameter of it that is trained gets the hook.
+        wait: returns in how many backwards the function is due, at least 1.
+        due: the function.
+    """
+
+    def __init__(self, model: nn.Module, wait: Callable[[], int], due: Callable[[], None]) -> None:
+        self._handle: Any = None
+        trained = (p for p in model.parameters() if p.requires_grad and p.is_leaf)
+        parameter = next(trained, None)
+        if parameter is not None:
+            turns = chain.from_iterable(_turns(wait, due))
+            hook = partial(next, turns)
+            self._handle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]  # torch's
+
+    def stop(self) -> None:
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+
+
+def _turns(wait: Callable[[], int], due: Callable[[], None]) -> Iterator[Iterator[None]]:
+    """Iterators of None, each of which lasts until the function is due."""
+    yield repeat(None, wait() - 1)
+    while True:
+        due()
+        yield repeat(None, wait())
