@@ -29,6 +29,7 @@ INTERNAL = [
     "tests/axes/test_layouts.py",
     "tests/conftest.py",
     "tests/functional/conftest.py",
+    "tests/functional/test_operators.py",
     "tests/functional/test_disout.py",
     "tests/functional/test_sparse.py",
     "tests/observers/test_moments.py",

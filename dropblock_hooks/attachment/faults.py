@@ -77,11 +77,43 @@ class ModelHook:
         if torch.compiler.is_compiling():
             self._note_traced()
             return
-        callback = set_eval_frame(None)  # dynamo would compile what is called here
-        try:
-            self._count(model)
-        finally:
-            set_eval_frame(callback)
+        run = self.run
+        training = model.training
+        if not run.installed or graph_task() != NO_TASK:
+            return  # a recomputation of checkpointing is no other forward
+        run.counter.trained += training
+        run.counter.evaluated += not training
+        turned = training is not self._training and not run.stepped
+        first = training and run.enabled and not run.looked
+        if turned or first or self.every or self.parameters:
+            callback = set_eval_frame(None)  # dynamo would compile what is called here
+            try:
+                self._check(model, training)
+            finally:
+                set_eval_frame(callback)
+
+    def _check(self, model: nn.Module, training: bool) -> None:
+        """Look at what needs to be looked at in this forward."""
+        run = self.run
+        if training is not self._training and not run.stepped:
+            self._training = training
+            self._turns += training
+            if training and self._turns > _EVALUATIONS:  # training goes on after two
+                tell(not_stepped(hook.site for hook in self.hooks), run.told)
+        for hook in self.parameters:
+            owner = None if hook.site.calls else find_module(model, hook.site.owner)
+            if owner is not None:
+                hook.put(owner)
+        if not (training and run.enabled) or torch._C._are_functorch_transforms_active():
+            return  # under a transform no number can be read
+        if not run.looked and torch.device("meta") not in run.boards:  # where nothing is counted
+            run.looked = True
+            window = replace(windows(run, self.hooks)[0], backward=False)
+            tell(_idle(model, [hook for hook in self.hooks if hook.by_call], window), run.told)
+        if self.every:
+            clock = Clock.of(run.shared)
+            clock.forwards += 1
+            self._tell_alerts(model, clock.forwards)
 
     @constant_when_traced
     def _note_traced(self) -> None:
@@ -109,32 +141,6 @@ class ModelHook:
         due = forwards % self.every == 0
         if due or forwards.bit_count() == 1:
             tell_alerts(self.run, self.hooks, new_alerts(model, self.run, self.hooks, due))
-
-    def _count(self, model: nn.Module) -> None:
-        """Count a forward, and look at the sites where it is time."""
-        run, training = self.run, model.training
-        if not run.installed or graph_task() != NO_TASK:
-            return  # a recomputation of checkpointing is no other forward
-        run.counter.trained += training
-        run.counter.evaluated += not training
-        if training is not self._training and not run.stepped:
-            self._training, self._turns = training, self._turns + training
-            if training and self._turns > _EVALUATIONS:  # training goes on after two
-                tell(not_stepped(hook.site for hook in self.hooks), run.told)
-        for hook in self.parameters:
-            owner = None if hook.site.calls else find_module(model, hook.site.owner)
-            if owner is not None:
-                hook.put(owner)
-        if not (training and run.enabled) or torch._C._are_functorch_transforms_active():
-            return  # under a transform no number can be read
-        if not run.looked:
-            run.looked = True
-            window = replace(windows(run, self.hooks)[0], backward=False)
-            tell(_idle(model, [hook for hook in self.hooks if hook.by_call], window), run.told)
-        if self.every:
-            clock = Clock.of(run.shared)
-            clock.forwards += 1
-            self._tell_alerts(model, clock.forwards)
 
 
 @atexit.register

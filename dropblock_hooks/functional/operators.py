@@ -97,6 +97,31 @@ def count(counts: Tensor, row: Tensor) -> None:
         counts.add_(row)
 
 
+def _fake_count_gradient(counts: Tensor, row: Tensor) -> None:
+    return None
+
+
+@operator("count_gradient(Tensor counts, Tensor row) -> ()", fake=_fake_count_gradient)
+def count_gradient(counts: Tensor, row: Tensor) -> None:
+    """Add a row to the counts in a compiled backward.
+
+    Its schema does not say that it changes them. Otherwise autograd would refuse the second of two
+    backwards whose forwards came before both, in torch before 2.14.
+    """
+    counts.data.add_(row)
+
+
+torch.fx.has_side_effect(count_gradient)  # so that no call is left out
+
+
+def count_in_backward(counts: Tensor, row: Tensor) -> None:
+    """Add a row, which depends on a gradient, to the counts in a compiled backward."""
+    if counts.device.type == "cpu":
+        count_gradient(counts, row)
+    else:  # where no operator may call Python
+        counts.add_(row)
+
+
 def randomness(x: Tensor, block: Sequence[int], share_channels: bool) -> Tensor:
     """What `drop_blocks` and `draw_mask` draw from: a seed on a CPU, else uniform numbers.
 

@@ -13,7 +13,7 @@ from torch import Tensor, compiler
 
 from ..axes.view import CHANNELS_FIRST, View
 from ..functional.cells import CALLED, FIRST_RATE, ON, SIZE, added, code_of
-from ..functional.operators import count
+from ..functional.operators import count, count_in_backward
 from ..regularizers.base import Now
 from . import operator
 from .counter import with_norms
@@ -128,10 +128,11 @@ class _OnGradient(torch.autograd.Function):
             y = torch.where(rates[ON] > 0, y, grad)
         if affected is not None:
             gradient = added(gradient, elements, changed, number, affected)
-        site.gradient_counts.add_(_in_backward(gradient, grad))
+        count_in_backward(site.gradient_counts, _in_backward(gradient, grad))
         if now.norms is not None and site.norm_cells is not None:
-            counted = with_norms(site.norm_cells, now.norms)
-            site.norm_cells.copy_(torch.where(rates[ON] > 0, counted, site.norm_cells))
+            nothing = torch.zeros_like(site.norm_cells)
+            norms = with_norms(nothing, now.norms)
+            count_in_backward(site.norm_cells, torch.where(rates[ON] > 0, norms, nothing))
         return y, None, None, None, None
 
 
