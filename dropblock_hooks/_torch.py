@@ -21,6 +21,15 @@ graph_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lamb
 """The number of the backward that runs now in this thread, in which a checkpoint may call layers
 again; `NO_TASK` outside of a backward. Without it, recomputed calls are counted twice.
 """
+transforming: Callable[[], bool] = getattr(
+    torch._C, "_are_functorch_transforms_active", lambda: False
+)
+"""Whether a transform of torch.func is active. Without it, `vmap` and others are not refused."""
+_eval_frame: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
+set_eval_frame: Callable[[Any], Any] = getattr(_eval_frame, "set_eval_frame", lambda callback: None)
+"""Switches dynamo off (None), or on again with what it has returned. Without it, dynamo may compile
+functions of the package that run beside compiled code.
+"""
 _run_as_python: list[Any] = []
 _DYNAMO_CONFIG = "torch._dynamo.config"
 

@@ -123,11 +123,13 @@ class Attachment:
 
     def _move(self, t: float, values: list[dict[str, float]]) -> None:
         """Put the values of a time in place; windows close if its whole part changes."""
-        self._run.take_counts() if math.floor(t) != math.floor(self.epoch) else None
+        new_epoch = math.floor(t) != math.floor(self.epoch)
+        if new_epoch:
+            self._run.take_counts()
         for site, new in zip(self.sites, values, strict=True):
             site.move(new)
         self.put()
-        if math.floor(t) != math.floor(self.epoch):
+        if new_epoch:
             self._look()
             self._run.close_window(self.sites)
             self._look()

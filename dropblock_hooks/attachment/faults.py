@@ -16,9 +16,8 @@ from weakref import WeakSet
 
 import torch
 from torch import distributed, nn
-from torch._C._dynamo.eval_frame import set_eval_frame
 
-from .._torch import constant_when_traced, run_as_python
+from .._torch import constant_when_traced, run_as_python, set_eval_frame, transforming
 from ..checkpointing import NO_TASK, graph_task
 from ..findings import Finding, Kind, Severity, tell
 from ..observers.watchdog import Clock, Watchdog
@@ -104,7 +103,7 @@ class ModelHook:
             owner = None if hook.site.calls else find_module(model, hook.site.owner)
             if owner is not None:
                 hook.put(owner)
-        if not (training and run.enabled) or torch._C._are_functorch_transforms_active():
+        if not (training and run.enabled) or transforming():
             return  # under a transform no number can be read
         if not run.looked and torch.device("meta") not in run.boards:  # where nothing is counted
             run.looked = True

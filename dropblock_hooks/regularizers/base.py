@@ -6,7 +6,7 @@ import copy
 import functools
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
@@ -211,10 +211,9 @@ class Regularizer:
                 raise ValueError(f"{name} must be {ranges[name]}, got {values[name]} at t={t:g}")
         return values
 
-    def off_values(self, values: Mapping[str, float]) -> Iterator[float]:
-        """The rates for compiled code that is switched off, in the order of the fields."""
-        for name, value in values.items():
-            yield self.off.get(name, value)
+    def off_values(self, values: Mapping[str, float]) -> dict[str, float]:
+        """The rates for compiled code that is switched off."""
+        return {name: self.off.get(name, value) for name, value in values.items()}
 
     def with_rates(self, **rates: Any) -> Regularizer:
         for name in rates:

@@ -63,8 +63,7 @@ class Board:
                 torch.zeros(CELLS, dtype=dtype, device=device) if site.regularizer.bounds else None
                 for site in sites
             ]
-            self.forwards = torch.zeros(2, dtype=dtype, device=device)
-        for tensor in (*self.cells, *self.counts, *self.gradients, *self.norms, self.forwards):
+        for tensor in (*self.cells, *self.counts, *self.gradients, *self.norms):
             if tensor is not None:
                 keep_address(tensor)
         self.write()
@@ -75,16 +74,9 @@ class Board:
         part = torch.empty(0, dtype=self._memory.dtype, device=self.device)
         return part.set_(self._memory.untyped_storage(), number * size, _SHAPE)  # type: ignore[call-overload,no-any-return]  # torch's
 
-    def write(self, counting: bool = True) -> None:
-        """Write the present rates and switches of all sites.
-
-        Args:
-            counting: False while a backward runs, when a checkpoint may call layers again.
-        """
-        rows = [
-            [_rows(site, training=mode, counting=counting) for mode in (False, True)]
-            for site in self.sites
-        ]
+    def write(self) -> None:
+        """Write the present rates and switches of all sites."""
+        rows = [[_rows(site, training) for training in (False, True)] for site in self.sites]
         written = torch.tensor(rows, dtype=self._memory.dtype)
         with torch.inference_mode(False), torch.no_grad():
             self._memory.copy_(written.unsqueeze(2).expand(self._memory.shape))
@@ -97,10 +89,10 @@ class Board:
             return
         with torch.inference_mode(False), torch.no_grad():
             taken = torch.stack(counts).tolist()
-            for place, i in enumerate(numbers):
-                of_forward = taken[place]
-                of_backward = taken[len(numbers) + place]
-                both = [a + b for a, b in zip(of_forward, of_backward, strict=True)]
+            forwards = taken[: len(numbers)]
+            backwards = taken[len(numbers) :]
+            for i, forward, backward in zip(numbers, forwards, backwards, strict=True):
+                both = [a + b for a, b in zip(forward, backward, strict=True)]
                 if any(both):
                     self.sites[i].tally.take(both, self.norms[i])
             used = [norms for i in numbers if (norms := self.norms[i]) is not None]
@@ -108,35 +100,28 @@ class Board:
                 tensor.data.zero_()
 
 
-def _rows(site: Any, training: bool, counting: bool) -> list[list[float]]:
+def _rows(site: Any, training: bool) -> list[list[float]]:
     """The rows of a site in one mode of its layer."""
-    run = site.run
-    regularizer = site.regularizer
     on = site.acts(training)
-    values = list(site.values.values()) if on else list(regularizer.off_values(site.values))
-    counts = counting and (training or site.always)  # not what always() adds in evaluation
-    expected = site.rate or 0.0
-    if site.of_gradients:
-        expected = 0.0
+    values = site.values if on else site.regularizer.off_values(site.values)
 
     called = [0.0] * WIDTH
     gradient = [0.0] * WIDTH
     elements = [0.0] * WIDTH
     changed = [0.0] * WIDTH
-    if counting:
-        called[TRAINED if training else EVALUATED] = 1.0
-        called[OFF] = float(training and not run.enabled)
-    if site.of_gradients:
-        counts = True  # no checkpoint repeats a gradient
-        gradient[ACTIVE] = float(on)
-    elif counts and on:
-        called[ACTIVE] = 1.0
-    if counts and on:
+    called[TRAINED if training else EVALUATED] = 1.0
+    called[OFF] = float(training and not site.run.enabled)
+    if on and site.of_gradients:
+        gradient[ACTIVE] = 1.0
         elements[TOTAL] = 1.0
-        elements[EXPECTED] = expected
+        changed[AFFECTED] = 1.0
+    elif on and (training or site.always):  # what always() adds in evaluation is not counted
+        called[ACTIVE] = 1.0
+        elements[TOTAL] = 1.0
+        elements[EXPECTED] = site.rate or 0.0
         changed[AFFECTED] = 1.0
 
-    rates = [float(on), *values]
+    rates = [float(on), *values.values()]
     rates += [0.0] * (WIDTH - len(rates))
     return [rates, called, gradient, elements, changed]
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, compiler
+from torch import Tensor
 
 from ..axes.view import CHANNELS_FIRST, View
 from ..functional.cells import CALLED, FIRST_RATE, ON, SIZE, added, code_of
 from ..functional.operators import count, count_in_backward
 from ..regularizers.base import Now
-from . import operator
 from .counter import with_norms
 from .run import as_factor
 from .site import Site, may_get_grad
@@ -40,8 +39,6 @@ def note(site: Site, device: torch.device, training: bool) -> None:
 
 def regularize(site: Site, x: Tensor, layer_input: Any, training: bool) -> Tensor:
     """The regularized activation, or a copy whose gradient will be regularized."""
-    if torch._C._are_functorch_transforms_active() or compiler._is_exporting_flag:
-        return operator.regularize(site, x, layer_input, training)
     if site.of_gradients and not may_get_grad(x):
         note(site, x.device, training)  # the first pass of a reentrant checkpoint, say
         return x

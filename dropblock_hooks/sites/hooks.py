@@ -11,9 +11,9 @@ from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor, compiler, nn
-from torch._C._dynamo.eval_frame import set_eval_frame
 from torch.compiler import is_compiling, is_dynamo_compiling
 
+from .._torch import set_eval_frame, transforming
 from ..checkpointing import NO_TASK, graph_task
 from ..compiling import TOO_OLD, is_exporting, refuse_version
 from ..findings import Finding, Kind, Severity
@@ -177,7 +177,8 @@ class SiteHook:
         site, args = self.site, given[0]
         run: Callable[..., Tensor] = act
         if is_compiling():
-            run = compiled.regularize if site.traced else operator.regularize
+            traced = site.traced and not (transforming() or is_exporting())
+            run = compiled.regularize if traced else operator.regularize
         if self.direct and indexing.is_dense(given[-1]):  # shorter, which compiling needs
             y = run(site, given[-1], args[0] if args else None, module.training)
             return None if y is given[-1] else y
@@ -213,7 +214,7 @@ class SiteHook:
         dense = self.direct and isinstance(x, Tensor) and x.layout is torch.strided
         if not (dense and x.is_floating_point()):
             return self._act(module, *given)
-        run = compiled.regularize if site.traced else operator.regularize
+        run = compiled.regularize if site.traced and not transforming() else operator.regularize
         y = run(site, x, given[0][0] if given[0] else None, training)
         return None if y is x else y
 
@@ -255,7 +256,7 @@ class ObserveHook(SiteHook):
                 "compiled code can't keep the autograd graph of a value: use detach=True, or call "
                 "the model without torch.compile"
             )
-        if self.site.traced and not torch._C._are_functorch_transforms_active():
+        if self.site.traced and not transforming():
             return self._observe(module, given, training)
         tensors, put, nesting = self._found(given)
         call = self._given(given), operator.written(nesting()), training, observer.sees_gradients

@@ -269,7 +269,6 @@ def test_compiled(direction):
     for _ in range(2):
         run(torch.ones(2, 4)).sum().backward()
         model.zero_grad()
-    assert not found
     attached.step()
     assert [each.layer for each in found] == ["1" if direction == "forward" else "0"]
 
