@@ -115,6 +115,7 @@ def attachments(model: nn.Module) -> list[Attachment]:
         hooks.sort(key=lambda pair: pair[1].site.order)
         attached.append(Attachment(base, run, hooks))
         attached[-1].put()
+        attached[-1].watch_forwards()
     return attached
 
 

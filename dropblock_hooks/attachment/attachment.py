@@ -92,6 +92,11 @@ class Attachment:
             hook.put(module)
         self._run.write()
 
+    def watch_forwards(self) -> None:
+        """Put the hook of the model back, which leaves a compiled model."""
+        if self._run.installed and self._run.model_hook is not None:
+            self._run.model_hook.put_on(self._base)
+
     def _look(self) -> None:
         for module, hook in self._installed:
             hook.site.note_layer(module, hook.local or None)
@@ -133,6 +138,7 @@ class Attachment:
             self._look()
             self._run.close_window(self.sites)
             self._look()
+            self.watch_forwards()
         self._run.epoch = t
 
     @property

@@ -46,9 +46,9 @@ class ModelHook:
     """Forward hook of the model: counts forwards, and checks the sites at the first of a window.
 
     It hooks parameters whose owners are never called themselves, as in an attention that takes the
-    weights of its projections. torch calls the hooks of a model that ``torch.compile`` has returned
-    outside of the compiled code. Inside other compiled code it only starts a `Ticker` for a
-    `Watchdog`, and ``Attachment.step`` checks the sites.
+    weights of its projections. Compiled code calls no Python. torch calls the hooks of a model that
+    ``torch.compile`` has returned outside of that code, so this one leaves after the first forward
+    of a window, and a `Ticker` tells when a `Watchdog` is due. ``Attachment.step`` puts it back.
     """
 
     @property
@@ -84,12 +84,26 @@ class ModelHook:
         run.counter.evaluated += not training
         turned = training is not self._training and not run.stepped
         first = training and run.enabled and not run.looked
-        if turned or first or self.every or self.parameters:
+        if turned or first or self.every or self.parameters or run.compiled:
             callback = set_eval_frame(None)  # dynamo would compile what is called here
             try:
                 self._check(model, training)
+                if run.compiled and run.looked and not self.parameters:
+                    self._leave(model)
             finally:
                 set_eval_frame(callback)
+
+    def put_on(self, model: nn.Module) -> None:
+        """Put it on the model, if it is not there."""
+        if self not in model._forward_hooks.values():
+            model.register_forward_hook(self)
+
+    def _leave(self, model: nn.Module) -> None:
+        """Take it off a compiled model until `Attachment.step` begins another window."""
+        for key, hook in list(model._forward_hooks.items()):
+            if hook is self:
+                del model._forward_hooks[key]
+        self._start_ticker(counted=1)
 
     def _check(self, model: nn.Module, training: bool) -> None:
         """Look at what needs to be looked at in this forward."""
@@ -109,7 +123,7 @@ class ModelHook:
             run.looked = True
             window = replace(windows(run, self.hooks)[0], backward=False)
             tell(_idle(model, [hook for hook in self.hooks if hook.by_call], window), run.told)
-        if self.every:
+        if self.every and run.ticker is None:
             clock = Clock.of(run.shared)
             clock.forwards += 1
             self._tell_alerts(model, clock.forwards)
@@ -117,9 +131,13 @@ class ModelHook:
     @constant_when_traced
     def _note_traced(self) -> None:
         """Let a `Watchdog` look at compiled code; torch.compile calls it while it traces."""
+        self._start_ticker()
+
+    def _start_ticker(self, counted: int = 0) -> None:
+        """Start the clock of a `Watchdog`; so many of the next backwards were counted before."""
         model = None if self._model is None else self._model()
         if self.every and self.run.ticker is None and model is not None:
-            self.run.ticker = Ticker(model, self._wait, self._look)
+            self.run.ticker = Ticker(model, self._wait, self._look, counted)
 
     def _wait(self) -> int:
         """In how many forwards the `Watchdog` is due."""

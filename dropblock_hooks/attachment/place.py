@@ -203,7 +203,8 @@ def install(
         facts = [p.facts or Facts() for p in placements if (p.regularizer.spatial or 0) > 1]
         if facts:  # of maps, or of tokens
             run.grids.watch(base, all((each.own or each.inside) == FIRST for each in facts))
-        base.register_forward_hook(ModelHook(run, [hook for _, hook in installed], base))
+        run.model_hook = ModelHook(run, [hook for _, hook in installed], base)
+        run.model_hook.put_on(base)
     except BaseException:
         attachment.remove()
         raise

@@ -113,7 +113,7 @@ def _site_row(site: Site, have: Readings) -> SiteRow:
         largest_norm=norms.largest,
         calls=life.calls,
         active_calls=life.active,
-        calls_per_forward=life.calls / forwards if forwards else None,
+        calls_per_forward=None if site.run.compiled or not forwards else life.calls / forwards,
         map_size=size,
         map_varies=counted.map_varies,
         block_size=block,

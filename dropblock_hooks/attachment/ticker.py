@@ -19,14 +19,21 @@ class Ticker:
         model: a parameter of it that is trained gets the hook.
         wait: returns in how many backwards the function is due, at least 1.
         due: the function.
+        leave_out: how many of the next backwards do not count, at least 0.
     """
 
-    def __init__(self, model: nn.Module, wait: Callable[[], int], due: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        wait: Callable[[], int],
+        due: Callable[[], None],
+        leave_out: int = 0,
+    ) -> None:
         self._handle: Any = None
         trained = (p for p in model.parameters() if p.requires_grad and p.is_leaf)
         parameter = next(trained, None)
         if parameter is not None:
-            turns = chain.from_iterable(_turns(wait, due))
+            turns = chain.from_iterable(_turns(wait, due, leave_out))
             hook = partial(next, turns)
             self._handle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]  # torch's
 
@@ -36,9 +43,11 @@ class Ticker:
             self._handle = None
 
 
-def _turns(wait: Callable[[], int], due: Callable[[], None]) -> Iterator[Iterator[None]]:
+def _turns(
+    wait: Callable[[], int], due: Callable[[], None], leave_out: int
+) -> Iterator[Iterator[None]]:
     """Iterators of None, each of which lasts until the function is due."""
-    yield repeat(None, wait() - 1)
+    yield repeat(None, leave_out + wait() - 1)
     while True:
         due()
         yield repeat(None, wait())

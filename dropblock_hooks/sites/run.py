@@ -73,6 +73,7 @@ class Run:
     grids: Grids = field(default_factory=Grids)  # the sizes of the maps behind rows of tokens
     shared: dict[str, Any] = field(default_factory=dict)  # the state that observers share
     sites: tuple[Any, ...] = ()  # all sites, in the order of the spec
+    model_hook: Any = None  # the hook of the model, which leaves a compiled model
     ticker: Any = None  # the clock of a Watchdog whose model is compiled with its hooks
     boards: dict[torch.device, Board] = field(default_factory=dict)  # once there is compiled code
 

@@ -42,8 +42,6 @@ from dropblock_hooks import (
 from tests.cases import rest_slow
 
 PACKAGE = str(Path(dropblock_hooks.__file__).parent)
-OF_A_MODEL = {"__call__"}  # the hook of the model, which torch calls outside of the graph
-
 CASES = {
     "DropBlock2d": DropBlock2d(0.2, 3),
     "Dropout2d": Dropout2d(LinearSchedule(0.1, 0.3, epochs=9)),
@@ -119,9 +117,7 @@ def test_a_warm_step_calls_no_python(case, backend):
         attached.step(epoch)
         step()
     step()
-    found = calls_of_the_package(step)
-    assert set(found) <= OF_A_MODEL, found
-    assert max(found.values(), default=0) <= 1
+    assert not calls_of_the_package(step)
     assert all(site.calls == 5 for site in attached.sites)
     inside = torch.compile(lambda x: model(x) * 1.0, backend=backend, fullgraph=True)
     for _ in range(3):  # here torch also compiles the hook of the model
