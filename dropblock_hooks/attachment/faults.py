@@ -119,7 +119,7 @@ class ModelHook:
                 hook.put(owner)
         if not (training and run.enabled) or transforming():
             return  # under a transform no number can be read
-        if not run.looked and torch.device("meta") not in run.boards:  # where nothing is counted
+        if not run.looked and not run.counts_on_meta():
             run.looked = True
             window = replace(windows(run, self.hooks)[0], backward=False)
             tell(_idle(model, [hook for hook in self.hooks if hook.by_call], window), run.told)

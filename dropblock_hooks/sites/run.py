@@ -96,6 +96,11 @@ class Run:
             self.boards[device] = Board(self.sites, device)
         return self.boards[device]
 
+    def counts_on_meta(self) -> bool:
+        """Whether compiled code counts in tensors without numbers, so that calls are not known."""
+        observed = [site.observed for site in self.sites if site.observed is not None]
+        return torch.device("meta") in self.boards or any(each.state.is_meta for each in observed)
+
     def write(self) -> None:
         """Write the present rates and switches to the boards, where compiled code reads them."""
         for board in self.boards.values():
