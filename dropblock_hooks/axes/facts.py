@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from torch import nn
@@ -42,6 +44,36 @@ class Facts:
     reorders: bool = False  # whether a layer of the model may move axes
 
 
+class Surroundings:
+    """What the layers of a model tell about one beside them that does not tell itself.
+
+    Attributes:
+        first_widths: the numbers of channels of layers that have them first.
+        last_widths: the same of layers that have them last.
+        reorders: whether a layer may move axes.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        leaves = [module for module in modules if not module._modules]
+        self._places = {leaf: place for place, leaf in enumerate(leaves)}
+        self._sides = [kind_of(leaf) for leaf in leaves]
+        widths: dict[str, set[int]] = {FIRST: set(), LAST: set(), "": set()}
+        for leaf, side in zip(leaves, self._sides, strict=True):
+            widths[side] |= _widths(leaf)
+        self.first_widths = frozenset(widths[FIRST])
+        self.last_widths = frozenset(widths[LAST])
+        self.reorders = any(_MAY_REORDER.search(type(m).__name__) for m in modules)
+
+    def around(self, module: nn.Module) -> str:
+        """Where the nearest layers before and after have their channels, or "" if they differ."""
+        place = self._places.get(module)
+        if place is None:
+            return ""
+        before = next(filter(None, reversed(self._sides[:place])), "")
+        after = next(filter(None, self._sides[place + 1 :]), "")
+        return before if before == after else ""
+
+
 class ModelFacts:
     """Gathers the facts of the layers of a model, when a spec is attached."""
 
@@ -54,28 +86,11 @@ class ModelFacts:
         self._prefixes = tuple(sorted({0, *map(_prefix, modules)}))
         norms = [m for m in modules if _NORM_LAST.search(type(m).__name__)]
         self._norms_last = any(kind_of(norm) != FIRST for norm in norms)
-        self._leaves = [m for m in modules if not m._modules]
-        self._places = {module: place for place, module in enumerate(self._leaves)}
-        self._sides = [kind_of(leaf) for leaf in self._leaves]
-        self._first_widths = self._widths_of(FIRST)
-        self._last_widths = self._widths_of(LAST)
-        self._reorders = any(_MAY_REORDER.search(type(m).__name__) for m in modules)
+        self._all = modules
 
-    def _widths_of(self, side: str) -> frozenset[int]:
-        found: set[int] = set()
-        for leaf, own in zip(self._leaves, self._sides, strict=True):
-            if own == side:
-                found |= _widths(leaf)
-        return frozenset(found)
-
-    def _around(self, module: nn.Module) -> str:
-        """Where the nearest layers before and after have their channels, or "" if they differ."""
-        place = self._places.get(module)
-        if place is None:
-            return ""
-        before = next(filter(None, reversed(self._sides[:place])), "")
-        after = next(filter(None, self._sides[place + 1 :]), "")
-        return before if before == after else ""
+    @cached_property
+    def _surroundings(self) -> Surroundings:
+        return Surroundings(self._all)
 
     def of(self, target: Target, at: str) -> Facts:
         """The facts of the output, or the input, of a layer."""
@@ -85,9 +100,10 @@ class ModelFacts:
         inside, widths = next((known for a in lineage if (known := self._inside(a))[0]), ("", ()))
         attentions = (m for m in lineage if m is module or _ATTENTION.search(type(m).__name__))
         heads = (getattr(each, "num_heads", None) for each in attentions)
-        return Facts(
+        own = "" if at == "input" and isinstance(module, nn.Embedding) else kind_of(module)
+        facts = Facts(
             type_name=type(module).__name__,
-            own="" if at == "input" and isinstance(module, nn.Embedding) else kind_of(module),
+            own=own,
             inside=inside,
             widths=widths,
             stage=self._stages.get(target.name) if at == "output" else None,
@@ -96,10 +112,16 @@ class ModelFacts:
             batched=_batched(module),
             samples_second=self._samples_second,
             prefixes=self._prefixes,
-            around=self._around(module),
-            first_widths=self._first_widths,
-            last_widths=self._last_widths,
-            reorders=self._reorders,
+        )
+        if own or inside != MIXED:
+            return facts
+        near = self._surroundings  # which take time for a large model
+        return replace(
+            facts,
+            around=near.around(module),
+            first_widths=near.first_widths,
+            last_widths=near.last_widths,
+            reorders=near.reorders,
         )
 
     def _inside(self, module: nn.Module) -> tuple[str, tuple[int, ...]]:

@@ -197,7 +197,7 @@ def distort(
     """``x + mask * alpha * std(x) * z`` with standard normal z."""
     spread = x.detach().to(torch.promote_types(x.dtype, torch.float32)).std(correction=0)
     noise = normal_like(x, alpha * spread, generator)
-    return (x + noise.masked_fill(~mask, 0.0)).to(x.dtype)
+    return (x + noise.masked_fill_(~mask, 0.0)).to(x.dtype)
 
 
 def draw_blocks(

@@ -103,6 +103,8 @@ class Run:
 
     def write(self) -> None:
         """Write the present rates and switches to the boards, where compiled code reads them."""
+        if not self.compiled:
+            return
         for board in self.boards.values():
             board.write()
         for site in self.sites:
@@ -111,6 +113,8 @@ class Run:
 
     def take_counts(self, only: Any = None) -> None:
         """Move what compiled code has counted to the counters of all sites, or of one."""
+        if not self.compiled:
+            return
         for board in self.boards.values():
             board.take(only)
         if only is None or only.observed is not None:
