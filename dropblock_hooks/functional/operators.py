@@ -343,23 +343,6 @@ def draw_mask(
     return places.mask(drawn).contiguous(), covered.reshape(())
 
 
-def drop_blocks_traced(
-    x: Tensor,
-    cells: Tensor,
-    counts: Tensor,
-    training: bool,
-    edges: Sequence[int],
-    calibration: Calibration,
-    normalize: Normalize,
-    share_channels: bool,
-) -> tuple[Tensor, Tensor]:
-    """`dropblock.drop_blocks` in compiled code: the tensor, and the new counts of the site."""
-    random = randomness(x, edges, share_channels)
-    options = training, list(edges), calibration, normalize, share_channels
-    y, _, _, new_counts = drop_blocks(x, cells, counts, random, *options)
-    return y, new_counts
-
-
 def distort_blocks_traced(
     x: Tensor, p: Tensor, edges: Sequence[int], alpha: Tensor, share_channels: bool
 ) -> tuple[Tensor, Tensor]:

@@ -45,9 +45,6 @@ class Now:
         grad_scale: the factor of a GradScaler; multiply bounds of gradients by it.
         parameter: the parameter whose gradient it is, at ``param:`` selectors.
         norms: ``apply`` may store norms of a gradient of the unscaled loss here, for the report.
-        cells: where `counts_itself`, the cells of the site, from which compiled code reads.
-        counts: where `counts_itself`, its counts before this call.
-        training: where `counts_itself`, whether the layer is in training mode.
     """
 
     input: Any = None
@@ -55,9 +52,6 @@ class Now:
     grad_scale: float | Tensor = 1.0
     parameter: Any = None
     norms: Tensor | None = None
-    cells: Tensor | None = None
-    counts: Tensor | None = None
-    training: bool = True
 
     def __init__(self, **values: Any) -> None:
         for name, value in values.items():
@@ -111,7 +105,7 @@ class Regularizer:
     samplewise: ClassVar[bool] = False
     needs_input: ClassVar[bool] = False
     traced: ClassVar[bool] = False  # whether compiled code traces ``apply``, with rates as tensors
-    counts_itself: ClassVar[bool] = False  # whether compiled ``apply`` returns the new counts
+    counts_itself: ClassVar[bool] = False  # whether it has ``apply_counted`` for compiled code
     off: ClassVar[Mapping[str, float]] = {}  # rates at which it changes nothing, if there are some
     linear: ClassVar[bool] = False
     random: ClassVar[bool] = True

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar
 from torch import Tensor
 
 from ..checks import Range, check_block_size
+from ..functional import operators
 from ..functional.dropblock import (
     Calibration,
     Normalize,
@@ -15,7 +16,6 @@ from ..functional.dropblock import (
     expected_share,
 )
 from ..functional.dropout import Mode, add_noise, drop_residual, drop_units, multiply_noise
-from ..functional.operators import distort_blocks_traced, drop_blocks_traced
 from ..registry import register
 from .base import Applied, MapSize, NonNegative, Now, Probability, RateLike, Regularizer
 
@@ -223,9 +223,16 @@ class _DropBlocks(_Blocks):
 
     def apply(self, x: Tensor, now: Now) -> Applied:
         options = self.edges, self.calibration, self.normalize, self.share_channels
-        if now.cells is not None and now.counts is not None:
-            return drop_blocks_traced(x, now.cells, now.counts, now.training, *options)
         return drop_blocks(x, now.p, *options)
+
+    def apply_counted(
+        self, x: Tensor, cells: Tensor, counts: Tensor, training: bool
+    ) -> tuple[Tensor, Tensor]:
+        """The tensor and the new counts of the site, in compiled code; see `functional.cells`."""
+        random = operators.randomness(x, self.edges, self.share_channels)
+        options = self.edges, self.calibration, self.normalize, self.share_channels
+        y, _, _, counts = operators.drop_blocks(x, cells, counts, random, training, *options)
+        return y, counts
 
     def expected_share(self, values: Mapping[str, float], map_size: MapSize) -> float | None:
         return expected_share(values["p"], map_size, self.edges, self.calibration)
@@ -288,5 +295,5 @@ class Disout(_Blocks, Regularizer):
     off: ClassVar[Mapping[str, float]] = {"p": 0.0}
 
     def apply(self, x: Tensor, now: Now) -> Applied:
-        distort = distort_blocks_traced if isinstance(now.p, Tensor) else distort_blocks
+        distort = operators.distort_blocks_traced if isinstance(now.p, Tensor) else distort_blocks
         return distort(x, now.p, self.edges, now.alpha, self.share_channels)

@@ -52,15 +52,14 @@ def regularize(site: Site, x: Tensor, layer_input: Any, training: bool) -> Tenso
         copied: Tensor = _OnGradient.apply(x, cells, scale, site, view)
         return copied
 
+    if site.counts_itself:
+        regularizer: Any = site.regularizer
+        inner = x if view is sure else view.take(x)
+        y, counts = regularizer.apply_counted(inner, site.cells, site.counts, training)
+        site.counts.copy_(counts)
+        return y if view is sure else view.put(y, x)
     now = Now()
     now.input = layer_input
-    if site.counts_itself:
-        now.cells = site.cells
-        now.counts = site.counts
-        now.training = training
-        y, counts, _ = _apply(site, x, view, now)
-        site.counts.copy_(counts)
-        return y
     rates, called, _, elements, changed = read(site, training).unbind()
     _put_rates(now, site, rates)
     y, affected, number = _apply(site, x, view, now)
@@ -90,7 +89,7 @@ def _apply(site: Site, x: Tensor, view: View, now: Now) -> tuple[Tensor, Any, in
     y, affected = regularizer.apply(inner, now)
     if y.shape != inner.shape:
         raise site.error(f"must keep the shape {tuple(inner.shape)}, got {tuple(y.shape)}")
-    if regularizer.spatial is not None and not site.counts_itself:
+    if regularizer.spatial is not None:
         counts = site.gradient_counts if site.of_gradients else site.counts
         counts[SIZE].fill_(code_of(inner.shape[2:]))
     if inner is not x and y is not inner:

@@ -204,19 +204,24 @@ class SiteHook:
 
         Dynamo takes long for each function that is called here, so there are few.
         """
-        if TOO_OLD:
-            refuse_version()
-        site, training, x = self.site, module.training, given[-1]
-        if compiler._is_exporting_flag:
-            return self._act(module, *given) if site.acts(training) else None
+        site = self.site
+        training = module.training
+        if TOO_OLD or compiler._is_exporting_flag:
+            return self._export(module, *given)
         if not (training or site.is_on(False)):
             return None
+        x = given[-1]
         dense = self.direct and isinstance(x, Tensor) and x.layout is torch.strided
         if not (dense and x.is_floating_point()):
             return self._act(module, *given)
         run = compiled.regularize if site.traced and not transforming() else operator.regularize
         y = run(site, x, given[0][0] if given[0] else None, training)
         return None if y is x else y
+
+    def _export(self, module: nn.Module, *given: Any) -> Any:
+        if TOO_OLD:
+            refuse_version()
+        return self._act(module, *given) if self.site.acts(module.training) else None
 
 
 class ObserveHook(SiteHook):
