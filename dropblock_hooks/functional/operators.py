@@ -129,7 +129,7 @@ def randomness(x: Tensor, block: Sequence[int], share_channels: bool) -> Tensor:
     if the channels share their blocks.
     """
     if x.device.type in SEEDED:
-        drawn: Tensor = seed(x.detach())
+        drawn: Tensor = seed(x)
         return drawn
     channels = 1 if share_channels else x.shape[1]
     places = [size - min(size, edge) + 1 for size, edge in zip(x.shape[2:], block, strict=True)]

@@ -211,11 +211,11 @@ class SiteHook:
         if not (training or site.is_on(False)):
             return None
         x = given[-1]
-        dense = self.direct and isinstance(x, Tensor) and x.layout is torch.strided
-        if not (dense and x.is_floating_point()):
+        if not (self.direct and isinstance(x, Tensor) and x.layout is torch.strided):
             return self._act(module, *given)
-        run = compiled.regularize if site.traced and not transforming() else operator.regularize
-        y = run(site, x, given[0][0] if given[0] else None, training)
+        if not (site.traced and x.is_floating_point()) or transforming():
+            return self._act(module, *given)
+        y = compiled.regularize(site, x, given[0][0] if given[0] else None, training)
         return None if y is x else y
 
     def _export(self, module: nn.Module, *given: Any) -> Any:
