@@ -68,6 +68,11 @@ class ModelHook:
         self._training, self._turns = False, 0  # the mode of the last forward; turns to training
         _made.add(self)
 
+    @property
+    def model(self) -> nn.Module | None:
+        """The model that it was made for; None once that is gone, and of a copy."""
+        return None if self._model is None else self._model()
+
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_model": None}  # a copy has another model
 
@@ -135,7 +140,7 @@ class ModelHook:
 
     def _start_ticker(self, counted: int = 0) -> None:
         """Start the clock of a `Watchdog`; so many of the next backwards were counted before."""
-        model = None if self._model is None else self._model()
+        model = self.model
         if self.every and self.run.ticker is None and model is not None:
             self.run.ticker = Ticker(model, self._wait, self._look, counted)
 
@@ -146,7 +151,7 @@ class ModelHook:
         return min(power, (done // self.every + 1) * self.every) - done
 
     def _look(self) -> None:
-        model = None if self._model is None else self._model()
+        model = self.model
         if model is None:
             return
         clock = Clock.of(self.run.shared)
@@ -164,7 +169,7 @@ class ModelHook:
 def tell_at_exit() -> None:
     """Warn at the end of the process of schedules that nobody has stepped."""
     for hook in list(_made):
-        if hook.run.installed:
+        if hook.run.installed and hook.model is not None:
             tell(not_stepped(each.site for each in hook.hooks), hook.run.told)
 
 
