@@ -6,6 +6,9 @@ dropout     dropout of elements, channels, samples and residual branches; Gaussi
 dropblock   dropout and noise (Disout) in blocks; the seed rate at which blocks drop a given share
 gradients   bounds of gradients by value and by norm, adaptive clipping, centralization
 masks       random masks and noise, and their application to a tensor
+operators   operators of compiled code: blocks, and the counts of a site
+cells       the rows of numbers that tell these operators the rates, and what to count
+measures    measurements of tensors for observers, eager and in compiled code
 sparse      large tensors on the CPU: blocks, whole channels and samples
 """
 

@@ -5,7 +5,10 @@ The class of a hook decides everything about its kind of target.
 updates           regularizes gradients once per optimizer step, also by their common norm
 held              the hooks of parameters and rates
 hooks             the hooks of layers and observers, their order, and why a site did nothing
-operator          operators through which compiled code runs a regularizer, and its backward
+compiled          what torch.compile traces for a regularizer, into the graph of the model
+observed          what it traces for an observer
+board             `Board`: the rates that compiled code reads, and the counts to which it adds
+operator          operators that call Python in compiled code, for classes that it can't trace
 site              `Site`: a regularizer on a layer, its state, and its calls, which it counts
                   unless a checkpoint recomputes them
 counter           `Counter`: totals that only grow, and windows of them; histograms of norms

@@ -1,5 +1,8 @@
 """Operators through which compiled code runs the eager code of a site.
 
+Only classes need them that torch.compile does not trace: `Foreign`, `Capture`, and those of users
+without ``traced = True``. `sites.compiled` and `sites.observed` are for all others.
+
 Compiled code holds a handle, by which an operator finds the site and its present rates, so one
 graph serves all rates; and a seed, drawn in the graph so that a recomputation draws the same one.
 ``note`` and ``observe`` say that they change the handle, so that no call is left out or moved.
