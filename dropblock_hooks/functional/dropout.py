@@ -28,7 +28,7 @@ def drop_units(
 
     A rate in a tensor is that of compiled code, which has one graph for all rates.
     """
-    shape = x.shape if axes is None else (*x.shape[:axes], *[1] * (x.ndim - axes))
+    shape = _shape_of_units(x, axes)
     if isinstance(p, Tensor):
         mask = bernoulli(shape, p, x.device)
         dropped = scaled(x, keep_scale(p) if rescale else None).masked_fill(mask, 0.0)
@@ -46,6 +46,13 @@ def drop_units(
         places, drawn = blocks, blocks.draw(p, generator)
     y = drop_drawn(x, keep_scale(p) if rescale else None, places, drawn)
     return x.copy_(y) if inplace else y, places.count(drawn)
+
+
+def _shape_of_units(x: Tensor, axes: int | None) -> tuple[int, ...]:
+    """The shape of a mask with one decision for each place on the first `axes` axes; None: all."""
+    if axes is None:
+        return tuple(x.shape)
+    return (*x.shape[:axes], *[1] * (x.ndim - axes))
 
 
 def drop_residual(
@@ -74,8 +81,7 @@ def _drop_residual_traced(
     block: Tensor, shortcut: Tensor, p: Tensor, mode: Mode
 ) -> tuple[Tensor, Tensor | int]:
     """`drop_residual` in compiled code; a rate of 0 gives the block itself, to the bit."""
-    axes = int(mode == "row")
-    shape = (*block.shape[:axes], *[1] * (block.ndim - axes))
+    shape = _shape_of_units(block, int(mode == "row"))
     mask = bernoulli(shape, p, block.device)
     wide = torch.promote_types(block.dtype, torch.float32)
     scale = keep_scale(p).to(wide)

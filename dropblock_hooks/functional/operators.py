@@ -16,7 +16,7 @@ from torch import Tensor
 from .._torch import NO_TASK, graph_task
 from .cells import FIRST_RATE, SIZE, added, code_of
 from .dropblock import Calibration, Normalize, blocks_of, distort, draw_blocks, gamma_on
-from .masks import Mask, count_ratio, keep_scale
+from .masks import Mask, count_ratio, in_format_of, keep_scale
 from .sparse import Blocks
 
 SEEDED = {"cpu"}
@@ -223,7 +223,7 @@ def drop_blocks(
     mask = _fake_mask(x, share_channels) if x.device.type in SEEDED else places.mask(drawn)
     new_counts = tally(counts, added(called, elements, changed, x.numel(), dropped))
     new_counts[SIZE] = code_of(x.shape[2:])
-    return as_like(x, y), mask, factors, new_counts
+    return in_format_of(x, y), mask, factors, new_counts
 
 
 def _factor(
@@ -247,14 +247,6 @@ def _fitting(scale: Any, x: Tensor) -> Any:
     """The factor in a shape that broadcasts to `x`."""
     several = isinstance(scale, Tensor) and scale.numel() != 1
     return scale.view(-1, *[1] * (x.ndim - 1)) if several else scale
-
-
-def as_like(x: Tensor, y: Tensor) -> Tensor:
-    """`y` with the strides and the dtype of ``torch.empty_like(x)``: itself, or a copy."""
-    strides = torch.empty_like(x, device="meta").stride()
-    if y.stride() == strides and y.dtype == x.dtype:
-        return y
-    return torch.empty_like(x).copy_(y)
 
 
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -297,7 +289,7 @@ def drop_blocks_again(
     if grad.device.type in SEEDED:
         places, mask = _drawn(grad, factors[0], random, block, calibration, share_channels)
         scale = scale.item() if scale.numel() == 1 else scale
-    return as_like(grad, places.drop(grad, _fitting(scale, grad), mask))
+    return in_format_of(grad, places.drop(grad, _fitting(scale, grad), mask))
 
 
 def _save_for_second_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
