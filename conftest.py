@@ -15,6 +15,8 @@ from tests.cases import covering_pairs
 
 os.environ["COLUMNS"] = "100"  # printed tables are as wide as the terminal
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # no pool of processes for one kernel
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton kernels are run by an interpreter
 torch.set_num_threads(1)  # the tensors are tiny, and a worker per core would only fight for cores
 # Before any fake tensor: after one, torch starts the threads of devices that are not there in the
 # first backward pass, and no forked process can go backward any more.

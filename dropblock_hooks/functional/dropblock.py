@@ -19,6 +19,7 @@ from torch.nn.functional import pad
 from .._torch import constant_when_traced
 from ..checks import NON_NEGATIVE, PROBABILITY, as_count, as_number, check_block_size, check_option
 from ..registry import described_in
+from .kernels import launch
 from .masks import Mask, bernoulli, check_call, count_ratio, keep_scale, normal_like
 from .sparse import Blocks, drop_drawn, grow, takes
 
@@ -99,7 +100,7 @@ _NODES = 1024  # of a table of seed rates; between two of them it is linear
 
 
 @functools.lru_cache(maxsize=256)
-def _gamma_table(
+def gamma_table(
     size: tuple[int, ...], block: tuple[int, ...], device: torch.device, dtype: torch.dtype
 ) -> Tensor:
     """The ratio of ``log(1 - γ)`` and ``log(1 - p)``, at p = 0, 1/1024, ... 1.
@@ -128,7 +129,7 @@ def gamma_on(
     """`gamma_of` for a rate that lies on a device, in torch operations."""
     if calibration == "paper":
         return p * gamma_of(1.0, size, block, "paper")
-    table = _gamma_table(size, block, p.device, p.dtype)
+    table = gamma_table(size, block, p.device, p.dtype)
     place = p * _NODES
     below = place.floor().clamp(0, _NODES - 1)
     at = below.long()
@@ -163,15 +164,26 @@ def drop_blocks(
     """The tensor, and the number of dropped elements."""
     if p == 0.0 or x.numel() == 0:
         return x, 0
-    places, drawn = draw_blocks(x, p, edges, calibration, share_channels, generator)
+    per_sample = normalize == "sample"
+    places, drawn = draw_blocks(x, p, edges, calibration, share_channels, generator, per_sample)
     dropped = places.count(drawn)
-    scale: Any = keep_scale(p) if normalize == "expected" else None
-    if normalize == "batch":
+
+    scale: Any = None
+    if normalize == "expected":
+        scale = keep_scale(p)
+    elif normalize is None:
+        scale = 1.0
+    elif places.has_counts and eps <= 1:
+        pass  # the factor follows from them
+    elif normalize == "batch":
         scale = count_ratio(x.numel(), x.numel() - dropped, eps)
-    elif normalize == "sample":
-        places, drawn = Mask(x.numel()), places.mask(drawn)
-        per_sample, total = drawn.flatten(1).sum(1) * (x.shape[1] // drawn.shape[1]), x[0].numel()
-        scale = count_ratio(total, total - per_sample, eps)
+    else:
+        drawn = places.mask(drawn)
+        places = Mask(x.numel())
+        channels = x.shape[1] // drawn.shape[1]
+        of_samples = drawn.flatten(1).sum(1) * channels
+        total = x[0].numel()
+        scale = count_ratio(total, total - of_samples, eps)
         scale = scale.view(-1, *[1] * (x.ndim - 1))
     y = drop_drawn(x, scale, places, drawn)
     return x.copy_(y) if inplace else y, dropped
@@ -185,19 +197,25 @@ def distort_blocks(
     share_channels: bool = False,
     generator: torch.Generator | None = None,
 ) -> tuple[Tensor, Tensor | int]:
+    """The tensor, and the number of distorted elements."""
     if p == 0.0 or alpha == 0.0 or x.numel() == 0:
         return x, 0
     places, drawn = draw_blocks(x, p, edges, "exact", share_channels, generator)
-    return distort(x, places.mask(drawn), alpha, generator), places.count(drawn)
+    noise = normal_like(x, alpha * _spread(x), generator)
+    distorted = (x + places.keep(noise, drawn)).to(x.dtype)
+    return distorted, places.count(drawn)
 
 
-def distort(
-    x: Tensor, mask: Tensor, alpha: float | Tensor, generator: torch.Generator | None = None
-) -> Tensor:
-    """``x + mask * alpha * std(x) * z`` with standard normal z."""
-    spread = x.detach().to(torch.promote_types(x.dtype, torch.float32)).std(correction=0)
-    noise = normal_like(x, alpha * spread, generator)
+def distort(x: Tensor, mask: Tensor, alpha: Tensor) -> Tensor:
+    """``x + mask * alpha * std(x) * z`` with standard normal z, in compiled code."""
+    noise = normal_like(x, alpha * _spread(x), None)
     return (x + noise.masked_fill_(~mask, 0.0)).to(x.dtype)
+
+
+def _spread(x: Tensor) -> Tensor:
+    """The standard deviation of all elements."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    return x.detach().to(wide).std(correction=0)
 
 
 def draw_blocks(
@@ -207,14 +225,26 @@ def draw_blocks(
     calibration: Calibration,
     share_channels: bool,
     generator: torch.Generator | None,
-) -> tuple[Blocks | Mask, Tensor]:
-    """Draw the blocks of a tensor (N, C, ...): the object that applies them, and the drawn mask."""
+    per_sample: bool = False,
+) -> tuple[Any, Tensor]:
+    """Draw the blocks of a tensor (N, C, ...): the object that applies them, and what was drawn.
+
+    The object is a `Blocks` on a CPU, a `kernels.blocks.Words` on a GPU, or a `Mask`.
+    """
     size = tuple(map(operator.index, x.shape[2:]))  # a compiled program has one map size
     block = tuple(map(min, size, edges))
     gamma = gamma_of(p, size, block, calibration)
     if takes(x):
         blocks = Blocks(x, (1, x.shape[1] if share_channels else 1, *block))
         return blocks, blocks.draw(gamma, generator)
+    if launch.takes(x):
+        from .kernels import blocks as kernels
+
+        if kernels.can_grow(size, block):
+            options = share_channels, generator, per_sample
+            words = launch.or_else(lambda: kernels.draw(x, gamma, block, *options), lambda: None)
+            if words is not None:
+                return words  # type: ignore[no-any-return]  # `or_else` has no types
     # no branch on a value from here on: torch.export traces it for any batch size
     places = [s - b + 1 for s, b in zip(size, block, strict=True)]
     shape = (x.shape[0], 1 if share_channels else x.shape[1], *places)

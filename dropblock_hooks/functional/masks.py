@@ -96,6 +96,8 @@ def scaled(x: Tensor, scale: float | Tensor | None) -> Tensor:
 class Mask:
     """Applies a boolean mask that broadcasts to a tensor of `numel` elements, like `Blocks`."""
 
+    has_counts = False  # whether `drop` without a scale multiplies by all / kept elements
+
     def __init__(self, numel: int) -> None:
         self.numel = numel
 
@@ -107,3 +109,7 @@ class Mask:
 
     def drop(self, x: Tensor, scale: float | Tensor | None, drawn: Tensor) -> Tensor:
         return scaled(x, scale).masked_fill_(drawn, 0.0)  # it keeps the memory format
+
+    def keep(self, noise: Tensor, drawn: Tensor) -> Tensor:
+        """The tensor, which is overwritten, with 0 where nothing was drawn."""
+        return noise.masked_fill_(~drawn, 0.0)

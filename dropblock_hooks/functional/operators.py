@@ -1,26 +1,44 @@
 """Operators of ``torch.library`` that compiled code calls for blocks.
 
-They take tensors and numbers only, and the rate is a tensor, so one graph serves all rates. On a
-CPU they use the sparse form, which draws the blocks from a seed. On other devices they use torch
-operations, which compare uniform numbers with the seed rate.
+They take tensors and numbers only, and the rate is a tensor, so one graph serves all rates. Blocks
+are drawn in one of three ways:
+
+- on a CPU by the sparse form, from a seed
+- on a GPU by Triton kernels, from a seed
+- on other devices by torch operations, which compare uniform numbers with the seed rate
 
 A backward gets the rate and the factors of its forward, because the rate may have changed since.
 """
 
+import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from operator import index
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from .._torch import NO_TASK, graph_task
-from .cells import FIRST_RATE, SIZE, added, code_of
-from .dropblock import Calibration, Normalize, blocks_of, distort, draw_blocks, gamma_on
-from .masks import Mask, count_ratio, in_format_of, keep_scale
+from .._torch import NO_TASK, constant_when_traced, graph_task
+from .cells import FIRST_RATE, RATES, SIZE, added, code_of
+from .dropblock import (
+    Calibration,
+    Normalize,
+    blocks_of,
+    distort,
+    draw_blocks,
+    gamma_of,
+    gamma_on,
+    gamma_table,
+)
+from .kernels import launch
+from .masks import Mask, count_ratio, in_format_of, keep_scale, wide_dtype
 from .sparse import Blocks
 
+if TYPE_CHECKING:
+    from .kernels.blocks import Plan
+
 SEEDED = {"cpu"}
-"""The types of devices that draw from a seed; a test takes the CPU out."""
+"""The types of devices that have the sparse form; a test takes the CPU out."""
 _SEEDS = 2**62
 _library = torch.library.Library("dropblock_hooks", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's
 # An output has the strides of ``torch.empty_like`` of its own input, so inductor may choose them.
@@ -122,18 +140,76 @@ def count_in_backward(counts: Tensor, row: Tensor) -> None:
         counts.add_(row)
 
 
-def randomness(x: Tensor, block: Sequence[int], share_channels: bool) -> Tensor:
-    """What `drop_blocks` and `draw_mask` draw from: a seed on a CPU, else uniform numbers.
+@constant_when_traced
+def prepare(
+    device: torch.device,
+    dtype: torch.dtype,
+    size: tuple[int, ...],
+    block: tuple[int, ...],
+    calibration: Calibration,
+) -> bool:
+    """Make what the operators need besides their arguments, and tell if they use kernels.
+
+    It is called while torch.compile traces, because memory that is allocated while a CUDA graph is
+    captured belongs to that graph.
+    """
+    wide = wide_dtype(device)
+    if calibration == "exact":
+        gamma_table(size, block, device, wide)
+    else:
+        _paper_factor(size, block, device, wide)
+    return _uses_kernels(device, dtype, size, block)
+
+
+def _uses_kernels(
+    device: torch.device, dtype: torch.dtype, size: tuple[int, ...], block: tuple[int, ...]
+) -> bool:
+    if device.type in SEEDED or not launch.is_on(device, dtype):
+        return False
+    from .kernels import blocks as kernels
+
+    return kernels.can_grow(size, block)
+
+
+@functools.lru_cache(maxsize=4096)
+def _paper_factor(
+    size: tuple[int, ...], block: tuple[int, ...], device: torch.device, dtype: torch.dtype
+) -> Tensor:
+    """The factor of p in the paper's seed rate."""
+    return torch.tensor([gamma_of(1.0, size, block, "paper")], dtype=dtype, device=device)
+
+
+def _block_in(x: Tensor, block: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The size of the map, and the block clipped to it."""
+    size = tuple(map(index, x.shape[2:]))  # a compiled program has one map size
+    return size, tuple(map(min, size, block))
+
+
+def randomness(
+    x: Tensor, block: Sequence[int], share_channels: bool, calibration: Calibration = "exact"
+) -> Tensor:
+    """What `drop_blocks` and `draw_mask` draw from: a seed, or else uniform numbers.
 
     The numbers have a place for each position where a whole block fits: (N, C, ...), or (N, 1, ...)
     if the channels share their blocks.
     """
-    if x.device.type in SEEDED:
+    seeded = x.device.type in SEEDED
+    if not seeded:
+        size, clipped = _block_in(x, block)
+        seeded = prepare(x.device, x.dtype, size, clipped, calibration)
+    if seeded:
         drawn: Tensor = seed(x)
         return drawn
     channels = 1 if share_channels else x.shape[1]
-    places = [size - min(size, edge) + 1 for size, edge in zip(x.shape[2:], block, strict=True)]
+    places = [edge - part + 1 for edge, part in zip(size, clipped, strict=True)]
     return torch.rand((x.shape[0], channels, *places), device=x.device, dtype=torch.float32)
+
+
+def keeps_channels_together(x: Tensor) -> bool:
+    """Whether the words of kernels lie in the order of channels-last tensors; False on a CPU."""
+    if x.device.type in SEEDED:
+        return False
+    return x.shape[1] > 1 and x.stride(1) < x.stride(-1)
 
 
 def _drawn(
@@ -148,10 +224,55 @@ def _drawn(
     if x.device.type in SEEDED:
         generator = torch.Generator().manual_seed(int(random))
         return draw_blocks(x, float(p), block, calibration, share_channels, generator)
-    size = tuple(x.shape[2:])
-    edges = tuple(map(min, size, block))
+    size, edges = _block_in(x, block)
     gamma = gamma_on(p, size, edges, calibration)
+    if random.ndim == 0:  # the seed of kernels that can't be used after all
+        random = _uniform_numbers(x, random, size, edges, share_channels)
     return Mask(x.numel()), blocks_of(random < gamma, edges)
+
+
+def _uniform_numbers(
+    x: Tensor,
+    seed: Tensor,
+    size: tuple[int, ...],
+    edges: tuple[int, ...],
+    share_channels: bool,
+) -> Tensor:
+    """The numbers of `randomness`, from a seed."""
+    generator = torch.Generator(x.device).manual_seed(int(seed))
+    channels = 1 if share_channels else x.shape[1]
+    places = [edge - part + 1 for edge, part in zip(size, edges, strict=True)]
+    return torch.rand((x.shape[0], channels, *places), device=x.device, generator=generator)
+
+
+def _plan(
+    x: Tensor, block: Sequence[int], share_channels: bool, channels_together: bool
+) -> "Plan | None":
+    """How kernels draw the blocks; None where they are not used."""
+    size, edges = _block_in(x, block)
+    if not _uses_kernels(x.device, x.dtype, size, edges):
+        return None
+    from .kernels.blocks import plan_of
+
+    return plan_of(tuple(map(index, x.shape)), edges, share_channels, channels_together)
+
+
+def _draw_words(
+    x: Tensor,
+    p: Tensor,
+    random: Tensor,
+    plan: "Plan",
+    calibration: Calibration,
+    per_sample: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """The words of the dropped places, and the number of dropped elements."""
+    from .kernels.blocks import draw_words
+
+    size = plan.size
+    edges = plan.edges[3 - len(size) :]
+    dtype = wide_dtype(x.device)
+    table = gamma_table if calibration == "exact" else _paper_factor
+    return draw_words(plan, x.device, random, p, table(size, edges, x.device, dtype), per_sample)
 
 
 def _fake_drop_blocks(
@@ -164,22 +285,30 @@ def _fake_drop_blocks(
     calibration: str,
     normalize: str | None,
     share_channels: bool,
+    channels_together: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     numbers = x.shape[0] if normalize == "sample" else 1
     factors = x.new_empty((1 + numbers,), dtype=cells.dtype)
-    return torch.empty_like(x), _fake_mask(x, share_channels), factors, torch.empty_like(counts)
+    mask = _fake_mask(x, block, share_channels)
+    return torch.empty_like(x), mask, factors, torch.empty_like(counts)
 
 
-def _fake_mask(x: Tensor, share_channels: bool) -> Tensor:
+def _fake_mask(x: Tensor, block: Sequence[int], share_channels: bool) -> Tensor:
     if x.device.type in SEEDED:  # the backward draws from the seed again
         return x.new_empty((0,), dtype=torch.bool)
     channels = 1 if share_channels else x.shape[1]
+    size, edges = _block_in(x, block)
+    if _uses_kernels(x.device, x.dtype, size, edges):
+        from .kernels.blocks import words_per_map
+
+        number, dtype = words_per_map(size)
+        return x.new_empty((x.shape[0] * channels * number,), dtype=dtype)
     return x.new_empty((x.shape[0], channels, *x.shape[2:]), dtype=torch.bool)
 
 
 @operator(
     "drop_blocks(Tensor x, Tensor cells, Tensor counts, Tensor random, bool training, int[] block, "
-    "str calibration, str? normalize, bool share_channels) "
+    "str calibration, str? normalize, bool share_channels, bool channels_together) "
     "-> (Tensor y, Tensor mask, Tensor factors, Tensor new_counts)",
     fake=_fake_drop_blocks,
 )
@@ -193,6 +322,7 @@ def drop_blocks(
     calibration: Calibration,
     normalize: Normalize,
     share_channels: bool,
+    channels_together: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """`functional.drop_block2d`, and the same in 1d and 3d, with a rate that is a tensor.
 
@@ -206,13 +336,68 @@ def drop_blocks(
         calibration: as of `functional.drop_block2d`.
         normalize: as of `functional.drop_block2d`.
         share_channels: as of `functional.drop_block2d`.
+        channels_together: what `keeps_channels_together` returns.
 
     Returns:
-        The new tensor; the mask of dropped elements, which is empty on a CPU; a vector of the rate
-        and the factor of the kept elements, or of those of each sample; and the counts with this
-        call.
+        The new tensor; the mask of dropped elements, which is empty on a CPU, and has the words of
+        `kernels.blocks` on a GPU; a vector of the rate and the factor of the kept elements, or of
+        those of each sample; and the counts with this call.
     """
-    rates, called, _, elements, changed = cells[int(training), 0].unbind()
+    plan = _plan(x, block, share_channels, channels_together)
+    rows = cells[int(training), 0]
+    if plan is None:
+        return _drop_blocks_densely(
+            x, rows, counts, random, block, calibration, normalize, share_channels
+        )
+
+    def dense() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        from .kernels.blocks import words_of
+
+        options = block, calibration, normalize, share_channels
+        y, mask, *others = _drop_blocks_densely(x, rows, counts, random, *options)
+        return y, words_of(plan, mask), *others
+
+    if x.numel() == 0:
+        return dense()
+    return launch.or_else(
+        lambda: _drop_blocks_with_kernels(x, rows, counts, random, plan, calibration, normalize),
+        dense,
+    )  # type: ignore[no-any-return]  # `or_else` has no types
+
+
+def _drop_blocks_with_kernels(
+    x: Tensor,
+    rows: Tensor,
+    counts: Tensor,
+    random: Tensor,
+    plan: "Plan",
+    calibration: Calibration,
+    normalize: Normalize,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    from .kernels.blocks import apply_words, finish
+
+    p = rows[RATES, FIRST_RATE]
+    words, dropped = _draw_words(x, p, random, plan, calibration, normalize == "sample")
+    counting = graph_task() == NO_TASK  # otherwise it is a recomputation
+    kind = {"batch": "counted", "sample": "counted", "expected": "expected", None: "none"}
+    size = code_of(plan.size)
+    finished = finish(dropped, rows, counts, x.numel(), size, counting, kind[normalize])
+    factors, new_counts = finished
+    y = apply_words(x, plan, words, factors[1:])
+    return y, words, factors, new_counts
+
+
+def _drop_blocks_densely(
+    x: Tensor,
+    rows: Tensor,
+    counts: Tensor,
+    random: Tensor,
+    block: Sequence[int],
+    calibration: Calibration,
+    normalize: Normalize,
+    share_channels: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    rates, called, _, elements, changed = rows.unbind()
     p = rates[FIRST_RATE]
     places, drawn = _drawn(x, p, random, block, calibration, share_channels)
     dropped = places.count(drawn)
@@ -220,7 +405,8 @@ def drop_blocks(
 
     y = places.drop(x, _fitting(scale, x), drawn)
     factors = torch.cat((p.reshape(1), torch.as_tensor(scale).to(p).reshape(-1)))
-    mask = _fake_mask(x, share_channels) if x.device.type in SEEDED else places.mask(drawn)
+    seeded = x.device.type in SEEDED
+    mask = _fake_mask(x, block, share_channels) if seeded else places.mask(drawn)
     new_counts = tally(counts, added(called, elements, changed, x.numel(), dropped))
     new_counts[SIZE] = code_of(x.shape[2:])
     return in_format_of(x, y), mask, factors, new_counts
@@ -250,16 +436,16 @@ def _fitting(scale: Any, x: Tensor) -> Any:
 
 
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    _, _, _, random, _, block, calibration, _, share_channels = inputs
+    _, _, _, random, _, block, calibration, _, share_channels, channels_together = inputs
     _, mask, factors, new_counts = output
     ctx.mark_non_differentiable(mask, factors, new_counts)
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(mask, factors, random)
-    ctx.options = block, calibration, share_channels
+    ctx.options = block, calibration, share_channels, channels_together
 
 
 def _backward(ctx: Any, grad: Tensor | None, *others: None) -> tuple[Tensor | None, ...]:
-    no_others = (None,) * 8
+    no_others = (None,) * 9
     if grad is None:
         return None, *no_others
     return drop_blocks_again(grad, *ctx.saved_tensors, *ctx.options), *no_others
@@ -271,7 +457,7 @@ def _fake_drop_blocks_again(grad: Tensor, *others: Any) -> Tensor:
 
 @operator(
     "drop_blocks_again(Tensor grad, Tensor mask, Tensor factors, Tensor random, int[] block, "
-    "str calibration, bool share_channels) -> Tensor",
+    "str calibration, bool share_channels, bool channels_together) -> Tensor",
     fake=_fake_drop_blocks_again,
 )
 def drop_blocks_again(
@@ -282,8 +468,19 @@ def drop_blocks_again(
     block: Sequence[int],
     calibration: Calibration,
     share_channels: bool,
+    channels_together: bool,
 ) -> Tensor:
     """Drop the blocks of a forward from another tensor, such as the gradient of its output."""
+    if mask.dtype is not torch.bool:
+        from .kernels.blocks import apply_words, mask_of, plan_of
+
+        _, edges = _block_in(grad, block)
+        plan = plan_of(tuple(grad.shape), edges, share_channels, channels_together)
+        scale_of_kept = _fitting(factors[1:], grad)
+        return launch.or_else(
+            lambda: apply_words(grad, plan, mask, factors[1:]),
+            lambda: Mask(grad.numel()).drop(grad, scale_of_kept, mask_of(plan, mask)),
+        )  # type: ignore[no-any-return]  # `or_else` has no types
     places: Any = Mask(grad.numel())
     scale: Any = factors[1:]
     if grad.device.type in SEEDED:
@@ -299,7 +496,7 @@ def _save_for_second_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor)
 
 
 def _second_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    return drop_blocks_again(grad, *ctx.saved_tensors, *ctx.options), *(None,) * 6
+    return drop_blocks_again(grad, *ctx.saved_tensors, *ctx.options), *(None,) * 7
 
 
 torch.library.register_autograd(
@@ -330,6 +527,14 @@ def draw_mask(
     x: Tensor, p: Tensor, random: Tensor, block: Sequence[int], share_channels: bool
 ) -> tuple[Tensor, Tensor]:
     """The mask of blocks that cover the share `p` of `x`, and the number of covered elements."""
+    plan = _plan(x, block, share_channels, channels_together=False)
+    if plan is not None and x.numel():
+        drawn_words = launch.or_else(lambda: _draw_words(x, p, random, plan, "exact"), lambda: None)
+        if drawn_words is not None:
+            from .kernels.blocks import mask_of
+
+            words, dropped = drawn_words
+            return mask_of(plan, words).contiguous(), dropped.view(())
     places, drawn = _drawn(x, p, random, block, "exact", share_channels)
     covered = torch.as_tensor(places.count(drawn), dtype=torch.int64, device=x.device)
     return places.mask(drawn).contiguous(), covered.reshape(())

@@ -118,6 +118,8 @@ class Blocks:
     of the sides of a block, the longest first, where contiguous sides are joined.
     """
 
+    has_counts = False  # whether `drop` without a scale multiplies by all / kept elements
+
     def __init__(self, x: Tensor, edges: Sequence[int]) -> None:
         self.order = sorted(range(x.ndim), key=x.stride, reverse=True)
         self.shape, self.edges = [x.shape[a] for a in self.order], [edges[a] for a in self.order]
@@ -168,6 +170,10 @@ class Blocks:
         if not laid.is_contiguous():
             laid.copy_(flat.view(self.shape))
         return y
+
+    def keep(self, noise: Tensor, drawn: Tensor) -> Tensor:
+        """The tensor, which is overwritten, with 0 outside of the blocks."""
+        return noise.masked_fill_(~self.mask(drawn), 0.0)
 
     def _fill(self, flat: Tensor, first: Tensor) -> None:
         (run, step), *others = self.sides
@@ -253,8 +259,8 @@ class _Drop(torch.autograd.Function):
         transformed = torch._C._functorch.peek_interpreter_stack() is not None
         if transformed or torch._C._functorch.is_legacy_batchedtensor(grads[0]):
             raise NotImplementedError(
-                "dropout on the CPU has no batched gradients (torch.func.vmap, "
-                "is_grads_batched=True): compute them one after another"
+                "this dropout has no batched gradients (torch.func.vmap, is_grads_batched=True): "
+                "compute them one after another"
             )
         return _Drop.apply(grads[0], ctx.scale, ctx.places, *ctx.saved_tensors), *[None] * 3
 

@@ -229,9 +229,12 @@ class _DropBlocks(_Blocks):
         self, x: Tensor, cells: Tensor, counts: Tensor, training: bool
     ) -> tuple[Tensor, Tensor]:
         """The tensor and the new counts of the site, in compiled code; see `functional.cells`."""
-        random = operators.randomness(x, self.edges, self.share_channels)
+        random = operators.randomness(x, self.edges, self.share_channels, self.calibration)
         options = self.edges, self.calibration, self.normalize, self.share_channels
-        y, _, _, counts = operators.drop_blocks(x, cells, counts, random, training, *options)
+        together = operators.keeps_channels_together(x)
+        y, _, _, counts = operators.drop_blocks(
+            x, cells, counts, random, training, *options, together
+        )
         return y, counts
 
     def expected_share(self, values: Mapping[str, float], map_size: MapSize) -> float | None:

@@ -23,6 +23,7 @@ from dropblock_hooks.functional.cells import (
     size_of,
 )
 from dropblock_hooks.functional.dropblock import expected_share, gamma_on
+from dropblock_hooks.functional.kernels import launch
 from tests.cases import rest_slow
 
 FORMATS = {
@@ -36,11 +37,13 @@ NORMALIZE = ["batch", "sample", "expected", None]
 SHAPES = {1: (4, 6, 11), 2: (4, 6, 9, 9), 3: (2, 3, 5, 6, 7)}
 
 
-@pytest.fixture(params=["seeds", "uniform numbers"])
+@pytest.fixture(params=["seeds", "uniform numbers", "kernels"])
 def way(request, monkeypatch):
-    """How a CPU draws blocks: as a CPU, or as any other device."""
-    if request.param == "uniform numbers":
+    """How a CPU draws blocks: as a CPU, as any other device, or as a GPU."""
+    if request.param != "seeds":
         monkeypatch.setattr(operators, "SEEDED", set())
+    if request.param == "kernels":
+        monkeypatch.setattr(launch, "DEVICES", {"cpu"})
     return request.param
 
 
@@ -57,9 +60,10 @@ def cells_of(p):
 
 def arguments(x, p=0.3, edge=3, calibration="exact", normalize="batch", share=False):
     edges = [edge] * (x.ndim - 2)
-    random = operators.randomness(x, edges, share)
+    random = operators.randomness(x, edges, share, calibration)
     counts = torch.zeros(WIDTH, dtype=torch.float64)
-    return x, cells_of(p), counts, random, True, edges, calibration, normalize, share
+    together = operators.keeps_channels_together(x)
+    return x, cells_of(p), counts, random, True, edges, calibration, normalize, share, together
 
 
 ALL = list(itertools.product(FORMATS, TYPES))
@@ -74,7 +78,7 @@ def test_torchs_own_checks(layout, dtype, way):
         torch.library.opcheck(operators.drop_blocks, given)
         torch.library.opcheck(operators.drop_blocks, (x.detach().requires_grad_(), *given[1:]))
     y, mask, factors, _ = operators.drop_blocks(*given)
-    again = (y, mask, factors, given[3], given[5], "exact", False)
+    again = (y, mask, factors, given[3], given[5], "exact", given[-2], given[-1])
     torch.library.opcheck(operators.drop_blocks_again, again)
     torch.library.opcheck(
         operators.draw_mask, (x, torch.tensor(0.3, dtype=torch.float64), given[3], [3, 3], False)
@@ -122,7 +126,7 @@ def test_factors_and_counts(spatial, normalize, way):
 def test_the_realized_rate(size, edge, p, calibration, way):
     """Within 4 standard errors over maps, which are independent of each other."""
     torch.manual_seed(0)
-    maps = 20_000
+    maps = 500 if way == "kernels" else 20_000  # the interpreter of Triton is slow
     x = torch.ones(maps // 10, 10, *size)
     y, *_ = operators.drop_blocks(*arguments(x, p, edge, calibration, None))
     shares = (y == 0).double().flatten(2).mean(2).flatten()

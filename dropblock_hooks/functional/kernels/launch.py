@@ -1,0 +1,159 @@
+"""Where Triton kernels run, how they are started, and their seeds and counts.
+
+Triton comes with torch on Linux. Where a kernel can't run, the functions of this package use torch
+operations, which give the same results with more launches.
+"""
+
+import functools
+import importlib
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..._torch import is_tracing, transforming
+from ...warn import warn
+
+SWITCH = "DROPBLOCK_HOOKS_TRITON"
+"""The environment variable that switches all kernels off if its value is 0."""
+DEVICES = {"cuda"}
+"""The types of devices with kernels. A test adds the CPU, where Triton's interpreter runs them."""
+OLDEST = (3, 2)
+"""The oldest version of Triton that was tried."""
+launched = 0
+"""The number of kernels that were started by this process."""
+
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_CHUNK = 4096  # counts that are allocated together, which takes one launch
+_failed = False  # whether a kernel could not be compiled
+_counts = threading.local()
+
+
+class KernelError(RuntimeError):
+    """A kernel can't be compiled or started here. A warning has told the reason."""
+
+
+def takes(x: Tensor) -> bool:
+    """Whether kernels are used for a tensor: a plain one on a GPU that nothing traces."""
+    return (
+        not torch.compiler.is_compiling()
+        and x.device.type in DEVICES
+        and type(x) in (Tensor, torch.nn.Parameter)
+        and not is_tracing()
+        and not transforming()
+        and is_on(x.device, x.dtype)
+    )
+
+
+def is_on(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether kernels are used on a device, also for tensors that a compiler traces."""
+    return device.type in DEVICES and dtype in _FLOATS and not _failed and is_available()
+
+
+@functools.cache
+def is_available() -> bool:
+    """Whether Triton is switched on, installed and new enough. A warning tells what is missing."""
+    if os.environ.get(SWITCH) == "0":
+        return False
+    cure = f"Set {SWITCH}=0 to use torch operations without this warning"
+    try:
+        version = str(importlib.import_module("triton").__version__)
+    except ImportError as error:
+        warn(
+            f"Triton can't be imported ({error}), so regularizers on a GPU start several kernels "
+            f"where one would do. Install triton. {cure}"
+        )
+        return False
+    if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        warn(
+            f"triton {version} is older than {oldest}, so regularizers on a GPU start several "
+            f"kernels where one would do. Install triton>={oldest}. {cure}"
+        )
+        return False
+    return True
+
+
+def start(
+    kernel: Any, programs: int, device: torch.device, *arguments: Any, **options: Any
+) -> None:
+    """Start a kernel with a number of programs on a device.
+
+    Raises:
+        KernelError: the kernel can't be compiled. No kernel is used from then on.
+    """
+    global launched
+    if programs == 0:
+        return
+    launched += 1
+    try:
+        if device.type == "cuda" and device.index != torch.cuda.current_device():
+            with torch.cuda.device(device):
+                kernel[(programs,)](*arguments, **options)
+        else:
+            kernel[(programs,)](*arguments, **options)
+    except Exception as error:  # compilers and drivers have many of them
+        _give_up(kernel, error)
+        raise KernelError(str(error)) from error
+
+
+def _give_up(kernel: Any, error: Exception) -> None:
+    global _failed
+    if _failed:
+        return
+    _failed = True
+    warn(
+        f"the Triton kernel {kernel.__name__} can't be used here "
+        f"({type(error).__name__}: {str(error)[:500]}), so regularizers on a GPU use torch "
+        f"operations, which start more kernels. Set {SWITCH}=0 to use them without this warning"
+    )
+
+
+def or_else(fast: Callable[[], Any], dense: Callable[[], Any]) -> Any:
+    """The result of a function that uses kernels; if they can't be compiled, of the other one."""
+    try:
+        return fast()
+    except KernelError:
+        return dense()
+
+
+def is_capturing(device: torch.device) -> bool:
+    """Whether a CUDA graph is captured, which will be replayed without Python."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def draw_seed(device: torch.device, generator: torch.Generator | None = None) -> int | Tensor:
+    """A seed from torch's CPU generator, which needs no launch, or else a tensor on the device.
+
+    A tensor is needed where the user gives a generator of the device, and while a CUDA graph is
+    captured, because each replay must draw another mask.
+    """
+    on_device = generator is not None and generator.device.type != "cpu"
+    if on_device or is_capturing(device):
+        options = {"dtype": torch.int64, "device": device, "generator": generator}
+        drawn: Tensor = torch.randint(2**32, 2**62, (1,), **options)  # type: ignore[call-overload]  # torch's
+        return drawn
+    return int(torch.randint(2**32, 2**62, (1,), device="cpu", generator=generator))
+
+
+def zeros(device: torch.device, number: int = 1) -> Tensor:
+    """New counts on a device, as int64. Each chunk of them is allocated by one launch."""
+    if is_capturing(device):  # each replay must begin at 0
+        return torch.zeros(number, dtype=torch.int64, device=device)
+    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    chunks: dict[Any, tuple[Tensor, int]] = _counts.__dict__.setdefault("chunks", {})
+    chunk, used = chunks.get((device, stream), (None, _CHUNK))
+    if chunk is None or used + number > len(chunk):
+        with torch.inference_mode(False):
+            chunk = torch.zeros(max(_CHUNK, number), dtype=torch.int64, device=device)
+        used = 0
+    chunks[device, stream] = chunk, used + number
+    return chunk.narrow(0, used, number)
+
+
+def power_of_two(number: int) -> int:
+    """The smallest power of two that is not below a number."""
+    return 1 << max(number - 1, 0).bit_length()
