@@ -26,7 +26,7 @@ transforming: Callable[[], bool] = getattr(
 )
 """Whether a transform of torch.func is active. Without it, `vmap` and others are not refused."""
 is_tracing: Callable[[], bool] = getattr(torch._C, "_is_tracing", lambda: False)
-"""Whether torch.jit.trace records. Without it, the trace of an active regularizer is not refused."""
+"""Whether torch.jit.trace records. Without it, a trace of an active regularizer is not refused."""
 _eval_frame: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
 set_eval_frame: Callable[[Any], Any] = getattr(_eval_frame, "set_eval_frame", lambda callback: None)
 """Switches dynamo off (None), or on again with what it has returned. Without it, dynamo may compile

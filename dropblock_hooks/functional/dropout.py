@@ -1,13 +1,14 @@
 """Dropout of elements, channels, samples and residual branches; Gaussian noise."""
 
 import math
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
 
 from ..checks import NON_NEGATIVE, as_number, check_floating, check_option
 from ..registry import described_in
+from .kernels import launch
 from .masks import Mask, bernoulli, check_call, in_format_of, keep_scale, normal_like, scaled
 from .sparse import Blocks, Units, draw_units, drop_drawn, takes
 
@@ -35,17 +36,55 @@ def drop_units(
         return dropped, Mask(x.numel()).count(mask)
     if p == 0.0 or x.numel() == 0:
         return x, 0
+    scale = keep_scale(p) if rescale else None
+    if launch.takes(x):
+        y, dropped = launch.or_else(
+            lambda: _drop_with_kernels(x, p, axes, scale, generator),
+            lambda: _drop_with_mask(x, p, shape, scale, generator),
+        )
+    else:
+        y, dropped = _drop_with_mask(x, p, shape, scale, generator)
+    return x.copy_(y) if inplace else y, dropped
+
+
+def _drop_with_kernels(
+    x: Tensor,
+    p: float,
+    axes: int | None,
+    scale: float | None,
+    generator: torch.Generator | None,
+) -> tuple[Tensor, Tensor]:
+    """`drop_units` on a GPU."""
+    from .kernels import units
+
+    places: Any
+    if axes is None:
+        places, drawn = units.draw_elements(x, p, generator)
+    else:
+        places, drawn = units.draw_units(x, axes, p, generator)
+    return drop_drawn(x, scale, places, drawn), places.count(drawn)
+
+
+def _drop_with_mask(
+    x: Tensor,
+    p: float,
+    shape: tuple[int, ...],
+    scale: float | None,
+    generator: torch.Generator | None,
+) -> tuple[Tensor, Tensor | int]:
+    """`drop_units` by a mask of this shape, or in the sparse form on a CPU."""
     places: Blocks | Mask
     whole = x.numel() // math.prod(shape) >= _LARGE
     if not takes(x, "units" if whole else "blocks"):
-        places, drawn = Mask(x.numel()), bernoulli(shape, p, x.device, generator)
+        places = Mask(x.numel())
+        drawn = bernoulli(shape, p, x.device, generator)
     elif whole:
-        places, drawn = Units(x.numel()), draw_units(shape, p, generator)
+        places = Units(x.numel())
+        drawn = draw_units(shape, p, generator)
     else:
-        blocks = Blocks(x, [side // part for side, part in zip(x.shape, shape, strict=True)])
-        places, drawn = blocks, blocks.draw(p, generator)
-    y = drop_drawn(x, keep_scale(p) if rescale else None, places, drawn)
-    return x.copy_(y) if inplace else y, places.count(drawn)
+        places = Blocks(x, [side // part for side, part in zip(x.shape, shape, strict=True)])
+        drawn = places.draw(p, generator)
+    return drop_drawn(x, scale, places, drawn), places.count(drawn)
 
 
 def _shape_of_units(x: Tensor, axes: int | None) -> tuple[int, ...]:

@@ -31,8 +31,9 @@ _BITS = ((8, torch.int8), (16, torch.int16), (32, torch.int32), (64, torch.int64
 @triton.jit
 def random_bits(seed, counter):
     """Four 32-bit random numbers, as int64, for each element of a counter."""
-    low = (counter & 0xFFFFFFFF).to(tl.uint32)
-    high = (counter.to(tl.int64) >> 32).to(tl.uint32)
+    wide = counter.to(tl.int64)
+    low = (wide & 0xFFFFFFFF).to(tl.uint32)
+    high = (wide >> 32).to(tl.uint32)
     zero = low * 0
     a, b, c, d = tl.philox(seed, low, high, zero, zero)
     return a.to(tl.int64), b.to(tl.int64), c.to(tl.int64), d.to(tl.int64)
@@ -515,7 +516,7 @@ def draw_words(
         NODES=nodes,
         QUADS=quads,
         GROUP=group,
-        BIG=_is_big(plan.n_seeds),
+        BIG=launch.is_big(plan.n_seeds),
     )
     launch.start(
         _grow_kernel,
@@ -543,7 +544,7 @@ def draw_words(
         BITS=plan.bits,
         LAST=plan.last,
         GROUP=512,
-        BIG=_is_big(plan.n_words),
+        BIG=launch.is_big(plan.n_words),
     )
     return words, dropped
 
@@ -614,8 +615,8 @@ def apply_words(
         LAST=last,
         COLUMNS=columns,
         GROUP=group,
-        WIDE=tl.float64 if wide == torch.float64 else tl.float32,
-        BIG=_is_big(n_words * columns, x, y),
+        WIDE=launch.wide(x),
+        BIG=launch.is_big(n_words * columns, x, y),
     )
     return y
 
@@ -761,8 +762,3 @@ def _has_rows(x: Tensor) -> bool:
     """Whether all rows of a map have one distance, so that depth and height are one axis."""
     return x.ndim < 5 or x.shape[2] == 1 or x.stride(2) == x.shape[3] * x.stride(3)
 
-
-def _is_big(number: int, *tensors: Tensor) -> bool:
-    """Whether a kernel must count with 64 bits."""
-    reach = [sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True)) for x in tensors]
-    return max(number, *reach, 0) >= 2**31 - 2**17

@@ -157,3 +157,15 @@ def zeros(device: torch.device, number: int = 1) -> Tensor:
 def power_of_two(number: int) -> int:
     """The smallest power of two that is not below a number."""
     return 1 << max(number - 1, 0).bit_length()
+
+
+def wide(x: Tensor) -> Any:
+    """The type in which a kernel computes: Triton's float32, or float64 for float64."""
+    language = importlib.import_module("triton.language")
+    return language.float64 if x.dtype == torch.float64 else language.float32
+
+
+def is_big(number: int, *tensors: Tensor) -> bool:
+    """Whether a kernel must compute the places of so many elements with 64 bits."""
+    reach = [sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True)) for x in tensors]
+    return max(number, *reach, 0) >= 2**31 - 2**17

@@ -1,0 +1,98 @@
+"""Bounds of gradients by value on a GPU, in one kernel; see `functional.gradients.clamp_counted`."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from . import launch
+
+_SIZE = 4096  # elements of a program
+
+
+@triton.jit
+def _clamp_kernel(
+    x,
+    y,
+    found,
+    scale,
+    low,
+    high,
+    n_elements,
+    HAS_LOW: tl.constexpr,
+    HAS_HIGH: tl.constexpr,
+    SCALE_ON_DEVICE: tl.constexpr,
+    SIZE: tl.constexpr,
+    BIG: tl.constexpr,
+):
+    """Clamp finite values, count the changed ones, and find the largest magnitude.
+
+    The count is an integer; the magnitude is kept as the bits of a float64, which have the order of
+    the numbers because it is not negative.
+    """
+    if SCALE_ON_DEVICE:
+        loss_scale = tl.load(scale).to(tl.float32)
+    else:
+        loss_scale = tl.to_tensor(scale).to(tl.float32)
+    program = tl.program_id(0)
+    if BIG:
+        program = program.to(tl.int64)
+    place = program * SIZE + tl.arange(0, SIZE)
+    exists = place < n_elements
+    value = tl.load(x + place, mask=exists, other=0.0).to(tl.float32)
+    finite = tl.abs(value) < float("inf")
+
+    clamped = value
+    magnitude = tl.abs(value)
+    if HAS_LOW:
+        clamped = tl.maximum(clamped, tl.to_tensor(low).to(tl.float32) * loss_scale)
+        if not HAS_HIGH:
+            magnitude = tl.maximum(-value, 0.0)
+    if HAS_HIGH:
+        clamped = tl.minimum(clamped, tl.to_tensor(high).to(tl.float32) * loss_scale)
+        if not HAS_LOW:
+            magnitude = tl.maximum(value, 0.0)
+    clamped = tl.where(finite, clamped, value)
+    result = clamped.to(y.dtype.element_ty)
+    tl.store(y + place, result, mask=exists)
+
+    changed = finite & exists & (result.to(tl.float32) != value)
+    tl.atomic_add(found, tl.sum(changed.to(tl.int64), axis=0))
+    seen = tl.where(value != value, float("inf"), magnitude)  # a NaN is larger than all
+    largest = tl.max(seen, axis=0).to(tl.float64) / loss_scale.to(tl.float64)
+    tl.atomic_max(found + 1, largest.to(tl.int64, bitcast=True))
+
+
+def clamp(
+    x: Tensor, low: float | None, high: float | None, scale: float | Tensor = 1.0
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The clamped tensor, the number of changed values, and the largest magnitude.
+
+    Args:
+        x: the gradient.
+        low: lower bound; None for no bound.
+        high: upper bound; None for no bound. With one bound only, the magnitude is that towards it.
+        scale: the factor of the loss, by which the bounds are multiplied and the magnitude divided.
+    """
+    y = torch.empty_like(x)
+    if x.stride() != y.stride():
+        x = torch.empty_like(y).copy_(x)
+    found = launch.zeros(x.device, 2)
+    launch.start(
+        _clamp_kernel,
+        triton.cdiv(x.numel(), _SIZE),
+        x.device,
+        x,
+        y,
+        found,
+        scale,
+        0.0 if low is None else low,
+        0.0 if high is None else high,
+        x.numel(),
+        HAS_LOW=low is not None,
+        HAS_HIGH=high is not None,
+        SCALE_ON_DEVICE=isinstance(scale, Tensor),
+        SIZE=_SIZE,
+        BIG=x.numel() >= 2**31 - 2 * _SIZE,
+    )
+    return y, found[0], found.view(torch.float64)[1]

@@ -1,0 +1,317 @@
+"""Bounds of gradients by norms on a GPU: two kernels. `functional.gradients` has the equations.
+
+squares   sums of squares of parts of a tensor, in float64
+clip      y = x * min(1, bound / norm), the norms, and how many elements were changed
+
+Both read a tensor as units, each of which has a norm: the whole tensor, samples, or channels. A
+unit has several sums, so that enough programs run. They are added in one order, so results repeat.
+"""
+
+import functools
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from . import launch
+
+_PROGRAMS = 512  # that measure a tensor, or fewer
+_SIZE = 4096  # elements in a step of a program
+
+
+@triton.jit
+def square_sum(value):
+    """The sums of squares of the rows of a float32 tile, in float64; they can't overflow."""
+    peak = tl.max(tl.max(tl.abs(value), axis=1), axis=0)
+    usable = (peak > 0) & (peak < float("inf"))
+    divisor = tl.where(usable, peak, 1.0)
+    share = value / divisor
+    wide = divisor.to(tl.float64)
+    return tl.sum(share * share, axis=1).to(tl.float64) * wide * wide
+
+
+@triton.jit
+def _squares_kernel(
+    x,
+    sums,
+    units,
+    outer,
+    columns,
+    splits,
+    n_columns,
+    x_unit,
+    x_outer,
+    x_column,
+    UNITS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    BIG: tl.constexpr,
+):
+    """Add up the squares of each unit, in as many parts as there are splits."""
+    program = tl.program_id(0)
+    split = program % splits
+    unit = program // splits * UNITS + tl.arange(0, UNITS)
+    if BIG:
+        unit = unit.to(tl.int64)
+    total = tl.zeros([UNITS], dtype=tl.float64)
+    for step in range(split, outer * n_columns, splits):
+        place = step // n_columns
+        column = step % n_columns * COLUMNS + tl.arange(0, COLUMNS)
+        if BIG:
+            place = place.to(tl.int64)
+            column = column.to(tl.int64)
+        exists = (unit < units)[:, None] & (column < columns)[None, :]
+        at = (unit * x_unit + place * x_outer)[:, None] + column[None, :] * x_column
+        value = tl.load(x + at, mask=exists, other=0.0).to(tl.float32)
+        total += square_sum(value)
+    tl.store(sums + unit * splits + split, total, mask=unit < units)
+
+
+@triton.jit
+def _norms_of(sums, unit, units, splits, UNITS: tl.constexpr, SPLITS: tl.constexpr):
+    """The norms of units from their sums of squares."""
+    split = tl.arange(0, SPLITS)
+    exists = (unit < units)[:, None] & (split < splits)[None, :]
+    parts = tl.load(sums + unit[:, None] * splits + split[None, :], mask=exists, other=0.0)
+    return tl.sqrt(tl.sum(parts, axis=1))
+
+
+@triton.jit
+def _clip_kernel(
+    x,
+    y,
+    sums,
+    weights,
+    norms,
+    changed,
+    scale,
+    bound,
+    least,
+    units,
+    outer,
+    columns,
+    splits,
+    weight_splits,
+    n_columns,
+    x_unit,
+    x_outer,
+    x_column,
+    y_unit,
+    y_outer,
+    y_column,
+    BY_WEIGHTS: tl.constexpr,
+    SCALE_ON_DEVICE: tl.constexpr,
+    UNITS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    WEIGHT_SPLITS: tl.constexpr,
+    BIG: tl.constexpr,
+):
+    """Clip units, write the norms of the unscaled gradient, and count the changed elements.
+
+    The bound of a unit is `bound`, or this share of the norm of its weights, which is at least
+    `least`. Norms that are not finite pass.
+    """
+    program = tl.program_id(0)
+    parts = outer * n_columns
+    step = program % parts
+    unit = program // parts * UNITS + tl.arange(0, UNITS)
+    if BIG:
+        unit = unit.to(tl.int64)
+    inside = unit < units
+    if SCALE_ON_DEVICE:
+        loss_scale = tl.load(scale).to(tl.float64)
+    else:
+        loss_scale = tl.to_tensor(scale).to(tl.float64)
+
+    norm = _norms_of(sums, unit, units, splits, UNITS, SPLITS)
+    unit_norm = tl.zeros([UNITS], dtype=tl.float64) + loss_scale
+    if BY_WEIGHTS:
+        of_weights = _norms_of(weights, unit, units, weight_splits, UNITS, WEIGHT_SPLITS)
+        unit_norm = tl.maximum(of_weights, tl.to_tensor(least).to(tl.float64)) * loss_scale
+    limit = unit_norm * tl.to_tensor(bound).to(tl.float64)
+    over = (norm > limit) & (norm < float("inf"))
+    ratio = tl.where(over, limit / tl.maximum(norm, limit), 1.0)
+    # two factors, because float32 would round a very small ratio to 0
+    most = tl.maximum(ratio, 1e-30)
+    first = most.to(tl.float32)
+    second = (ratio / most).to(tl.float32)
+
+    place = step // n_columns
+    column = step % n_columns * COLUMNS + tl.arange(0, COLUMNS)
+    if BIG:
+        place = place.to(tl.int64)
+        column = column.to(tl.int64)
+    exists = inside[:, None] & (column < columns)[None, :]
+    of_x = (unit * x_unit + place * x_outer)[:, None] + column[None, :] * x_column
+    of_y = (unit * y_unit + place * y_outer)[:, None] + column[None, :] * y_column
+    value = tl.load(x + of_x, mask=exists, other=0.0).to(tl.float32)
+    clipped = value * first[:, None] * second[:, None]
+    tl.store(y + of_y, clipped.to(y.dtype.element_ty), mask=exists)
+
+    if step == 0:
+        tl.store(norms + unit, norm / unit_norm, mask=inside)
+        number = tl.sum((over & inside).to(tl.int64), axis=0) * outer * columns
+        tl.atomic_add(changed, number)
+
+
+@dataclass(frozen=True)
+class Units:
+    """How a tensor is read as (units, outer, columns); each unit has a norm.
+
+    Attributes:
+        units: number of units.
+        outer: number of places on the second axis.
+        columns: number of places on the third axis.
+        strides: of the three axes.
+        order: the axes that the second and the third one consist of, the outermost first.
+    """
+
+    units: int
+    outer: int
+    columns: int
+    strides: tuple[int, int, int]
+    order: tuple[int, ...]
+
+    @property
+    def together(self) -> int:
+        """How many units a program reads: several, where they lie next to each other."""
+        side_by_side = self.strides[0] < self.strides[2] or self.columns < 16
+        return min(32, launch.power_of_two(self.units)) if side_by_side else 1
+
+    @property
+    def step(self) -> int:
+        """The number of columns that a program reads at once."""
+        return min(_SIZE // self.together, launch.power_of_two(self.columns))
+
+    @property
+    def steps(self) -> int:
+        """How many steps the columns take."""
+        return -(-self.columns // self.step)
+
+    @property
+    def splits(self) -> int:
+        """The number of programs for each group of units."""
+        groups = -(-self.units // self.together)
+        wanted = max(1, _PROGRAMS // groups)
+        return min(wanted, self.outer * self.steps)
+
+
+@functools.lru_cache(maxsize=4096)
+def units_of(
+    shape: tuple[int, ...], strides: tuple[int, ...], axis: int | None
+) -> Units | None:
+    """How a tensor is read whose units lie on an axis, or that is one unit (None).
+
+    The result is None if its other axes don't form two.
+    """
+    axes = [i for i, size in enumerate(shape) if size > 1 and i != axis]
+    axes.sort(key=lambda i: (strides[i], -i))  # the innermost one first
+    joined: list[tuple[int, int]] = []
+    for i in axes:
+        if joined and strides[i] == joined[-1][0] * joined[-1][1]:
+            joined[-1] = (joined[-1][0], joined[-1][1] * shape[i])
+        else:
+            joined.append((strides[i], shape[i]))
+    if len(joined) > 2:
+        return None
+    joined += [(0, 1)] * (2 - len(joined))
+    (column_stride, columns), (outer_stride, outer) = joined
+    units = 1 if axis is None else shape[axis]
+    unit_stride = 0 if axis is None else strides[axis]
+    order = tuple(reversed(axes))
+    return Units(units, outer, columns, (unit_stride, outer_stride, column_stride), order)
+
+
+def squares(x: Tensor, axis: int | None = None) -> Tensor:
+    """The sums of squares of each unit of a tensor, in float64: (units, parts of a unit).
+
+    The units lie on an axis, or the tensor is one unit.
+    """
+    read = units_of(tuple(x.shape), x.stride(), axis)
+    if read is None:
+        return squares(x.contiguous(), axis)
+    sums = torch.empty((read.units, read.splits), dtype=torch.float64, device=x.device)
+    launch.start(
+        _squares_kernel,
+        -(-read.units // read.together) * read.splits,
+        x.device,
+        x,
+        sums,
+        read.units,
+        read.outer,
+        read.columns,
+        read.splits,
+        read.steps,
+        *read.strides,
+        UNITS=read.together,
+        COLUMNS=read.step,
+        BIG=launch.is_big(0, x),
+    )
+    return sums
+
+
+def clip(
+    x: Tensor,
+    sums: Tensor,
+    bound: float,
+    axis: int | None = None,
+    scale: float | Tensor = 1.0,
+    weights: Tensor | None = None,
+    least: float = 0.0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Clip the units of a tensor: the new one, the number of changed elements, and the norms.
+
+    Args:
+        x: the gradient.
+        sums: of `squares`.
+        bound: the largest norm; with `weights`, as a share of the norm of the weights of a unit.
+        axis: where the units lie; None for the whole tensor.
+        scale: the factor of the loss. The norms are divided by it.
+        weights: of `squares` of the parameter.
+        least: smallest norm of weights.
+    """
+    read = units_of(tuple(x.shape), x.stride(), axis)
+    y = torch.empty_like(x)
+    written = units_of(tuple(y.shape), y.stride(), axis)
+    if read is None or written is None or _shape(read) != _shape(written):
+        x = torch.empty_like(y, memory_format=torch.contiguous_format).copy_(x)
+        clipped, changed, norms = clip(x, sums, bound, axis, scale, weights, least)
+        return y.copy_(clipped), changed, norms
+    norms = torch.empty(read.units, dtype=torch.float64, device=x.device)
+    changed = launch.zeros(x.device)
+    launch.start(
+        _clip_kernel,
+        -(-read.units // read.together) * read.outer * read.steps,
+        x.device,
+        x,
+        y,
+        sums,
+        sums if weights is None else weights,
+        norms,
+        changed,
+        scale,
+        bound,
+        least,
+        read.units,
+        read.outer,
+        read.columns,
+        sums.shape[1],
+        1 if weights is None else weights.shape[1],
+        read.steps,
+        *read.strides,
+        *written.strides,
+        BY_WEIGHTS=weights is not None,
+        SCALE_ON_DEVICE=isinstance(scale, Tensor),
+        UNITS=read.together,
+        COLUMNS=read.step,
+        SPLITS=launch.power_of_two(sums.shape[1]),
+        WEIGHT_SPLITS=1 if weights is None else launch.power_of_two(weights.shape[1]),
+        BIG=launch.is_big(0, x, y),
+    )
+    return y, changed.view(()), norms
+
+
+def _shape(read: Units) -> tuple[int, int, int, tuple[int, ...]]:
+    return read.units, read.outer, read.columns, read.order

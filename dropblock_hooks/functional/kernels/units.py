@@ -1,0 +1,334 @@
+"""Dropout on a GPU, of elements or of units: channels, samples or the whole batch.
+
+`functional.dropout` has the equation in torch operations. Elements are drawn from a seed, of which
+the backward draws the same again. Units are drawn once: a byte for each unit tells if it is kept.
+"""
+
+import functools
+import math
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..masks import Mask
+from . import launch
+from .blocks import limit_of, random_bits
+
+_ELEMENTS = 1024  # four times as many are dropped by each program
+
+
+@triton.jit(do_not_specialize=["seed"])
+def _drop_elements_kernel(
+    x,
+    y,
+    dropped,
+    seed,
+    p,
+    factor,
+    n_elements,
+    SEED_ON_DEVICE: tl.constexpr,
+    COUNTS: tl.constexpr,
+    WIDE: tl.constexpr,
+    SIZE: tl.constexpr,
+    BIG: tl.constexpr,
+):
+    """Drop elements, in the order of the memory; each random draw has numbers for four of them."""
+    if SEED_ON_DEVICE:
+        key = tl.load(seed)
+    else:
+        key = seed
+    limit = limit_of(tl.to_tensor(p).to(tl.float32), key)
+    program = tl.program_id(0)
+    if BIG:
+        program = program.to(tl.int64)
+    step = tl.arange(0, SIZE)
+    a, b, c, d = random_bits(key, program * SIZE + step)
+    number = tl.zeros([SIZE], dtype=tl.int32)
+    for part in tl.static_range(4):
+        if part == 0:
+            drawn = a
+        elif part == 1:
+            drawn = b
+        elif part == 2:
+            drawn = c
+        else:
+            drawn = d
+        place = program * (4 * SIZE) + part * SIZE + step
+        exists = place < n_elements
+        keeps = exists & (drawn >= limit)
+        value = tl.load(x + place, mask=keeps, other=0.0).to(WIDE) * tl.to_tensor(factor).to(WIDE)
+        result = tl.where(keeps, value, 0.0)  # an infinite factor times 0 would be NaN
+        tl.store(y + place, result.to(y.dtype.element_ty), mask=exists)
+        number += (exists & (drawn < limit)).to(tl.int32)
+    if COUNTS:
+        tl.atomic_add(dropped, tl.sum(number, axis=0).to(tl.int64))
+
+
+@triton.jit(do_not_specialize=["seed"])
+def _draw_units_kernel(
+    kept,
+    dropped,
+    seed,
+    p,
+    n_units,
+    weight,
+    SEED_ON_DEVICE: tl.constexpr,
+    SIZE: tl.constexpr,
+):
+    """Draw whether each unit is kept, and count the elements of those that are not."""
+    if SEED_ON_DEVICE:
+        key = tl.load(seed)
+    else:
+        key = seed
+    limit = limit_of(tl.to_tensor(p).to(tl.float32), key)
+    unit = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
+    drawn, _, _, _ = random_bits(key, unit)
+    exists = unit < n_units
+    tl.store(kept + unit, (drawn >= limit).to(tl.int8), mask=exists)
+    number = tl.sum((exists & (drawn < limit)).to(tl.int64), axis=0)
+    tl.atomic_add(dropped, number * weight)
+
+
+@triton.jit
+def _apply_units_kernel(
+    x,
+    y,
+    kept,
+    factor,
+    n_rows,
+    inner,
+    n_columns,
+    columns,
+    x_outer,
+    x_inner,
+    x_column,
+    y_outer,
+    y_inner,
+    y_column,
+    LAST: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    WIDE: tl.constexpr,
+    BIG: tl.constexpr,
+):
+    """Multiply kept units by a factor, and write 0 in the others.
+
+    A tensor is read as (outer, inner, columns). The first two axes are rows, each of which is one
+    unit; or the columns are the units of each outer place.
+    """
+    program = tl.program_id(0)
+    if BIG:
+        program = program.to(tl.int64)
+    row = program // n_columns * ROWS + tl.arange(0, ROWS)
+    column = program % n_columns * COLUMNS + tl.arange(0, COLUMNS)
+    place = row // inner
+    within = row % inner
+    exists = (row < n_rows)[:, None] & (column < columns)[None, :]
+    if LAST:
+        unit = place[:, None] * columns + column[None, :]
+        keeps = tl.load(kept + unit, mask=exists, other=0) != 0
+    else:
+        keeps = (tl.load(kept + row, mask=row < n_rows, other=0) != 0)[:, None] & exists
+    of_x = (place * x_outer + within * x_inner)[:, None] + column[None, :] * x_column
+    value = tl.load(x + of_x, mask=keeps, other=0.0).to(WIDE) * tl.to_tensor(factor).to(WIDE)
+    of_y = (place * y_outer + within * y_inner)[:, None] + column[None, :] * y_column
+    result = tl.where(keeps, value, 0.0)  # an infinite factor times 0 would be NaN
+    tl.store(y + of_y, result.to(y.dtype.element_ty), mask=exists)
+
+
+class Elements:
+    """Drops elements of tensors, like `sparse.Blocks`; the same of a tensor and its gradient.
+
+    Args:
+        p: chance of an element to be dropped.
+        seed: of `launch.draw_seed`.
+    """
+
+    has_counts = False  # whether `drop` without a scale multiplies by all / kept elements
+
+    def __init__(self, p: float, seed: int | Tensor) -> None:
+        self.p = p
+        self.seed = seed
+        self.strides: tuple[int, ...] | None = None  # in whose order elements are drawn
+
+    def count(self, drawn: Tensor) -> Tensor:
+        return drawn.view(())
+
+    def drop(self, x: Tensor, scale: float | None, drawn: Tensor) -> Tensor:
+        """``x * scale`` with 0 in the dropped elements, which are counted in `drawn`."""
+        y = torch.empty_like(x)
+        is_forward = self.strides is None
+        if is_forward:
+            self.strides = y.stride()
+        elif y.stride() != self.strides:
+            y = torch.empty_strided(x.shape, self.strides, dtype=x.dtype, device=x.device)
+        if x.stride() != self.strides:
+            x = torch.empty_like(y).copy_(x)
+        launch.start(
+            _drop_elements_kernel,
+            triton.cdiv(x.numel(), 4 * _ELEMENTS),
+            x.device,
+            x,
+            y,
+            drawn,
+            self.seed,
+            self.p,
+            1.0 if scale is None else scale,
+            x.numel(),
+            SEED_ON_DEVICE=isinstance(self.seed, Tensor),
+            COUNTS=is_forward,
+            WIDE=launch.wide(x),
+            SIZE=_ELEMENTS,
+            BIG=x.numel() >= 2**31 - 8 * _ELEMENTS,
+        )
+        return y
+
+
+@dataclass(frozen=True)
+class Units:
+    """Drops units of tensors, like `sparse.Blocks`; the mask tells which are kept.
+
+    Args:
+        axes: how many axes at the beginning tell the unit; at most 2.
+        dropped: the number of dropped elements.
+    """
+
+    axes: int
+    dropped: Tensor
+    has_counts = False  # whether `drop` without a scale multiplies by all / kept elements
+
+    def count(self, drawn: Tensor) -> Tensor:
+        return self.dropped.view(())
+
+    def drop(self, x: Tensor, scale: float | None, drawn: Tensor) -> Tensor:
+        """``x * scale`` with 0 in the dropped units."""
+        factor = 1.0 if scale is None else scale
+        return launch.or_else(
+            lambda: _apply_units(x, self.axes, drawn, factor),
+            lambda: self._drop_densely(x, scale, drawn),
+        )  # type: ignore[no-any-return]  # `or_else` has no types
+
+    def _drop_densely(self, x: Tensor, scale: float | None, drawn: Tensor) -> Tensor:
+        units = x.shape[: self.axes]
+        mask = (drawn == 0).view(*units, *[1] * (x.ndim - self.axes))
+        return Mask(x.numel()).drop(x, scale, mask)
+
+
+def draw_elements(
+    x: Tensor, p: float, generator: torch.Generator | None
+) -> tuple[Elements, Tensor]:
+    """What drops elements of a tensor, and the count of the dropped ones."""
+    return Elements(p, launch.draw_seed(x.device, generator)), launch.zeros(x.device)
+
+
+def draw_units(
+    x: Tensor, axes: int, p: float, generator: torch.Generator | None
+) -> tuple[Units, Tensor]:
+    """Draw the units that a tensor has on its first axes: what drops them, and which are kept."""
+    n_units = math.prod(x.shape[:axes])
+    kept = torch.empty(n_units, dtype=torch.int8, device=x.device)
+    dropped = launch.zeros(x.device)
+    seed = launch.draw_seed(x.device, generator)
+    size = min(1024, launch.power_of_two(n_units))
+    launch.start(
+        _draw_units_kernel,
+        triton.cdiv(n_units, size),
+        x.device,
+        kept,
+        dropped,
+        seed,
+        p,
+        n_units,
+        x.numel() // n_units,
+        SEED_ON_DEVICE=isinstance(seed, Tensor),
+        SIZE=size,
+    )
+    return Units(axes, dropped), kept
+
+
+def _apply_units(x: Tensor, axes: int, kept: Tensor, factor: float) -> Tensor:
+    y = torch.empty_like(x)
+    read = _as_rows(x, axes)
+    written = _as_rows(y, axes)
+    if read is None or written is None or read.last != written.last:
+        return y.copy_(_apply_units(x.contiguous(), axes, kept, factor))
+    n_rows = read.outer * read.inner
+    columns = min(1024, launch.power_of_two(read.columns))
+    rows = max(1, 4096 // columns)
+    n_columns = triton.cdiv(read.columns, columns)
+    launch.start(
+        _apply_units_kernel,
+        triton.cdiv(n_rows, rows) * n_columns,
+        x.device,
+        x,
+        y,
+        kept,
+        factor,
+        n_rows,
+        read.inner,
+        n_columns,
+        read.columns,
+        *read.strides,
+        *written.strides,
+        LAST=read.last,
+        ROWS=rows,
+        COLUMNS=columns,
+        WIDE=launch.wide(x),
+        BIG=launch.is_big(n_rows * columns, x, y),
+    )
+    return y
+
+
+@dataclass(frozen=True)
+class Rows:
+    """How a tensor is read as (outer, inner, columns).
+
+    Attributes:
+        outer: number of places on the first axis.
+        inner: number of places on the second axis.
+        columns: number of places on the third axis.
+        strides: of the three axes.
+        last: whether the columns are the units of each outer place; otherwise each row is a unit.
+    """
+
+    outer: int
+    inner: int
+    columns: int
+    strides: tuple[int, int, int]
+    last: bool = False
+
+
+def _as_rows(x: Tensor, axes: int) -> Rows | None:
+    return rows_of(tuple(x.shape), x.stride(), axes)
+
+
+@functools.lru_cache(maxsize=4096)
+def rows_of(shape: tuple[int, ...], strides: tuple[int, ...], axes: int) -> Rows | None:
+    """How a tensor of units is read; None if its axes don't form rows."""
+    sizes = (*(1,) * (2 - axes), *shape)
+    steps = (*(0,) * (2 - axes), *strides)
+    inside = _together(sizes[2:], steps[2:], any_order=axes < 2)
+    if inside is None:
+        return None
+    number, step = inside
+    if axes == 2 and sizes[1] > 1 and steps[1] < step:  # the channels lie next to each other
+        return Rows(sizes[0], number, sizes[1], (steps[0], step, steps[1]), last=True)
+    return Rows(sizes[0], sizes[1], number, (steps[0], steps[1], step))
+
+
+def _together(
+    sizes: tuple[int, ...], strides: tuple[int, ...], any_order: bool
+) -> tuple[int, int] | None:
+    """The size and the stride of one axis in place of several; None if there is none."""
+    axes = [(step, size) for size, step in zip(sizes, strides, strict=True) if size > 1]
+    if any_order:
+        axes.sort(reverse=True)
+    number = 1
+    for i, (step, size) in enumerate(axes):
+        number *= size
+        if i + 1 < len(axes) and step != axes[i + 1][0] * axes[i + 1][1]:
+            return None
+    return number, axes[-1][0] if axes else 1
