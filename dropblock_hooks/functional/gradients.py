@@ -13,11 +13,42 @@ import torch
 from torch import Tensor
 
 from ..checks import POSITIVE, as_number, check_option
+from .kernels import launch
 from .masks import wide_dtype
 
 Bound: TypeAlias = float | Tensor
 Per: TypeAlias = Literal["tensor", "sample", "channel"]
 _SAFE_POWER = 7  # a sum of such powers of float32 values can't overflow in float64
+
+
+def clamp_measured(
+    grad: Tensor, min: Bound | None, max: Bound | None, scale: Bound
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradient of a loss times `scale`, clamped; how many values changed; and its largest one.
+
+    The largest magnitude is that of the unscaled gradient.
+    """
+
+    def with_torch() -> tuple[Tensor, Tensor, Tensor]:
+        low = None if min is None else min * scale
+        high = None if max is None else max * scale
+        largest = largest_magnitude(grad, min is not None, max is not None)
+        clamped, changed = clamp_counted(grad, low, high)
+        return clamped, changed, unscaled(largest, scale)
+
+    if isinstance(min, Tensor) or isinstance(max, Tensor) or not _kernels_take(grad):
+        return with_torch()
+    from .kernels import clamp
+
+    result: tuple[Tensor, Tensor, Tensor] = launch.or_else(
+        lambda: clamp.clamp(grad, min, max, scale), with_torch
+    )
+    return result
+
+
+def _kernels_take(grad: Tensor) -> bool:
+    """Whether the kernels for gradients, which compute in float32, are used for this one."""
+    return grad.numel() > 0 and grad.dtype is not torch.float64 and launch.takes(grad)
 
 
 def clamp_counted(grad: Tensor, min: Bound | None, max: Bound | None) -> tuple[Tensor, Tensor]:
@@ -60,10 +91,72 @@ def scale_counted(grad: Tensor, max_norm: Bound, norm: Tensor) -> tuple[Tensor, 
     return clipped.to(grad.dtype), over.sum() * (grad.numel() // max(norm.numel(), 1))
 
 
+def clip_measured(
+    grad: Tensor,
+    max_norm: Bound,
+    norm_type: float,
+    per: Per,
+    scale: Bound = 1.0,
+    channel_axis: int = 1,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradient of a loss times `scale`, clipped; how many values changed; and its norms.
+
+    The norms are those of the unscaled gradient.
+    """
+
+    def with_torch() -> tuple[Tensor, Tensor, Tensor]:
+        norm = group_norm(grad, norm_type, per, channel_axis)
+        clipped, changed = scale_counted(grad, max_norm * scale, norm)
+        return clipped, changed, unscaled(norm, scale)
+
+    if isinstance(max_norm, Tensor) or norm_type != 2.0 or not _kernels_take(grad):
+        return with_torch()
+    axis = _axis_of(grad, per, channel_axis)
+    from .kernels import clip
+
+    result: tuple[Tensor, Tensor, Tensor] = launch.or_else(
+        lambda: clip.clip(grad, clip.squares(grad, axis), max_norm, axis, scale), with_torch
+    )
+    return result
+
+
+def _axis_of(grad: Tensor, per: Per, channel_axis: int) -> int | None:
+    """The axis of a gradient with the groups that have a norm each; None for one norm."""
+    if per == "tensor" or grad.ndim == 0:
+        return None
+    axis = 0 if per == "sample" else channel_axis
+    if not -grad.ndim <= axis < grad.ndim:
+        raise ValueError(f"channel_axis {axis} is not an axis of a {grad.ndim}-D gradient")
+    return axis % grad.ndim
+
+
 def clip_adaptive_counted(
     grad: Tensor, parameter: Tensor, clip_factor: Bound, eps: float, norm_type: float, scale: Bound
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Adaptive clipping of the gradient of a loss times `scale`; also the ratios of the norms."""
+    takes = _kernels_take(grad) and _kernels_take(parameter.detach())
+    if isinstance(clip_factor, Tensor) or norm_type != 2.0 or not takes:
+        return _clip_adaptive_with_torch(grad, parameter, clip_factor, eps, norm_type, scale)
+    from .kernels import clip
+
+    axis = 0 if grad.ndim > 1 else None
+    value = parameter.detach()
+
+    def with_kernels() -> tuple[Tensor, Tensor, Tensor]:
+        sums = clip.squares(grad, axis)
+        weights = clip.squares(value, axis)
+        return clip.clip(grad, sums, clip_factor, axis, scale, weights, eps)
+
+    result: tuple[Tensor, Tensor, Tensor] = launch.or_else(
+        with_kernels,
+        lambda: _clip_adaptive_with_torch(grad, parameter, clip_factor, eps, norm_type, scale),
+    )
+    return result
+
+
+def _clip_adaptive_with_torch(
+    grad: Tensor, parameter: Tensor, clip_factor: Bound, eps: float, norm_type: float, scale: Bound
+) -> tuple[Tensor, Tensor, Tensor]:
     per: Per = "sample" if grad.ndim > 1 else "tensor"
     unit = group_norm(parameter, norm_type, per, 0).clamp_min(eps) * scale
     norm = group_norm(grad, norm_type, per, 0)
@@ -82,10 +175,8 @@ def group_norm(grad: Tensor, norm_type: float, per: Per, channel_axis: int = 1) 
     if grad.numel() == 0:
         return torch.zeros((), dtype=wide, device=grad.device)
     axes = list(range(grad.ndim))
-    if per != "tensor" and axes:
-        group = 0 if per == "sample" else channel_axis
-        if not -grad.ndim <= group < grad.ndim:
-            raise ValueError(f"channel_axis {group} is not an axis of a {grad.ndim}-D gradient")
+    group = _axis_of(grad, per, channel_axis)
+    if group is not None:
         del axes[group]
     if not axes:
         return grad.abs().to(wide)
@@ -127,7 +218,7 @@ def clamp_grad(grad: Tensor, min: float | None = None, max: float | None = None)
     low = None if min is None else as_number("min", min)
     high = None if max is None else as_number("max", max)
     check_bounds(low, high)
-    return clamp_counted(grad, low, high)[0]
+    return clamp_measured(grad, low, high, 1.0)[0]
 
 
 def clip_grad_norm(
@@ -158,8 +249,8 @@ def clip_grad_norm(
         Pascanu et al., 2013 (https://arxiv.org/abs/1211.5063).
     """
     limit = as_number("max_norm", max_norm, allowed=POSITIVE)
-    norm = group_norm(grad, check_norm(norm_type, per), per, channel_axis)
-    return scale_counted(grad, limit, norm)[0]
+    order = check_norm(norm_type, per)
+    return clip_measured(grad, limit, order, per, channel_axis=channel_axis)[0]
 
 
 def adaptive_clip_grad(

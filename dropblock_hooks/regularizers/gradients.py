@@ -67,11 +67,10 @@ class ClampGrad(OnGradients, Regularizer):
         gradients.check_bounds(values.get("min"), values.get("max"))
 
     def apply(self, x: Tensor, now: Now) -> Applied:
-        bounds = (vars(now).get("min"), vars(now).get("max"))
-        low, high = (None if bound is None else bound * now.grad_scale for bound in bounds)
-        largest = gradients.largest_magnitude(x, low is not None, high is not None)
-        now.norms = gradients.unscaled(largest, now.grad_scale)
-        return gradients.clamp_counted(x, low, high)
+        low = vars(now).get("min")
+        high = vars(now).get("max")
+        clamped, changed, now.norms = gradients.clamp_measured(x, low, high, now.grad_scale)
+        return clamped, changed
 
 
 @register
@@ -111,10 +110,12 @@ class ClipGradNorm(OnGradients, Regularizer):
     def apply(self, x: Tensor, now: Now) -> Applied:
         if self.group:  # of all gradients of the entry, measured before
             norm = now.common_norm.to(x.device)
-        else:
-            norm = gradients.group_norm(x, self.norm_type, self.per)
-        now.norms = gradients.unscaled(norm, now.grad_scale)
-        return gradients.scale_counted(x, now.max_norm * now.grad_scale, norm)
+            now.norms = gradients.unscaled(norm, now.grad_scale)
+            return gradients.scale_counted(x, now.max_norm * now.grad_scale, norm)
+        clipped, changed, now.norms = gradients.clip_measured(
+            x, now.max_norm, self.norm_type, self.per, now.grad_scale
+        )
+        return clipped, changed
 
 
 @register

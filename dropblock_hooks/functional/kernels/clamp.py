@@ -18,6 +18,7 @@ def _clamp_kernel(
     scale,
     low,
     high,
+    most,
     n_elements,
     HAS_LOW: tl.constexpr,
     HAS_HIGH: tl.constexpr,
@@ -52,6 +53,8 @@ def _clamp_kernel(
         clamped = tl.minimum(clamped, tl.to_tensor(high).to(tl.float32) * loss_scale)
         if not HAS_LOW:
             magnitude = tl.maximum(value, 0.0)
+    highest = tl.to_tensor(most).to(tl.float32)  # a larger bound would become Inf
+    clamped = tl.minimum(tl.maximum(clamped, -highest), highest)
     clamped = tl.where(finite, clamped, value)
     result = clamped.to(y.dtype.element_ty)
     tl.store(y + place, result, mask=exists)
@@ -88,6 +91,7 @@ def clamp(
         scale,
         0.0 if low is None else low,
         0.0 if high is None else high,
+        torch.finfo(x.dtype).max,
         x.numel(),
         HAS_LOW=low is not None,
         HAS_HIGH=high is not None,
