@@ -5,8 +5,9 @@ changes, so that no Python runs between the operators. `add_statistics` and `add
 operators; they call the same functions as the eager observers.
 """
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from torch.linalg import vector_norm
 
 from .._torch import NO_TASK, graph_task
+from .kernels import launch
 from .masks import wide_dtype
 from .operators import operator
 
@@ -29,6 +31,34 @@ BAD_CALLS, FIRST_BAD, FIRST_MADE, GRADIENTS, GRADIENT_NORM, FIRST_BAD_GRADIENT, 
 WATCHED = 13  # places in it
 _ROW = 4096  # values that are added up in float32
 _NEAR = 0.01  # how near to a bound a value is saturated, as a share of the distance of both
+
+
+def add_call_of(
+    state: dict[str, Any],
+    x: Tensor,
+    scale: float | Tensor,
+    due: bool,
+    exponents: tuple[int, int],
+) -> None:
+    """Add the values of a call, divided by `scale`; where it is due, also shares and octaves."""
+
+    def with_kernels() -> None:
+        from .kernels import moments
+
+        places = moments.Places(KEPT, ZEROS, BINS, TRAINED, OFF, CALLS, LOOKED)
+        moments.measure(x, state["sums"], state["largest"], exponents, places, scale, due)
+        if due:
+            state["looked"] += x.numel()
+
+    def with_torch() -> None:
+        add_moments(state, x, scale)
+        if due:
+            add_shares(state, x.float() / scale, octaves(*exponents))
+
+    if launch.takes(x):
+        launch.or_else(with_kernels, with_torch)
+    else:
+        with_torch()
 
 
 def add_moments(state: dict[str, Any], x: Tensor, scale: float | Tensor = 1.0) -> None:
@@ -83,9 +113,26 @@ def add_alive(state: dict[str, Any], x: Tensor, zero: float = 0.0) -> None:
     flags = state.get("alive")
     if flags is None or flags.shape != x.shape[1:2] or flags.device != x.device:
         flags = torch.zeros(x.shape[1], dtype=torch.bool, device=x.device)
-    if x.numel() and not (x.device.type == "cpu" and bool(flags.all())):
-        flags = flags | ~(x.abs().amax([0, *range(2, x.ndim)]) <= zero)  # true for NaN
+
+    def with_torch() -> Tensor:
+        return flags | _lives(x, zero)
+
+    def with_kernels() -> Tensor:
+        from .kernels import moments
+
+        moments.alive(x, flags, zero)
+        return flags
+
+    if x.numel() and launch.takes(x):
+        flags = launch.or_else(with_kernels, with_torch)
+    elif x.numel() and not (x.device.type == "cpu" and bool(flags.all())):
+        flags = with_torch()
     state["alive"] = flags
+
+
+def _lives(x: Tensor, zero: float) -> Tensor:
+    """Which channels of a tensor have a magnitude above `zero`, or NaN."""
+    return ~(x.abs().amax([0, *range(2, x.ndim)]) <= zero)
 
 
 def alive_in_either(before: Tensor | None, now: Tensor) -> Tensor:
@@ -121,6 +168,13 @@ def norm_of_arguments(given: Sequence[Tensor]) -> Tensor:
 
     -inf counts in the first argument only, because masks of attention hold it.
     """
+    masks = [y for y in given[1:] if y.numel()]
+    if _kernels_take([*given[:1], *masks]):
+        return _largest_with_kernels(given[:1], masks, lambda: _norm_of_arguments(given))
+    return _norm_of_arguments(given)
+
+
+def _norm_of_arguments(given: Sequence[Tensor]) -> Tensor:
     masks = [y.float().amax().clamp(min=0) for y in given[1:] if y.numel()]
     return largest_norm([*given[:1], *masks])
 
@@ -132,6 +186,28 @@ def together(numbers: Sequence[Tensor]) -> Tensor:
 
 def largest_norm(tensors: Sequence[Tensor]) -> Tensor:
     """Return a number that is finite if all values are."""
+    tensors = [x for x in tensors if x.numel()]
+    if _kernels_take(tensors):
+        return _largest_with_kernels(tensors, (), lambda: _largest_norm(tensors))
+    return _largest_norm(tensors)
+
+
+def _kernels_take(tensors: Sequence[Tensor]) -> bool:
+    """Whether kernels are used for all tensors, at least one, which are read as float32."""
+    takes = all(x.dtype is not torch.float64 and launch.takes(x) for x in tensors)
+    return takes and len({x.device for x in tensors}) == 1
+
+
+def _largest_with_kernels(
+    tensors: Sequence[Tensor], masks: Sequence[Tensor], with_torch: Callable[[], Tensor]
+) -> Tensor:
+    from .kernels import moments
+
+    found: Tensor = launch.or_else(lambda: moments.largest_of(tensors, masks), with_torch)
+    return found
+
+
+def _largest_norm(tensors: Sequence[Tensor]) -> Tensor:
     norms = [norm_of(x) for x in tensors if x.numel()]
     return together(norms).amax() if norms else torch.zeros(())
 
@@ -144,6 +220,16 @@ def norm_of(x: Tensor) -> Tensor:
     if fast and not norm < math.inf:
         norm = vector_norm(x, dtype=torch.float64)
     return norm
+
+
+def square_of(x: Tensor) -> Tensor | None:
+    """The sum of squares of a tensor on a GPU, by one kernel; None where `norm_of` is needed."""
+    if not x.numel() or not _kernels_take([x]):
+        return None
+    from .kernels import moments
+
+    square: Tensor | None = launch.or_else(lambda: moments.square_of(x), lambda: None)
+    return square
 
 
 def _begins(training: bool, state: Tensor, calls: bool) -> Tensor | None:
@@ -210,6 +296,50 @@ def add_statistics(
         alive: which channels were not zero in all calls; changed.
         batches: see `add_batch`; changed.
     """
+    if graph_task() != NO_TASK and calls:
+        return
+    with_torch = functools.partial(
+        _add_statistics, x, mapped, batch, scale, training, calls, every, first, last, state
+    )
+    if not launch.takes(x):
+        with_torch(alive, batches)
+        return
+
+    def with_kernels() -> None:
+        from .kernels import moments
+
+        mode = TRAINED if training else EVALUATED
+        places = moments.Places(KEPT, ZEROS, BINS, mode, OFF, CALLS, LOOKED)
+        gate = moments.Gate(state, training, calls, every)
+        octaves_of = first, last
+        factor = 1.0 if scale is None else scale
+        if batch is not None and batches is not None:
+            is_due = (state[CALLS] % every == 0) & (state[int(training)] > 0)
+            batches.copy_(torch.where(is_due, add_batch(batches, batch), batches))
+        if mapped is not None and alive is not None and mapped.numel():
+            moments.alive(mapped, alive, 0.0, gate)
+        moments.measure(
+            x, state[SUMS:], state[LARGEST], octaves_of, places, factor, gate=gate
+        )
+
+    launch.or_else(with_kernels, lambda: with_torch(alive, batches))
+
+
+def _add_statistics(
+    x: Tensor,
+    mapped: Tensor | None,
+    batch: Tensor | None,
+    scale: Tensor | None,
+    training: bool,
+    calls: bool,
+    every: int,
+    first: int,
+    last: int,
+    state: Tensor,
+    alive: Tensor | None,
+    batches: Tensor | None,
+) -> None:
+    """`add_statistics` with torch operations."""
     new = _begins(training, state, calls)
     if new is None:
         return
@@ -270,6 +400,42 @@ def add_watched(
         state: what is kept, which is changed.
         alive: which channels were not zero in all calls; changed.
     """
+    if graph_task() != NO_TASK:
+        return
+    with_torch = functools.partial(
+        _add_watched, tensors, given, mapped, training, bounds, state, alive
+    )
+    seen = [x for x in (*tensors, *given) if x.numel()]
+    if not tensors or not tensors[0].numel() or not _kernels_take(seen):
+        with_torch()
+        return
+
+    def with_kernels() -> None:
+        from .kernels import moments
+
+        gate = moments.Gate(state, training, counts=True)
+        largest = largest_norm(tensors)
+        of_given = norm_of_arguments(given) if given else launch.zeros(state.device)[0]
+        near = near_bounds(tensors[0], *bounds) if bounds else None
+        if mapped is not None and alive is not None:
+            moments.alive(mapped, alive, 1e-12, gate)
+        mode = TRAINED if training else EVALUATED
+        places = mode, OFF, CALLS, BAD_CALLS, FIRST_BAD, FIRST_MADE, NEAR
+        moments.note_call(gate, largest, of_given, near, places)
+
+    launch.or_else(with_kernels, with_torch)
+
+
+def _add_watched(
+    tensors: Sequence[Tensor],
+    given: Sequence[Tensor],
+    mapped: Tensor | None,
+    training: bool,
+    bounds: Sequence[float],
+    state: Tensor,
+    alive: Tensor | None,
+) -> None:
+    """`add_watched` with torch operations."""
     new = _begins(training, state, calls=True)
     if new is None:
         return
@@ -306,6 +472,14 @@ def add_watched_gradient(grad: Tensor, scale: Tensor | None, training: bool, sta
     refuse the second of two backwards whose forwards came before both.
     """
     state = state.data
+    square = square_of(grad)
+    if square is not None:
+        from .kernels import moments
+
+        gate = moments.Gate(state, training, counts=False)
+        places = GRADIENTS, GRADIENT_NORM, FIRST_BAD_GRADIENT
+        moments.note_gradient(gate, square, 1.0 if scale is None else scale, places)
+        return
     new = _begins(training, state, calls=False)
     if new is None or not grad.numel():
         return

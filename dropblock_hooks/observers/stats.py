@@ -26,6 +26,7 @@ from ..functional.measures import (
     ZEROS,
     add_alive,
     add_batch,
+    add_call_of,
     add_moments,
     add_shares,
     alive_in_either,
@@ -154,9 +155,8 @@ class Measuring(Observer):
         return _new_sums(self.edges)
 
     def update(self, state: State, seen: Seen) -> None:
-        add_moments(state, seen.tensor, seen.scale)
-        if state["calls"] % self.every == 0:
-            add_shares(state, seen.tensor.float() / seen.scale, self.edges)
+        due = state["calls"] % self.every == 0
+        add_call_of(state, seen.tensor, seen.scale, due, self.exponents)
 
     def compute(self, state: State) -> Statistics:
         return _statistics(state)

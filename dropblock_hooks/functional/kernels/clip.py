@@ -24,7 +24,8 @@ _SIZE = 4096  # elements in a step of a program
 @triton.jit
 def square_sum(value):
     """The sums of squares of the rows of a float32 tile, in float64; they can't overflow."""
-    peak = tl.max(tl.max(tl.abs(value), axis=1), axis=0)
+    magnitude = tl.where(value == value, tl.abs(value), float("inf"))
+    peak = tl.max(tl.max(magnitude, axis=1), axis=0)
     usable = (peak > 0) & (peak < float("inf"))
     divisor = tl.where(usable, peak, 1.0)
     share = value / divisor
@@ -46,9 +47,10 @@ def _squares_kernel(
     x_column,
     UNITS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    ADD: tl.constexpr,
     BIG: tl.constexpr,
 ):
-    """Add up the squares of each unit, in as many parts as there are splits."""
+    """Add up the squares of each unit, in as many parts as there are splits, or in one (ADD)."""
     program = tl.program_id(0)
     split = program % splits
     unit = program // splits * UNITS + tl.arange(0, UNITS)
@@ -65,7 +67,10 @@ def _squares_kernel(
         at = (unit * x_unit + place * x_outer)[:, None] + column[None, :] * x_column
         value = tl.load(x + at, mask=exists, other=0.0).to(tl.float32)
         total += square_sum(value)
-    tl.store(sums + unit * splits + split, total, mask=unit < units)
+    if ADD:
+        tl.atomic_add(sums + unit, total, mask=unit < units)
+    else:
+        tl.store(sums + unit * splits + split, total, mask=unit < units)
 
 
 @triton.jit
@@ -224,15 +229,19 @@ def units_of(
     return Units(units, outer, columns, (unit_stride, outer_stride, column_stride), order)
 
 
-def squares(x: Tensor, axis: int | None = None) -> Tensor:
+def squares(x: Tensor, axis: int | None = None, add: bool = False) -> Tensor:
     """The sums of squares of each unit of a tensor, in float64: (units, parts of a unit).
 
-    The units lie on an axis, or the tensor is one unit.
+    The units lie on an axis, or the tensor is one unit. With `add`, a unit has one part, whose last
+    digits may differ from run to run, because the order of the additions does.
     """
     read = units_of(tuple(x.shape), x.stride(), axis)
     if read is None:
-        return squares(x.contiguous(), axis)
-    sums = torch.empty((read.units, read.splits), dtype=torch.float64, device=x.device)
+        return squares(x.contiguous(), axis, add)
+    if add:
+        sums = launch.zeros(x.device, read.units).view(torch.float64)
+    else:
+        sums = torch.empty((read.units, read.splits), dtype=torch.float64, device=x.device)
     launch.start(
         _squares_kernel,
         -(-read.units // read.together) * read.splits,
@@ -247,6 +256,7 @@ def squares(x: Tensor, axis: int | None = None) -> Tensor:
         *read.strides,
         UNITS=read.together,
         COLUMNS=read.step,
+        ADD=add,
         BIG=launch.is_big(0, x),
     )
     return sums

@@ -1,0 +1,633 @@
+"""Statistics of a tensor on a GPU, in one pass; `functional.measures` has the torch operations.
+
+measure   sums of values, of squares and of norms, the largest magnitude, shares and octaves
+alive     which channels had a magnitude above a bound
+largest   the largest magnitude of several tensors
+notes     what a Watchdog keeps of calls and gradients in compiled code
+
+The sums of a tensor come from several programs, in float64. Another kernel of one program adds them
+up in one order, and leaves them out if a value was not finite.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from . import launch
+from .clip import Units, squares, units_of
+
+_SIZE = 4096  # elements in a step of a program
+_PROGRAMS = 256  # that measure a tensor, or fewer
+_PARTS = 4  # numbers of a program: sum, squares, largest magnitude, values that are not finite
+_NEVER, _ALWAYS, _BY_STATE = range(3)  # when shares and octaves are counted
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the numbers of `functional.measures` stand, which can't be imported from here.
+
+    Attributes:
+        kept: of the sums: measured calls.
+        zeros: of the sums: values that are zero.
+        bins: of the sums: where the octaves begin.
+        counted: of a state: calls of the layer in this mode.
+        off: of a state: calls in which the attachment was switched off.
+        calls: of a state: calls that were measured.
+        looked: of a state: values that gave shares.
+    """
+
+    kept: int
+    zeros: int
+    bins: int
+    counted: int
+    off: int
+    calls: int
+    looked: int
+
+
+@triton.jit
+def _scale_of(scale, ON_DEVICE: tl.constexpr):
+    """The factor of the loss, in float64."""
+    if ON_DEVICE:
+        factor = tl.load(scale).to(tl.float64)
+    else:
+        factor = tl.to_tensor(scale).to(tl.float64)
+    return factor
+
+
+@triton.jit
+def _is_due(state, calls_at, every, DUE: tl.constexpr):
+    """Whether shares and octaves are counted in this call."""
+    if DUE == 2:
+        calls = tl.load(state + calls_at).to(tl.int64)
+        due = calls % every == 0
+    else:
+        due = tl.to_tensor(DUE) == 1
+    return due
+
+
+@triton.jit
+def _sum_and_squares(value, exists):
+    """The sum and the sum of squares of finite values, in float64.
+
+    They are taken of differences from the mean, so that they are right also where the mean is much
+    larger than the deviation, and of values near 1, so that they can't overflow.
+    """
+    peak = tl.max(tl.abs(value), axis=0).to(tl.float32)
+    power = (peak.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
+    divisor = tl.where((power > 0) & (power < float("inf")), power, 1.0)
+    share = value / divisor
+    number = tl.sum(exists.to(tl.int32), axis=0)
+    center = tl.sum(share, axis=0) / tl.maximum(number, 1)
+    distance = tl.where(exists, share - center, 0.0)
+    rest = tl.sum(distance, axis=0).to(tl.float64)
+    spread = tl.sum(distance * distance, axis=0).to(tl.float64)
+    wide = divisor.to(tl.float64)
+    middle = center.to(tl.float64)
+    total = (number * middle + rest) * wide
+    square = (spread + 2 * middle * rest + number * middle * middle) * wide * wide
+    return total, square
+
+
+@triton.jit
+def _measure_kernel(
+    x,
+    parts,
+    counts,
+    scale,
+    state,
+    calls_at,
+    every,
+    outer,
+    columns,
+    programs,
+    n_columns,
+    x_outer,
+    x_column,
+    first,
+    bins,
+    SCALE_ON_DEVICE: tl.constexpr,
+    DUE: tl.constexpr,
+    SIZE: tl.constexpr,
+    BINS: tl.constexpr,
+    WIDE: tl.constexpr,
+    BIG: tl.constexpr,
+):
+    """Measure a part of a tensor. A bin is an octave, then: not finite, zero, does not exist."""
+    program = tl.program_id(0)
+    factor = _scale_of(scale, SCALE_ON_DEVICE).to(tl.float32)
+    due = _is_due(state, calls_at, every, DUE)
+    total = tl.to_tensor(0.0).to(tl.float64)
+    square = tl.to_tensor(0.0).to(tl.float64)
+    largest = tl.to_tensor(0.0).to(WIDE)
+    bad = tl.to_tensor(0).to(tl.int64)
+    number = tl.zeros([BINS], dtype=tl.int32)
+    for step in range(program, outer * n_columns, programs):
+        place = step // n_columns
+        column = step % n_columns * SIZE + tl.arange(0, SIZE)
+        if BIG:
+            place = place.to(tl.int64)
+            column = column.to(tl.int64)
+        exists = column < columns
+        value = tl.load(x + place * x_outer + column * x_column, mask=exists, other=0.0).to(WIDE)
+        finite = tl.abs(value) < float("inf")
+        bad += tl.sum((exists & (finite == 0)).to(tl.int32), axis=0)
+        known = tl.where(finite, value, 0.0)
+        largest = tl.maximum(largest, tl.max(tl.abs(known), axis=0))
+        of_step, squares_of_step = _sum_and_squares(known, exists)
+        total += of_step
+        square += squares_of_step
+        if due:
+            share = value.to(tl.float32) / factor
+            exponent = (share.to(tl.int32, bitcast=True) >> 23) & 255  # 127 from 1 to 2
+            octave = tl.minimum(tl.maximum(exponent - first + 1, 0), bins - 1)
+            octave = tl.where(exponent == 255, bins, octave)
+            octave = tl.where(share == 0, bins + 1, octave)
+            octave = tl.where(exists, octave, bins + 2)
+            number += tl.histogram(octave, BINS)
+    tl.store(parts + program * 4, total)
+    tl.store(parts + program * 4 + 1, square)
+    tl.store(parts + program * 4 + 2, largest.to(tl.float64))
+    tl.store(parts + program * 4 + 3, bad.to(tl.float64))
+    if due:
+        tl.store(counts + program * BINS + tl.arange(0, BINS), number)
+
+
+@triton.jit
+def _begin_call(
+    state, training: tl.constexpr, counted_at, off_at, COUNTS: tl.constexpr
+):
+    """Count a call of a layer in compiled code; whether its site is on."""
+    on = tl.load(state + training)
+    counted = tl.load(state + counted_at)
+    off = tl.load(state + off_at)
+    tl.debug_barrier()  # all threads have read before one writes
+    if COUNTS:
+        tl.store(state + counted_at, counted + 1)
+        if training:
+            tl.store(state + off_at, off + 1 - on)
+    return on > 0
+
+
+@triton.jit
+def _add_kernel(
+    parts,
+    counts,
+    sums,
+    largest,
+    scale,
+    state,
+    n_elements,
+    programs,
+    every,
+    bins,
+    kept_at,
+    zeros_at,
+    bins_at,
+    counted_at,
+    off_at,
+    calls_at,
+    looked_at,
+    SCALE_ON_DEVICE: tl.constexpr,
+    DUE: tl.constexpr,
+    TRAINING: tl.constexpr,
+    COUNTS: tl.constexpr,
+    BINS: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+):
+    """Add what the programs have measured to the sums, and in compiled code to the state."""
+    factor = _scale_of(scale, SCALE_ON_DEVICE)
+    due = _is_due(state, calls_at, every, DUE)
+    if DUE == 2:
+        calls = tl.load(state + calls_at)
+        looked = tl.load(state + looked_at)
+        on = _begin_call(state, TRAINING, counted_at, off_at, COUNTS)
+    else:
+        on = tl.to_tensor(1) == 1
+    if on:
+        program = tl.arange(0, PROGRAMS)
+        exists = program < programs
+        total = tl.sum(tl.load(parts + program * 4, mask=exists, other=0.0), axis=0) / factor
+        square = tl.sum(tl.load(parts + program * 4 + 1, mask=exists, other=0.0), axis=0)
+        peak = tl.max(tl.load(parts + program * 4 + 2, mask=exists, other=0.0), axis=0) / factor
+        bad = tl.sum(tl.load(parts + program * 4 + 3, mask=exists, other=0.0), axis=0)
+        norm = tl.sqrt(square) / factor
+        if bad == 0:
+            column = tl.arange(0, 8)
+            added = tl.where(column == 0, 1.0, 0.0).to(tl.float64)
+            added = tl.where(column == 1, tl.to_tensor(n_elements).to(tl.float64), added)
+            added = tl.where(column == 2, total, added)
+            added = tl.where(column == 3, norm * norm, added)
+            added = tl.where(column == 4, norm, added)
+            at = sums + kept_at + column
+            before = tl.load(at, mask=column < 5, other=0.0)
+            tl.store(at, before + added, mask=column < 5)
+            tl.store(largest, tl.maximum(tl.load(largest), peak))
+        if due:
+            column = tl.arange(0, BINS)
+            number = tl.zeros([BINS], dtype=tl.int64)
+            for i in range(0, programs):
+                number += tl.load(counts + i * BINS + column)
+            zeros = tl.sum(tl.where(column == bins + 1, number, 0), axis=0)
+            bad_values = tl.sum(tl.where(column == bins, number, 0), axis=0)
+            share = tl.arange(0, 2)
+            of_shares = tl.where(share == 0, zeros, bad_values).to(tl.float64)
+            at = sums + zeros_at + share
+            tl.store(at, tl.load(at) + of_shares)
+            inside = column < bins
+            at = sums + bins_at + column
+            before = tl.load(at, mask=inside, other=0.0)
+            tl.store(at, before + number.to(tl.float64), mask=inside)
+        if DUE == 2:
+            tl.store(state + calls_at, calls + 1)
+            if due:
+                tl.store(state + looked_at, looked + n_elements)
+
+
+@triton.jit
+def _alive_kernel(
+    x,
+    flags,
+    state,
+    zero,
+    units,
+    outer,
+    columns,
+    splits,
+    n_columns,
+    x_unit,
+    x_outer,
+    x_column,
+    TRAINING: tl.constexpr,
+    GATED: tl.constexpr,
+    UNITS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    BIG: tl.constexpr,
+):
+    """Set the flags of channels with a magnitude above a bound, or with NaN."""
+    program = tl.program_id(0)
+    split = program % splits
+    unit = program // splits * UNITS + tl.arange(0, UNITS)
+    if BIG:
+        unit = unit.to(tl.int64)
+    inside = unit < units
+    known = tl.load(flags + unit, mask=inside, other=1)
+    wanted = tl.min(known.to(tl.int32), axis=0) == 0  # a living channel stays alive
+    if GATED:
+        wanted = wanted & (tl.load(state + TRAINING) > 0)
+    if wanted:
+        found = tl.zeros([UNITS], dtype=tl.int32)
+        for step in range(split, outer * n_columns, splits):
+            place = step // n_columns
+            column = step % n_columns * COLUMNS + tl.arange(0, COLUMNS)
+            if BIG:
+                place = place.to(tl.int64)
+                column = column.to(tl.int64)
+            exists = inside[:, None] & (column < columns)[None, :]
+            at = (unit * x_unit + place * x_outer)[:, None] + column[None, :] * x_column
+            value = tl.load(x + at, mask=exists, other=0.0).to(tl.float32)
+            lives = exists & ((tl.abs(value) <= zero) == 0)  # true for NaN
+            found = tl.maximum(found, tl.max(lives.to(tl.int32), axis=1))
+        tl.store(flags + unit, found.to(tl.int8), mask=inside & (found > 0))
+
+
+@triton.jit
+def _largest_kernel(
+    x,
+    found,
+    outer,
+    columns,
+    programs,
+    n_columns,
+    x_outer,
+    x_column,
+    POSITIVE: tl.constexpr,
+    SIZE: tl.constexpr,
+    BIG: tl.constexpr,
+):
+    """The largest magnitude, or positive value, as the bits of a float64; Inf if one is NaN."""
+    program = tl.program_id(0)
+    largest = tl.to_tensor(0.0).to(tl.float64)
+    for step in range(program, outer * n_columns, programs):
+        place = step // n_columns
+        column = step % n_columns * SIZE + tl.arange(0, SIZE)
+        if BIG:
+            place = place.to(tl.int64)
+            column = column.to(tl.int64)
+        exists = column < columns
+        value = tl.load(x + place * x_outer + column * x_column, mask=exists, other=0.0)
+        wide = value.to(tl.float32)
+        size = tl.maximum(wide, 0.0) if POSITIVE else tl.abs(wide)
+        size = tl.where(wide != wide, float("inf"), size)
+        largest = tl.maximum(largest, tl.max(size, axis=0).to(tl.float64))
+    tl.atomic_max(found, largest.to(tl.int64, bitcast=True))
+
+
+@triton.jit
+def _note_call_kernel(
+    state,
+    largest,
+    given,
+    near,
+    counted_at,
+    off_at,
+    calls_at,
+    bad_calls_at,
+    first_bad_at,
+    first_made_at,
+    near_at,
+    TRAINING: tl.constexpr,
+    HAS_NEAR: tl.constexpr,
+):
+    """Add a call to what a Watchdog keeps in compiled code."""
+    calls = tl.load(state + calls_at)
+    bad_calls = tl.load(state + bad_calls_at)
+    first_bad = tl.load(state + first_bad_at)
+    first_made = tl.load(state + first_made_at)
+    near_before = tl.load(state + near_at)
+    infinite = float("inf")
+    bad = (tl.load(largest) < infinite) == 0
+    made = bad & (tl.load(given) < infinite)
+    on = _begin_call(state, TRAINING, counted_at, off_at, True)
+    if on:
+        tl.store(state + calls_at, calls + 1)
+        if bad:
+            tl.store(state + bad_calls_at, bad_calls + 1)
+            tl.store(state + first_bad_at, tl.minimum(first_bad, calls))
+        if made:
+            tl.store(state + first_made_at, tl.minimum(first_made, calls))
+        if HAS_NEAR:
+            tl.store(state + near_at, near_before + tl.load(near).to(tl.float64))
+
+
+@triton.jit
+def _note_gradient_kernel(
+    state,
+    square,
+    scale,
+    gradients_at,
+    norm_at,
+    first_bad_at,
+    TRAINING: tl.constexpr,
+    SCALE_ON_DEVICE: tl.constexpr,
+):
+    """Add a gradient to what a Watchdog keeps in compiled code."""
+    on = tl.load(state + TRAINING)
+    gradients = tl.load(state + gradients_at)
+    norms = tl.load(state + norm_at)
+    first_bad = tl.load(state + first_bad_at)
+    norm = tl.sqrt(tl.load(square)) / _scale_of(scale, SCALE_ON_DEVICE)
+    finite = norm < float("inf")
+    tl.debug_barrier()  # all threads have read before one writes
+    if on > 0:
+        tl.store(state + gradients_at, gradients + 1)
+        if finite:
+            tl.store(state + norm_at, norms + norm)
+        else:
+            tl.store(state + first_bad_at, tl.minimum(first_bad, gradients))
+
+
+@dataclass(frozen=True)
+class Gate:
+    """The state of a site in compiled code, which tells whether it is on and when it is due.
+
+    Attributes:
+        state: numbers, see `functional.measures`.
+        training: the mode of the layer.
+        counts: whether it is a call of the layer, and not a gradient.
+        every: shares and octaves are counted at each n-th call.
+    """
+
+    state: Tensor
+    training: bool
+    counts: bool
+    every: int = 1
+
+
+def _read(x: Tensor) -> tuple[Tensor, Units]:
+    """A tensor, or a copy of it, and how it is read as one unit."""
+    read = units_of(tuple(x.shape), x.stride(), None)
+    if read is None:
+        x = x.contiguous()
+        read = units_of(tuple(x.shape), x.stride(), None)
+        assert read is not None  # a contiguous tensor is one row
+    return x, read
+
+
+def _programs(read: Units) -> int:
+    return min(_PROGRAMS, read.outer * triton.cdiv(read.columns, _SIZE))
+
+
+def measure(
+    x: Tensor,
+    sums: Tensor,
+    largest: Tensor,
+    exponents: tuple[int, int],
+    places: Places,
+    scale: float | Tensor = 1.0,
+    due: bool = True,
+    gate: Gate | None = None,
+) -> None:
+    """Add a tensor to statistics: two kernels.
+
+    Args:
+        x: the tensor, of which values that are not finite leave all moments out.
+        sums: in float64; changed.
+        largest: the largest magnitude so far, in float64; changed.
+        exponents: of 2, where the octaves begin and end.
+        places: where the numbers stand.
+        scale: the factor of the loss, by which values are divided.
+        due: whether shares and octaves are counted.
+        gate: decides this in compiled code, and counts the call.
+    """
+    first, last = exponents
+    bins = last - first + 2
+    x, read = _read(x)
+    programs = _programs(read) if x.numel() else 0
+    when = _BY_STATE if gate is not None else _ALWAYS if due else _NEVER
+    width = launch.power_of_two(bins + 3)
+    parts = torch.empty(max(programs, 1) * _PARTS, dtype=torch.float64, device=x.device)
+    counts = torch.empty(max(programs, 1) * width, dtype=torch.int32, device=x.device)
+    state = sums if gate is None else gate.state
+    every = 1 if gate is None else gate.every
+    size = min(_SIZE, launch.power_of_two(read.columns))
+    on_device = isinstance(scale, Tensor)
+    launch.start(
+        _measure_kernel,
+        programs,
+        x.device,
+        x,
+        parts,
+        counts,
+        scale,
+        state,
+        places.calls,
+        every,
+        read.outer,
+        read.columns,
+        programs,
+        triton.cdiv(read.columns, size),
+        read.strides[1],
+        read.strides[2],
+        first + 127,
+        bins,
+        SCALE_ON_DEVICE=on_device,
+        DUE=when,
+        SIZE=size,
+        BINS=width,
+        WIDE=launch.wide(x),
+        BIG=launch.is_big(0, x),
+    )
+    launch.start(
+        _add_kernel,
+        1,
+        x.device,
+        parts,
+        counts,
+        sums,
+        largest,
+        scale,
+        state,
+        x.numel(),
+        programs,
+        every,
+        bins,
+        places.kept,
+        places.zeros,
+        places.bins,
+        places.counted,
+        places.off,
+        places.calls,
+        places.looked,
+        SCALE_ON_DEVICE=on_device,
+        DUE=when,
+        TRAINING=int(gate is not None and gate.training),
+        COUNTS=gate is not None and gate.counts,
+        BINS=width,
+        PROGRAMS=launch.power_of_two(max(programs, 1)),
+    )
+
+
+def alive(x: Tensor, flags: Tensor, zero: float, gate: Gate | None = None) -> None:
+    """Set the flags of the channels of a tensor (N, C, ...) with a magnitude above `zero`.
+
+    Args:
+        x: the tensor; NaN counts.
+        flags: of each channel, boolean; changed.
+        zero: the largest magnitude of a channel that is not alive.
+        gate: whether the site is on, in compiled code.
+    """
+    read = units_of(tuple(x.shape), x.stride(), 1)
+    if read is None:
+        x = x.contiguous()
+        read = units_of(tuple(x.shape), x.stride(), 1)
+        assert read is not None  # a contiguous tensor has three axes
+    launch.start(
+        _alive_kernel,
+        -(-read.units // read.together) * read.splits if x.numel() else 0,
+        x.device,
+        x,
+        flags.view(torch.int8),
+        flags if gate is None else gate.state,
+        zero,
+        read.units,
+        read.outer,
+        read.columns,
+        read.splits,
+        read.steps,
+        *read.strides,
+        TRAINING=int(gate is not None and gate.training),
+        GATED=gate is not None,
+        UNITS=read.together,
+        COLUMNS=read.step,
+        BIG=launch.is_big(0, x),
+    )
+
+
+def largest_of(tensors: Sequence[Tensor], masks: Sequence[Tensor] = ()) -> Tensor:
+    """The largest magnitude of tensors, in float64; of masks, the largest positive value.
+
+    It is Inf if a value is NaN. Each tensor takes a kernel; at least one tensor is needed.
+    """
+    device = (*tensors, *masks)[0].device
+    found = launch.zeros(device)
+    for x, positive in [*((x, False) for x in tensors), *((x, True) for x in masks)]:
+        x, read = _read(x)
+        size = min(_SIZE, launch.power_of_two(read.columns))
+        programs = _programs(read) if x.numel() else 0
+        launch.start(
+            _largest_kernel,
+            programs,
+            device,
+            x,
+            found,
+            read.outer,
+            read.columns,
+            programs,
+            triton.cdiv(read.columns, size),
+            read.strides[1],
+            read.strides[2],
+            POSITIVE=positive,
+            SIZE=size,
+            BIG=launch.is_big(0, x),
+        )
+    return found.view(torch.float64)[0]
+
+
+def square_of(x: Tensor) -> Tensor:
+    """The sum of squares of a tensor, in float64, by one kernel."""
+    return squares(x, add=True).view(())
+
+
+def note_call(gate: Gate, largest: Tensor, given: Tensor, near: Tensor | None, at: Any) -> None:
+    """Add a call to the state of a Watchdog in compiled code.
+
+    Args:
+        gate: the state.
+        largest: the largest magnitude in the output.
+        given: that in the arguments.
+        near: the share of values near their bounds; None without.
+        at: where the numbers stand: calls of the layer in this mode, calls while switched off,
+            measured calls, calls with NaN or Inf, the first of these, the first of these with a
+            finite input, and shares near bounds.
+    """
+    launch.start(
+        _note_call_kernel,
+        1,
+        gate.state.device,
+        gate.state,
+        largest,
+        given,
+        largest if near is None else near,
+        *at,
+        TRAINING=int(gate.training),
+        HAS_NEAR=near is not None,
+    )
+
+
+def note_gradient(gate: Gate, square: Tensor, scale: float | Tensor, at: Any) -> None:
+    """Add a gradient to the state of a Watchdog in compiled code.
+
+    Args:
+        gate: the state.
+        square: of `square_of`.
+        scale: the factor of the loss, by which the norm is divided.
+        at: where the numbers stand: gradients, the sum of their norms, and the first one with NaN
+            or Inf.
+    """
+    launch.start(
+        _note_gradient_kernel,
+        1,
+        gate.state.device,
+        gate.state,
+        square,
+        scale,
+        *at,
+        TRAINING=int(gate.training),
+        SCALE_ON_DEVICE=isinstance(scale, Tensor),
+    )
