@@ -21,7 +21,7 @@ _PER_OCTAVE = 4
 _ONE = 257  # the bin that begins at a norm of 1; zeros are in bin 0
 _LAST = 513
 CELLS = _LAST + 2  # the sum of the norms, and the bins
-_MOST_NORMS = 64  # tensors that wait: to bin many takes hardly longer than to bin one
+_MOST_WAITING = 64  # tensors: to add many up takes hardly longer than to add one
 
 
 class Norms:
@@ -79,6 +79,12 @@ def with_norms(cells: Tensor, norms: Tensor) -> Tensor:
     return cells.index_add(0, torch.zeros_like(bins), norms)
 
 
+def _together(tensors: Sequence[Tensor]) -> Tensor:
+    """All values of tensors in one row, on the device of the last tensor."""
+    device = tensors[-1].device
+    return torch.cat([x.to(device).reshape(-1) for x in tensors])
+
+
 class Snapshot(NamedTuple):
     """The totals of a counter at a moment, or their growth between two moments."""
 
@@ -124,6 +130,7 @@ class Counter:
         self.affected: Any = 0
         self.expected = 0.0
         self.cells: Tensor | None = None
+        self._waiting: list[Tensor] = []  # numbers of elements that are not in `affected` yet
         self._norms: list[Tensor] = []  # that are not in the cells yet
         self.map_size: tuple[int, ...] | None = None  # the spatial size of the last tensor
         self.map_varies = False  # whether a tensor of another size came before
@@ -140,14 +147,13 @@ class Counter:
         if affected is None:
             return
         if type(norms) is Tensor and not norms.is_meta:  # others have no numbers
-            self._norms.append(norms.detach().reshape(-1))
-            if len(self._norms) >= _MOST_NORMS:
-                self._bin_norms()
+            self._norms.append(norms.detach())
         if isinstance(affected, Tensor):
-            affected = affected.detach()
-            if isinstance(self.affected, Tensor) and self.affected.device != affected.device:
-                self.affected = self.affected.to(affected.device)  # the model has moved
-        self.affected = self.affected + affected
+            self._waiting.append(affected.detach())
+        else:
+            self.affected = self.affected + affected
+        if len(self._waiting) >= _MOST_WAITING or len(self._norms) >= _MOST_WAITING:
+            self._settle()
         self.total += total
         self.expected += rate * total
 
@@ -170,23 +176,30 @@ class Counter:
         if size:
             self.note_size(size_of(round(size)))
         if cells is not None:
-            self._bin_norms()
+            self._settle()
             cells = cells.to("cpu", torch.float64, copy=True)
             self.cells = cells if self.cells is None else self.cells.to(cells) + cells
 
-    def _bin_norms(self) -> None:
-        if not self._norms:
-            return
-        device = self._norms[-1].device
-        dtype = wide_dtype(device)
-        norms = torch.cat([each.to(device) for each in self._norms]).to(dtype)
-        self._norms = []
-        before = norms.new_zeros(CELLS) if self.cells is None else self.cells.to(device, dtype)
-        self.cells = with_norms(before, norms)
+    def _settle(self) -> None:
+        """Add up what waits: a constant number of kernels for all of it."""
+        if self._waiting:
+            numbers = _together(self._waiting).sum()
+            self._waiting = []
+            if isinstance(self.affected, Tensor):  # a model may have moved
+                numbers = self.affected.to(numbers.device) + numbers
+            else:
+                numbers = numbers + self.affected
+            self.affected = numbers
+        if self._norms:
+            norms = _together(self._norms)
+            self._norms = []
+            norms = norms.to(wide_dtype(norms.device))
+            before = norms.new_zeros(CELLS) if self.cells is None else self.cells.to(norms)
+            self.cells = with_norms(before, norms)
 
     def life(self) -> Snapshot:
         """The totals since attaching, including a loaded state."""
-        self._bin_norms()
+        self._settle()
         return Snapshot(*(getattr(self, name) for name in Snapshot._fields))
 
     def window(self) -> Snapshot:
@@ -208,7 +221,10 @@ class Counter:
 
     def restore(self, life: Snapshot, window: Snapshot) -> None:
         """Take over totals that were read or saved, and the open window."""
-        self._begun, self.closed, self._norms = life.plus(window, -1), Snapshot(), []
+        self._begun = life.plus(window, -1)
+        self.closed = Snapshot()
+        self._waiting = []
+        self._norms = []
         vars(self).update(life._asdict())
 
     def plus(self, other: Counter) -> Counter:
