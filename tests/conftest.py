@@ -4,6 +4,8 @@ import pytest
 from torch import nn
 
 from dropblock_hooks import registry
+from dropblock_hooks.functional import operators
+from dropblock_hooks.functional.kernels import launch
 
 
 class Residual(nn.Module):
@@ -54,3 +56,12 @@ def own_registry(monkeypatch):
     """What a test registers is gone after it, and what other tests registered is not there."""
     own = {n: c for n, c in registry._CLASSES.items() if c.__module__.startswith("dropblock_hooks")}
     monkeypatch.setattr(registry, "_CLASSES", own)
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    """Triton kernels on a CPU, where an interpreter runs them: the form that a GPU has."""
+    monkeypatch.setattr(launch, "DEVICES", {"cpu"})
+    monkeypatch.setattr(operators, "SEEDED", set())
+    launch.is_available.cache_clear()
+    return launch

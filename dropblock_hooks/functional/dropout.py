@@ -140,8 +140,8 @@ def multiply_noise(
 ) -> Tensor:
     if not isinstance(p, Tensor) and p == 0.0:
         return x
-    noise = normal_like(x, (p / (1 - p)) ** 0.5, generator)
-    return (x * (noise + 1.0)).to(x.dtype)
+    noise = normal_like(x, (p / (1 - p)) ** 0.5, generator, mean=1.0)
+    return (x * noise).to(x.dtype)
 
 
 def dropout(

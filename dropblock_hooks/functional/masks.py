@@ -52,13 +52,20 @@ def bernoulli(
     return torch.rand(tuple(shape), device=device, dtype=dtype, generator=generator) < p
 
 
-def normal_like(x: Tensor, std: float | Tensor, generator: torch.Generator | None) -> Tensor:
+def normal_like(
+    x: Tensor, std: float | Tensor, generator: torch.Generator | None, mean: float = 0.0
+) -> Tensor:
     """Normal noise, drawn in row-major order in at least float32; in the memory format of `x`."""
     dtype = torch.promote_types(x.dtype, torch.float32)
-    if isinstance(std, Tensor) and generator is None:  # in compiled code, which fuses it
-        return in_format_of(x, torch.randn(x.shape, dtype=dtype, device=x.device) * std.to(dtype))
-    noise = torch.empty(x.shape, dtype=dtype, device=x.device).normal_(generator=generator)
-    return in_format_of(x, noise * std)
+    if not isinstance(std, Tensor):
+        empty = torch.empty(x.shape, dtype=dtype, device=x.device)
+        return in_format_of(x, empty.normal_(mean, std, generator=generator))
+    if generator is None:  # in compiled code, which fuses it
+        noise = torch.randn(x.shape, dtype=dtype, device=x.device) * std.to(dtype)
+    else:
+        drawn = torch.empty(x.shape, dtype=dtype, device=x.device).normal_(generator=generator)
+        noise = drawn * std
+    return in_format_of(x, noise + mean if mean else noise)
 
 
 def in_format_of(x: Tensor, y: Tensor) -> Tensor:

@@ -211,7 +211,9 @@ class DropGrad2d(DropsShare, OnGradients, Regularizer):
 
     def apply(self, x: Tensor, now: Now) -> Applied:
         y, dropped = drop_units(x, now.p, 2)
-        return (y if y is x else torch.where(x.isfinite(), y, x)), dropped
+        if y is not x:
+            y = torch.where((x - x) == 0, y, x)  # isfinite() starts four kernels on a GPU
+        return y, dropped
 
 
 class _OfParameters(OnGradients, Regularizer):
