@@ -244,7 +244,7 @@ def draw_blocks(
             options = share_channels, generator, per_sample
             words = launch.or_else(lambda: kernels.draw(x, gamma, block, *options), lambda: None)
             if words is not None:
-                return words  # type: ignore[no-any-return]  # `or_else` has no types
+                return words
     # no branch on a value from here on: torch.export traces it for any batch size
     places = [s - b + 1 for s, b in zip(size, block, strict=True)]
     shape = (x.shape[0], 1 if share_channels else x.shape[1], *places)

@@ -37,14 +37,17 @@ def drop_units(
     if p == 0.0 or x.numel() == 0:
         return x, 0
     scale = keep_scale(p) if rescale else None
+
+    def with_mask() -> tuple[Tensor, Tensor | int]:
+        return _drop_with_mask(x, p, shape, scale, generator)
+
     if launch.takes(x):
-        y, dropped = launch.or_else(
-            lambda: _drop_with_kernels(x, p, axes, scale, generator),
-            lambda: _drop_with_mask(x, p, shape, scale, generator),
+        y, number = launch.or_else(
+            lambda: _drop_with_kernels(x, p, axes, scale, generator), with_mask
         )
     else:
-        y, dropped = _drop_with_mask(x, p, shape, scale, generator)
-    return x.copy_(y) if inplace else y, dropped
+        y, number = with_mask()
+    return x.copy_(y) if inplace else y, number
 
 
 def _drop_with_kernels(
@@ -53,7 +56,7 @@ def _drop_with_kernels(
     axes: int | None,
     scale: float | None,
     generator: torch.Generator | None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor | int]:
     """`drop_units` on a GPU."""
     from .kernels import units
 

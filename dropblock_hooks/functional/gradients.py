@@ -40,10 +40,7 @@ def clamp_measured(
         return with_torch()
     from .kernels import clamp
 
-    result: tuple[Tensor, Tensor, Tensor] = launch.or_else(
-        lambda: clamp.clamp(grad, min, max, scale), with_torch
-    )
-    return result
+    return launch.or_else(lambda: clamp.clamp(grad, min, max, scale), with_torch)
 
 
 def _kernels_take(grad: Tensor) -> bool:
@@ -53,7 +50,8 @@ def _kernels_take(grad: Tensor) -> bool:
 
 def clamp_counted(grad: Tensor, min: Bound | None, max: Bound | None) -> tuple[Tensor, Tensor]:
     low, high = _fit(min, grad.dtype), _fit(max, grad.dtype)
-    clamped = torch.where(grad.isinf(), grad, grad.clamp(low, high))
+    bounded = grad.clamp(low, high).to(grad.dtype)  # a bound in a tensor may have promoted it
+    clamped = torch.where(grad.isinf(), grad, bounded)
     return clamped, ((clamped != grad) & ~grad.isnan()).sum()
 
 
@@ -114,10 +112,9 @@ def clip_measured(
     axis = _axis_of(grad, per, channel_axis)
     from .kernels import clip
 
-    result: tuple[Tensor, Tensor, Tensor] = launch.or_else(
+    return launch.or_else(
         lambda: clip.clip(grad, clip.squares(grad, axis), max_norm, axis, scale), with_torch
     )
-    return result
 
 
 def _axis_of(grad: Tensor, per: Per, channel_axis: int) -> int | None:
@@ -147,11 +144,10 @@ def clip_adaptive_counted(
         weights = clip.squares(value, axis)
         return clip.clip(grad, sums, clip_factor, axis, scale, weights, eps)
 
-    result: tuple[Tensor, Tensor, Tensor] = launch.or_else(
+    return launch.or_else(
         with_kernels,
         lambda: _clip_adaptive_with_torch(grad, parameter, clip_factor, eps, norm_type, scale),
     )
-    return result
 
 
 def _clip_adaptive_with_torch(

@@ -110,8 +110,10 @@ def add_shares(state: dict[str, Any], x: Tensor, edges: Sequence[float]) -> None
 
 def add_alive(state: dict[str, Any], x: Tensor, zero: float = 0.0) -> None:
     """Note which channels of a call (N, C, ...) were alive: had a magnitude above `zero`."""
-    flags = state.get("alive")
-    if flags is None or flags.shape != x.shape[1:2] or flags.device != x.device:
+    before = state.get("alive")
+    if before is not None and before.shape == x.shape[1:2] and before.device == x.device:
+        flags: Tensor = before
+    else:
         flags = torch.zeros(x.shape[1], dtype=torch.bool, device=x.device)
 
     def with_torch() -> Tensor:
@@ -203,8 +205,7 @@ def _largest_with_kernels(
 ) -> Tensor:
     from .kernels import moments
 
-    found: Tensor = launch.or_else(lambda: moments.largest_of(tensors, masks), with_torch)
-    return found
+    return launch.or_else(lambda: moments.largest_of(tensors, masks), with_torch)
 
 
 def _largest_norm(tensors: Sequence[Tensor]) -> Tensor:
@@ -313,14 +314,14 @@ def add_statistics(
         gate = moments.Gate(state, training, calls, every)
         octaves_of = first, last
         factor = 1.0 if scale is None else scale
+        is_due = None
         if batch is not None and batches is not None:
             is_due = (state[CALLS] % every == 0) & (state[int(training)] > 0)
-            batches.copy_(torch.where(is_due, add_batch(batches, batch), batches))
         if mapped is not None and alive is not None and mapped.numel():
             moments.alive(mapped, alive, 0.0, gate)
-        moments.measure(
-            x, state[SUMS:], state[LARGEST], octaves_of, places, factor, gate=gate
-        )
+        moments.measure(x, state[SUMS:], state[LARGEST], octaves_of, places, factor, gate=gate)
+        if is_due is not None and batch is not None and batches is not None:
+            batches.copy_(torch.where(is_due, add_batch(batches, batch), batches))
 
     launch.or_else(with_kernels, lambda: with_torch(alive, batches))
 

@@ -354,15 +354,16 @@ def drop_blocks(
         from .kernels.blocks import words_of
 
         options = block, calibration, normalize, share_channels
-        y, mask, *others = _drop_blocks_densely(x, rows, counts, random, *options)
-        return y, words_of(plan, mask), *others
+        results = _drop_blocks_densely(x, rows, counts, random, *options)
+        y, mask, factors, new_counts = results
+        return y, words_of(plan, mask), factors, new_counts
 
     if x.numel() == 0:
         return dense()
     return launch.or_else(
         lambda: _drop_blocks_with_kernels(x, rows, counts, random, plan, calibration, normalize),
         dense,
-    )  # type: ignore[no-any-return]  # `or_else` has no types
+    )
 
 
 def _drop_blocks_with_kernels(
@@ -480,7 +481,7 @@ def drop_blocks_again(
         return launch.or_else(
             lambda: apply_words(grad, plan, mask, factors[1:]),
             lambda: Mask(grad.numel()).drop(grad, scale_of_kept, mask_of(plan, mask)),
-        )  # type: ignore[no-any-return]  # `or_else` has no types
+        )
     places: Any = Mask(grad.numel())
     scale: Any = factors[1:]
     if grad.device.type in SEEDED:

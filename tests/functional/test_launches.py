@@ -1,8 +1,8 @@
 """How many kernels a site starts on a GPU, counted on a CPU with the form for GPUs.
 
-An operator of torch counts as one kernel, and so does a Triton kernel. On a GPU, the backward of the
-bare layer copies the gradient of the sum, and a site that has a new gradient saves this copy; so
-there a site of gradients has one kernel less than here.
+An operator of torch counts as one kernel, and so does a Triton kernel. On a GPU, the backward of
+the bare layer copies the gradient of the sum. A site that has a new gradient saves this copy, so a
+site of gradients has one kernel less there than here.
 """
 
 from collections import Counter

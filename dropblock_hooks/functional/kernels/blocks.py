@@ -712,7 +712,7 @@ class Words:
         return launch.or_else(
             lambda: apply_words(x, self.plan, drawn, factor, dropped),
             lambda: self._drop_densely(x, scale, drawn),
-        )  # type: ignore[no-any-return]  # `or_else` has no types
+        )
 
     def _drop_densely(self, x: Tensor, scale: float | Tensor | None, drawn: Tensor) -> Tensor:
         if scale is None:
@@ -726,7 +726,7 @@ class Words:
         return launch.or_else(
             lambda: apply_words(noise, self.plan, drawn, 1.0, keeps_blocks=True),
             lambda: noise.masked_fill_(~self.mask(drawn), 0.0),
-        )  # type: ignore[no-any-return]  # `or_else` has no types
+        )
 
 
 def mask_of(plan: Plan, words: Tensor) -> Tensor:
@@ -761,4 +761,3 @@ def _strides_of_rows(x: Tensor) -> tuple[int, int, int, int]:
 def _has_rows(x: Tensor) -> bool:
     """Whether all rows of a map have one distance, so that depth and height are one axis."""
     return x.ndim < 5 or x.shape[2] == 1 or x.stride(2) == x.shape[3] * x.stride(3)
-

@@ -1,4 +1,4 @@
-"""Bounds of gradients by value on a GPU, in one kernel; see `functional.gradients.clamp_counted`."""
+"""Bounds of gradients by value on a GPU, by one kernel; `functional.gradients` has the equation."""
 
 import torch
 import triton

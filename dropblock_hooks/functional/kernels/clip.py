@@ -204,9 +204,7 @@ class Units:
 
 
 @functools.lru_cache(maxsize=4096)
-def units_of(
-    shape: tuple[int, ...], strides: tuple[int, ...], axis: int | None
-) -> Units | None:
+def units_of(shape: tuple[int, ...], strides: tuple[int, ...], axis: int | None) -> Units | None:
     """How a tensor is read whose units lie on an axis, or that is one unit (None).
 
     The result is None if its other axes don't form two.

@@ -9,7 +9,7 @@ import importlib
 import os
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from torch import Tensor
 from ..._torch import is_tracing, transforming
 from ...warn import warn
 
+Result = TypeVar("Result")
 SWITCH = "DROPBLOCK_HOOKS_TRITON"
 """The environment variable that switches all kernels off if its value is 0."""
 DEVICES = {"cuda"}
@@ -112,7 +113,7 @@ def _give_up(kernel: Any, error: Exception) -> None:
     )
 
 
-def or_else(fast: Callable[[], Any], dense: Callable[[], Any]) -> Any:
+def or_else(fast: Callable[[], Result], dense: Callable[[], Result]) -> Result:
     """The result of a function that uses kernels; if they can't be compiled, of the other one."""
     try:
         return fast()

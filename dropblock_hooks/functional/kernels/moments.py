@@ -159,9 +159,7 @@ def _measure_kernel(
 
 
 @triton.jit
-def _begin_call(
-    state, training: tl.constexpr, counted_at, off_at, COUNTS: tl.constexpr
-):
+def _begin_call(state, training: tl.constexpr, counted_at, off_at, COUNTS: tl.constexpr):
     """Count a call of a layer in compiled code; whether its site is on."""
     on = tl.load(state + training)
     counted = tl.load(state + counted_at)
@@ -231,7 +229,7 @@ def _add_kernel(
         if due:
             column = tl.arange(0, BINS)
             number = tl.zeros([BINS], dtype=tl.int64)
-            for i in range(0, programs):
+            for i in range(programs):
                 number += tl.load(counts + i * BINS + column)
             zeros = tl.sum(tl.where(column == bins + 1, number, 0), axis=0)
             bad_values = tl.sum(tl.where(column == bins, number, 0), axis=0)
@@ -420,7 +418,7 @@ def _read(x: Tensor) -> tuple[Tensor, Units]:
 
 
 def _programs(read: Units) -> int:
-    return min(_PROGRAMS, read.outer * triton.cdiv(read.columns, _SIZE))
+    return min(_PROGRAMS, read.outer * -(-read.columns // _SIZE))
 
 
 def measure(

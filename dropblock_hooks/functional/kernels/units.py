@@ -161,7 +161,7 @@ class Elements:
         """``x * scale`` with 0 in the dropped elements, which are counted in `drawn`."""
         y = torch.empty_like(x)
         is_forward = self.strides is None
-        if is_forward:
+        if self.strides is None:
             self.strides = y.stride()
         elif y.stride() != self.strides:
             y = torch.empty_strided(x.shape, self.strides, dtype=x.dtype, device=x.device)
@@ -209,7 +209,7 @@ class Units:
         return launch.or_else(
             lambda: _apply_units(x, self.axes, drawn, factor),
             lambda: self._drop_densely(x, scale, drawn),
-        )  # type: ignore[no-any-return]  # `or_else` has no types
+        )
 
     def _drop_densely(self, x: Tensor, scale: float | None, drawn: Tensor) -> Tensor:
         units = x.shape[: self.axes]

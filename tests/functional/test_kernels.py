@@ -1,0 +1,579 @@
+"""Triton kernels against the torch operations that they replace, run by Triton's interpreter.
+
+`test_operators` runs the operators of compiled code with the kernels of blocks; `test_launches`
+counts them.
+"""
+
+import itertools
+import math
+import random
+import types
+
+import pytest
+import torch
+from scipy import stats
+from torch import nn
+
+from dropblock_hooks import HookWarning, functional
+from dropblock_hooks.functional import dropblock, gradients, measures, operators
+from dropblock_hooks.functional.kernels import launch
+
+TYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
+FORMATS = {
+    "contiguous": lambda x: x.contiguous(),
+    "channels_last": lambda x: x.movedim(1, -1).contiguous().movedim(-1, 1) if x.ndim > 2 else x,
+    "transposed": lambda x: x.transpose(0, -1).contiguous().transpose(0, -1) if x.ndim > 1 else x,
+    "sliced": lambda x: torch.stack([x, x], -1)[..., 0],
+    "expanded": lambda x: x[:1].expand_as(x) if x.ndim else x,
+}
+SHAPES = [(), (5,), (3, 7), (2, 5, 9), (4, 3, 5, 6), (2, 3, 4, 5, 3)]
+VALUES = {
+    "normal": lambda x: x,
+    "large": lambda x: x * 1e4,
+    "small": lambda x: x * 1e-4,
+    "Inf": lambda x: torch.where(_one_of(x), math.inf, x),
+    "NaN": lambda x: torch.where(_one_of(x), math.nan, x),
+    "zero": torch.zeros_like,
+}
+
+
+def drop_blocks(x, p, edges, normalize="batch", share_channels=False):
+    return dropblock.drop_blocks(x, p, edges, "exact", normalize, share_channels)
+
+
+def blocks_of_3(x, p):
+    return drop_blocks(x, p, [3, 3])[0]
+
+
+def _one_of(x):
+    place = torch.zeros(x.numel(), dtype=torch.bool)
+    place[x.numel() // 2] = True
+    return place.view(x.shape)
+
+
+def tensors(number, shapes=SHAPES, values=VALUES, types=TYPES):
+    """A sample of tensors of all kinds, the same ones each time, by readable names."""
+    cases = list(itertools.product(shapes, FORMATS, values, types))
+    chosen = random.Random(0).sample(cases, number)
+    for shape, layout, value, dtype in chosen:
+        torch.manual_seed(len(shape))
+        x = FORMATS[layout](VALUES[value](torch.randn(shape))).to(dtype)
+        yield f"{shape} {layout} {value} {dtype}", x
+
+
+@pytest.fixture
+def both(kernels, monkeypatch):
+    """Run a function with torch operations, and then with kernels, of which some must start."""
+
+    def run(function, *args, **options):
+        monkeypatch.setattr(launch, "DEVICES", set())
+        dense = function(*args, **options)
+        monkeypatch.setattr(launch, "DEVICES", {"cpu"})
+        before = launch.launched
+        fast = function(*args, **options)
+        assert launch.launched > before
+        return dense, fast
+
+    return run
+
+
+def same(name, dense, fast, ulps=1):
+    """Check that two lists of results are equal up to the rounding of their types."""
+    for a, b in zip(dense, fast, strict=True):
+        assert a.dtype == b.dtype or not a.is_floating_point(), name
+        # Triton's interpreter cuts the digits of bfloat16 off, where a GPU rounds
+        eps = max(torch.finfo(a.dtype).eps, 1e-6) if a.is_floating_point() else 0
+        close = torch.allclose(a, b.to(a.dtype), rtol=2 * ulps * eps, atol=1e-12, equal_nan=True)
+        assert close, (name, a, b)
+
+
+# bounds ---------------------------------------------------------------------------------------
+
+BOUNDS = [(-0.5, 0.5), (None, 0.25), (-0.25, None), (-1e30, 1e30)]
+SCALES = [1.0, 8.0, torch.tensor(1024.0)]
+
+
+@pytest.mark.parametrize("bounds", BOUNDS, ids=str)
+def test_clamp(bounds, both):
+    types_of = [torch.float32, torch.bfloat16, torch.float16]
+    for (name, x), scale in zip(tensors(24, types=types_of), itertools.cycle(SCALES)):
+        if bounds[1] == 1e30 and isinstance(scale, torch.Tensor):
+            continue  # the torch operations can't limit a bound that they don't read
+        dense, fast = both(gradients.clamp_measured, x, *bounds, scale)
+        assert dense[0].stride() == fast[0].stride(), name
+        same(name, [dense[0], dense[1]], [fast[0], fast[1]])
+        if dense[2] < math.inf:
+            same(name, [dense[2].double()], [fast[2]])
+        else:
+            assert not fast[2] < math.inf, name
+
+
+@pytest.mark.parametrize("per", ["tensor", "sample", "channel"])
+def test_clip(per, both):
+    types_of = [torch.float32, torch.bfloat16, torch.float16]
+    shapes = SHAPES if per != "channel" else SHAPES[2:]
+    for (name, x), scale in zip(tensors(24, shapes, types=types_of), itertools.cycle(SCALES)):
+        dense, fast = both(gradients.clip_measured, x, 0.5, 2.0, per, scale)
+        assert dense[0].stride() == fast[0].stride(), name
+        norms = dense[2].reshape(-1)
+        same(name, [dense[0], dense[1], norms], [fast[0], fast[1], fast[2]])
+
+
+def test_clip_by_weights(both):
+    types_of = [torch.float32, torch.bfloat16, torch.float16]
+    for (name, x), scale in zip(tensors(24, types=types_of), itertools.cycle(SCALES)):
+        weights = torch.randn(x.shape) * 0.1
+        parameter = nn.Parameter(weights.to(x.dtype))
+        given = x, parameter, 0.1, 1e-2, 2.0, scale
+        dense, fast = both(gradients.clip_adaptive_counted, *given)
+        norms = dense[2].reshape(-1)
+        same(name, [dense[0], dense[1], norms], [fast[0], fast[1], fast[2]])
+
+
+def test_squares_do_not_overflow(both):
+    x = torch.full((3, 50), 1e30)
+    dense, fast = both(gradients.clip_measured, x, 1e30, 2.0, "tensor")
+    same("1e30", dense[:2], fast[:2])
+    assert fast[2].item() == pytest.approx(1e30 * 150**0.5)
+    tiny = torch.full((3, 50), 1e-30)
+    _, fast = both(gradients.clip_measured, tiny, 1e-31, 2.0, "tensor")
+    assert fast[0].norm().item() == pytest.approx(1e-31, rel=1e-4)
+
+
+def test_large_tensors_have_several_programs(both):
+    x = torch.randn(3, 9001)
+    for per in ("tensor", "sample"):
+        dense, fast = both(gradients.clip_measured, x, 1.0, 2.0, per)
+        same(per, [*dense[:2], dense[2].reshape(-1)], fast)
+
+
+# statistics -----------------------------------------------------------------------------------
+
+
+def sums_of(x, scale, due):
+    state = {
+        "sums": torch.zeros(measures.BINS + 43, dtype=torch.float64),
+        "largest": torch.zeros((), dtype=torch.float64),
+        "looked": 0,
+    }
+    for _ in range(2):
+        measures.add_call_of(state, x, scale, due, (-27, 14))
+    return state
+
+
+@pytest.mark.parametrize("due", [True, False], ids=["with shares", "moments only"])
+def test_moments(due, both):
+    for (name, x), scale in zip(tensors(24), itertools.cycle(SCALES)):
+        dense, fast = both(sums_of, x, scale, due)
+        size = max(float(dense["sums"][measures.NORMS]), 1e-30)
+        tolerance = {"rtol": 1e-5, "atol": 1e-5 * size}
+        assert torch.allclose(dense["sums"], fast["sums"], **tolerance), (name, dense, fast)
+        assert torch.allclose(dense["largest"], fast["largest"], rtol=1e-6), name
+        assert dense["looked"] == fast["looked"]
+
+
+def test_the_deviation_is_right_where_the_mean_is_large(both):
+    x = torch.randn(2, 6000) * 1e-2 + 100
+    sums = both(sums_of, x, 1.0, False)[1]["sums"]
+    count = sums[measures.COUNT]
+    mean = sums[measures.SUM] / count
+    deviation = (sums[measures.SQUARES] / count - mean * mean).sqrt()
+    assert deviation.item() == pytest.approx(x.double().std(correction=0).item(), rel=1e-3)
+
+
+def test_living_channels(both):
+    for name, x in tensors(20, SHAPES[2:]):
+        x = x.clone()
+        x[:, 1] = 0
+
+        def flags(x, zero):
+            state = {}
+            measures.add_alive(state, x, zero)
+            return state["alive"]
+
+        for zero in (0.0, 0.5):
+            dense, fast = both(flags, x, zero)
+            assert torch.equal(dense, fast), name
+
+
+def test_numbers_that_are_finite_if_all_values_are(both):
+    types_of = [torch.float32, torch.bfloat16, torch.float16]
+    for name, x in tensors(20, types=types_of):
+        masks = [torch.tensor([-math.inf, 1.0]), x]
+        for function, given in (
+            (measures.largest_norm, [x, x]),
+            (measures.norm_of_arguments, [x]),
+            (measures.norm_of_arguments, masks),
+        ):
+            dense, fast = both(function, given)
+            assert bool(dense < math.inf) == bool(fast < math.inf), name
+
+
+@pytest.mark.parametrize("on", [(0.0, 1.0), (1.0, 1.0), (0.0, 0.0)], ids=str)
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+def test_statistics_of_compiled_code(on, training, both):
+    def run(calls):
+        torch.manual_seed(0)
+        state = torch.zeros(measures.SUMS + measures.BINS + 43, dtype=torch.float64)
+        state[:2] = torch.tensor(on)
+        alive = torch.zeros(6, dtype=torch.bool)
+        batches = torch.zeros(3, 6, dtype=torch.float64)
+        for i in range(4):
+            x = torch.randn(2, 6, 5, 5).relu()
+            x[:, 2] = 0
+            if i == 2:
+                x[0, 0] = math.nan
+            scale = None if i % 2 else torch.tensor(16.0)
+            given = scale, training, calls, 3, -27, 14, state, alive, batches
+            measures.add_statistics(x, x, x, *given)
+        return state, alive, batches
+
+    for calls in (True, False):
+        dense, fast = both(run, calls)
+        same("", [*dense[:2], dense[2]], fast, ulps=10)
+
+
+@pytest.mark.parametrize("on", [(0.0, 1.0), (1.0, 1.0), (0.0, 0.0)], ids=str)
+@pytest.mark.parametrize("bad", [None, "output", "input", "mask"])
+def test_notes_of_compiled_code(on, bad, both):
+    def run(training, bounds):
+        torch.manual_seed(0)
+        state = torch.zeros(measures.WATCHED, dtype=torch.float64)
+        first = [measures.FIRST_BAD, measures.FIRST_MADE, measures.FIRST_BAD_GRADIENT]
+        state[first] = math.inf
+        state[:2] = torch.tensor(on)
+        of_gradients = state.clone()
+        alive = torch.zeros(6, dtype=torch.bool)
+        for i in range(4):
+            x = torch.rand(2, 6, 5)
+            given = torch.randn(2, 6)
+            mask = torch.randn(5)
+            grad = torch.randn(2, 6)
+            if i >= 2 and bad in ("output", "input"):
+                x[0, 0, 0] = math.nan
+                grad[0, 0] = math.inf
+            if i >= 3 and bad == "input":
+                given[0] = math.nan
+            if bad == "mask":
+                mask[0] = -math.inf
+            measures.add_watched([x, x[:1]], [given, mask], x, training, bounds, state, alive)
+            scale = None if i % 2 else torch.tensor(16.0)
+            measures.add_watched_gradient(grad, scale, training, of_gradients)
+        return state, of_gradients, alive
+
+    for training, bounds in itertools.product([True, False], [[], [0.0, 1.0]]):
+        dense, fast = both(run, training, bounds)
+        same("", dense, fast, ulps=10)
+
+
+# dropout of elements and units ----------------------------------------------------------------
+
+DROPOUTS = {
+    "elements": (functional.dropout, 4, lambda x: x),
+    "channels": (functional.dropout2d, 4, lambda x: x[:, :, :1, :1]),
+    "samples": (functional.drop_path, 4, lambda x: x[:, :1, :1, :1]),
+    "channels of volumes": (functional.dropout3d, 5, lambda x: x[:, :, :1, :1, :1]),
+}
+
+
+@pytest.mark.parametrize("name", DROPOUTS)
+def test_units_are_dropped_as_a_whole_in_both_directions(name, kernels):
+    function, ndim, one = DROPOUTS[name]
+    shape = (6, 5, 3, 7, 2)[:ndim]
+    for layout, dtype in itertools.product(FORMATS, TYPES):
+        x = FORMATS[layout](torch.randn(shape) + 3).to(dtype).detach().requires_grad_()
+        before = launch.launched
+        y = function(x, 0.4)
+        y.backward(FORMATS["channels_last"](torch.ones(shape, dtype=dtype)))
+        assert launch.launched > before
+        assert y.stride() == torch.empty_like(x).stride()
+        mask = (y != 0).to(dtype)
+        assert torch.equal(mask, one(mask).expand_as(mask))
+        factor = 1 / 0.6
+        assert torch.allclose(y, x * mask * factor, rtol=2e-2 if dtype.itemsize == 2 else 1e-6)
+        assert torch.allclose(x.grad, mask * factor, rtol=2e-2 if dtype.itemsize == 2 else 1e-6)
+
+
+@pytest.mark.parametrize("name", DROPOUTS)
+def test_dropped_inf_and_nan_disappear(name, kernels):
+    function, ndim, _ = DROPOUTS[name]
+    for value in (math.inf, math.nan):
+        x = torch.full((8, 5, 2, 2, 2)[:ndim], value)
+        y = function(x, 0.5)
+        dropped = y == 0
+        assert 0 < dropped.sum() < dropped.numel()
+        assert not y[~dropped].isfinite().any()
+    assert torch.equal(function(x, 1.0), torch.zeros_like(x))
+
+
+@pytest.mark.parametrize("p", [1e-4, 0.1, 0.5, 0.97])
+def test_elements_are_dropped_independently_at_the_rate(p, kernels):
+    """Chi-square of the pairs of neighbors, and of their counts, at 1e-4."""
+    torch.manual_seed(1)
+    from dropblock_hooks.functional.dropout import drop_units
+
+    y, dropped = drop_units(torch.ones(60_000), p)
+    zeros = y == 0
+    assert dropped == zeros.sum()
+    pairs = zeros.view(-1, 2)
+    counted = [(pairs == torch.tensor(pair)).all(1).sum() for pair in ((1, 1), (1, 0), (0, 1))]
+    counted = [*map(int, counted), int((~pairs).all(1).sum())]
+    expected = [p * p, p * (1 - p), p * (1 - p), (1 - p) ** 2]
+    kept = [i for i in range(4) if expected[i] * len(pairs) > 5]
+    observed = [counted[i] for i in kept] + [len(pairs) - sum(counted[i] for i in kept)]
+    wanted = [expected[i] * len(pairs) for i in kept]
+    wanted.append(max(len(pairs) - sum(wanted), 1e-9))
+    if wanted[-1] < 1e-3:
+        observed, wanted = observed[:-1], wanted[:-1]
+        wanted = [each * sum(observed) / sum(wanted) for each in wanted]
+    assert stats.chisquare(observed, wanted).pvalue > 1e-4
+
+
+def test_channels_are_dropped_at_the_rate(kernels):
+    torch.manual_seed(1)
+    y = functional.dropout2d(torch.ones(200, 100, 1, 1), 0.3)
+    number = int((y == 0).sum())
+    assert stats.binomtest(number, 20_000, 0.3).pvalue > 1e-4
+
+
+# blocks ---------------------------------------------------------------------------------------
+
+MAPS = {
+    "1d": ((2, 3, 17), 5),
+    "a wide row": ((1, 2, 200), 20),
+    "2d": ((2, 3, 9, 9), 3),
+    "an even block": ((2, 3, 8, 11), 4),
+    "the whole map": ((2, 6, 4, 4), 7),
+    "65 columns": ((1, 2, 3, 65), 2),
+    "130 columns": ((1, 1, 5, 130), 5),
+    "3d": ((2, 2, 4, 5, 6), 2),
+}
+
+
+def blocks_of(mask, block):
+    """The positions of the whole blocks inside a mask of a map, from the mask alone."""
+    edges = [min(block, size) for size in mask.shape]
+    windows = mask
+    for axis, edge in enumerate(edges):
+        windows = windows.unfold(axis, edge, 1)
+    return windows.flatten(len(edges)).all(-1), edges
+
+
+def grown(starts, edges, shape):
+    """The mask that blocks from these positions make."""
+    mask = torch.zeros(shape, dtype=torch.bool)
+    for start in starts.nonzero().tolist():
+        place = tuple(slice(at, at + edge) for at, edge in zip(start, edges, strict=True))
+        mask[place] = True
+    return mask
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_blocks_are_whole(name, kernels):
+    shape, block = MAPS[name]
+    x = torch.ones(shape, requires_grad=True)
+    before = launch.launched
+    y, dropped = drop_blocks(x, 0.3, [block] * (x.ndim - 2))
+    y.sum().backward()
+    assert launch.launched == before + 4
+    zeros = y == 0
+    assert dropped == zeros.sum()
+    assert torch.equal(x.grad == 0, zeros)
+    kept = zeros.numel() - int(dropped)
+    assert torch.allclose(y[~zeros], torch.tensor(zeros.numel() / max(kept, 1)))
+    for one in zeros.flatten(0, 1):
+        starts, edges = blocks_of(one, block)
+        assert torch.equal(grown(starts, edges, one.shape), one)
+
+
+@pytest.mark.parametrize("layout", FORMATS)
+def test_a_mask_is_the_same_in_all_formats_and_types(layout, kernels):
+    for dtype in TYPES:
+        x = FORMATS[layout](torch.randn(2, 4, 6, 7) + 5).to(dtype).detach().requires_grad_()
+        y, dropped = drop_blocks(x, 0.3, [3, 3], normalize="sample")
+        grad = FORMATS["transposed"](torch.ones(2, 4, 6, 7, dtype=dtype))
+        y.backward(grad)
+        assert y.stride() == torch.empty_like(x).stride()
+        zeros = y == 0
+        assert dropped == zeros.sum()
+        kept = (~zeros).sum((1, 2, 3), keepdim=True)
+        factor = torch.where(kept > 0, zeros[0].numel() / kept.clamp(min=1), 0.0)
+        tolerance = {"rtol": 2e-2 if dtype.itemsize == 2 else 1e-6}
+        assert torch.allclose(y.float(), x.float() * ~zeros * factor, **tolerance)
+        assert torch.allclose(x.grad.float(), (~zeros * factor).float(), **tolerance)
+
+
+def test_blocks_drop_inf_and_nan(kernels):
+    for value in (math.inf, math.nan):
+        y, _ = drop_blocks(torch.full((4, 4, 8, 8), value), 0.4, [3, 3])
+        assert 0 < (y == 0).sum() < y.numel()
+        assert not y[y != 0].isfinite().any()
+
+
+def test_blocks_begin_everywhere_with_the_same_chance(kernels):
+    """Chi-square of the positions of single blocks, at 1e-4."""
+    torch.manual_seed(3)
+    gamma_of_few = 0.004
+    y, _ = drop_blocks(torch.ones(1, 6000, 6, 9), gamma_of_few * 6, [2, 3])
+    starts = torch.zeros(5, 7)
+    for one in (y == 0)[0]:
+        if one.sum() == 6:  # one block
+            row, column = one.nonzero()[0].tolist()
+            starts[row, column] += 1
+    assert starts.sum() > 500
+    assert stats.chisquare(starts.flatten().numpy()).pvalue > 1e-4
+
+
+@pytest.mark.parametrize(("size", "block"), [((7, 7), 3), ((5, 70), 3), ((20,), 7)], ids=str)
+def test_realized_rate_of_blocks(size, block, kernels):
+    torch.manual_seed(0)
+    shares = []
+    for _ in range(20):
+        x = torch.ones(4, 3, *size)
+        _, dropped = drop_blocks(x, 0.2, [block] * len(size))
+        shares.append(int(dropped) / x.numel())
+    shares = torch.tensor(shares)
+    assert abs(shares.mean() - 0.2) < 4 * shares.std() / len(shares) ** 0.5
+
+
+def test_shared_channels_have_one_mask(kernels):
+    y, _ = drop_blocks(torch.ones(3, 5, 9, 9), 0.3, [3, 3], share_channels=True)
+    zeros = y == 0
+    assert torch.equal(zeros, zeros[:, :1].expand_as(zeros))
+    assert zeros.any()
+
+
+# bad input ------------------------------------------------------------------------------------
+
+
+def test_empty_tensors_start_nothing(kernels):
+    before = launch.launched
+    for shape in ((0, 3, 5, 5), (2, 0, 5, 5)):
+        x = torch.ones(shape, requires_grad=True)
+        for function in (functional.dropout, functional.dropout2d, functional.drop_path):
+            assert function(x, 0.5).shape == shape
+        assert drop_blocks(x, 0.5, [3, 3])[0].shape == shape
+        assert functional.clip_grad_norm(x, 1.0).shape == shape
+        assert functional.clamp_grad(x, -1.0, 1.0).shape == shape
+    assert launch.launched == before
+
+
+def test_a_gradient_of_another_type(kernels):
+    """As under autocast, where a site gives float16 on and gets a gradient of float32."""
+    x = torch.ones(2, 3, 6, 6, dtype=torch.float16, requires_grad=True)
+    for function in (
+        functional.dropout2d,
+        functional.dropout,
+        lambda x, p: drop_blocks(x, p, [3, 3])[0],
+    ):
+        y = function(x, 0.3)
+        (grad,) = torch.autograd.grad(y.float().sum(), x)
+        assert grad.dtype == torch.float16
+        assert torch.equal(grad == 0, y == 0)
+
+
+def test_places_are_computed_with_64_bits_where_needed(kernels, monkeypatch):
+    assert launch.is_big(2**31, torch.ones(2))
+    assert launch.is_big(0, torch.empty((2, 2**31), device="meta"))
+    assert not launch.is_big(2**30, torch.ones(2, 3))
+    monkeypatch.setattr(launch, "is_big", lambda *given: True)
+    test_blocks_are_whole("2d", kernels)
+    test_units_are_dropped_as_a_whole_in_both_directions("channels", kernels)
+    x = torch.randn(3, 5)
+    assert torch.allclose(functional.clip_grad_norm(x, 1.0), x / x.norm())
+
+
+@pytest.mark.parametrize("version", [None, "3.1.0", "2.0"])
+def test_without_a_new_triton_torch_operations_are_used(version, kernels, monkeypatch):
+    def find(name):
+        if version is None:
+            raise ImportError("No module named 'triton'")
+        return types.SimpleNamespace(__version__=version)
+
+    monkeypatch.setattr(launch.importlib, "import_module", find)
+    launch.is_available.cache_clear()
+    before = launch.launched
+    with pytest.warns(HookWarning, match="DROPBLOCK_HOOKS_TRITON=0"):
+        y = functional.dropout(torch.ones(1000), 0.5)
+    assert 300 < (y == 0).sum() < 700
+    functional.dropout(torch.ones(1000), 0.5)  # without another warning, which would be an error
+    assert launch.launched == before
+    launch.is_available.cache_clear()
+
+
+def test_the_switch_needs_no_warning(kernels, monkeypatch):
+    monkeypatch.setenv(launch.SWITCH, "0")
+    launch.is_available.cache_clear()
+    before = launch.launched
+    functional.dropout(torch.ones(1000), 0.5)
+    assert launch.launched == before
+    launch.is_available.cache_clear()
+
+
+@pytest.mark.parametrize("when", ["forward", "backward"])
+def test_a_kernel_that_fails_is_told_once_and_replaced(when, kernels, monkeypatch):
+    class Broken:
+        __name__ = "_apply_kernel"
+
+        def __getitem__(self, grid):
+            raise RuntimeError("no compiler was found")
+
+    from dropblock_hooks.functional.kernels import blocks, units
+
+    monkeypatch.setattr(launch, "_failed", False)
+    x = torch.ones(4, 6, 8, 8, requires_grad=True)
+    y = drop_blocks(x, 0.3, [3, 3])[0] if when == "backward" else None
+    monkeypatch.setattr(blocks, "_apply_kernel", Broken())
+    monkeypatch.setattr(units, "_drop_elements_kernel", Broken())
+
+    def act(y):
+        y = drop_blocks(x, 0.3, [3, 3])[0] if y is None else y
+        y.sum().backward()
+        return y
+
+    with pytest.warns(HookWarning, match="_apply_kernel .*no compiler was found") as told:
+        y = act(y)
+    assert len(told) == 1
+    assert torch.equal(x.grad, y.detach())
+    assert 0 < (y == 0).sum() < y.numel()
+    assert (functional.dropout(torch.ones(1000), 0.5) == 0).any()
+
+
+def test_a_seed_while_a_graph_is_captured_is_on_the_device(kernels, monkeypatch):
+    """Each replay of a CUDA graph must draw another mask, and begin to count at 0."""
+    monkeypatch.setattr(launch, "is_capturing", lambda device: True)
+    seed = launch.draw_seed(torch.device("cpu"))
+    assert isinstance(seed, torch.Tensor)
+    x = torch.ones(4, 6, 8, 8, requires_grad=True)
+    for function in (
+        functional.dropout,
+        functional.dropout2d,
+        lambda x, p: drop_blocks(x, p, [3, 3])[0],
+    ):
+        y = function(x, 0.3)
+        (grad,) = torch.autograd.grad(y.sum(), x)
+        assert torch.equal(grad == 0, y == 0)
+        assert 0 < (y == 0).sum() < y.numel()
+
+
+def test_a_generator_repeats_the_mask(kernels):
+    x = torch.ones(4, 6, 8, 8)
+    for function in (functional.dropout, functional.dropout2d, functional.gaussian_dropout):
+        first, second = (
+            function(x, 0.3, generator=torch.Generator().manual_seed(7)) for _ in range(2)
+        )
+        assert torch.equal(first, second)
+
+
+def test_no_kernel_sees_tensors_that_are_traced(kernels, monkeypatch):
+    assert not operators.SEEDED
+    x = torch.randn(2, 3)
+    assert launch.takes(x)
+    seen = []
+    torch.vmap(lambda row: seen.append(launch.takes(row)) or row)(x)
+    monkeypatch.setattr(launch, "is_tracing", lambda: True)
+    seen.append(launch.takes(x))
+    monkeypatch.setattr(launch, "is_tracing", lambda: False)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    seen.append(launch.takes(x))
+    assert seen == [False, False, False]
