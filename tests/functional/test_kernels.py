@@ -7,6 +7,8 @@ counts them.
 import itertools
 import math
 import random
+import subprocess
+import sys
 import types
 
 import pytest
@@ -577,3 +579,14 @@ def test_no_kernel_sees_tensors_that_are_traced(kernels, monkeypatch):
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     seen.append(launch.takes(x))
     assert seen == [False, False, False]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="Triton comes with torch on Linux only")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_all_kernels_compile_for_a_gpu(dtype):
+    """The interpreter takes what the compiler refuses, such as a variable that changes its type."""
+    command = [sys.executable, "-m", "tests.functional.compile_kernels", dtype]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert int(result.stdout.split()[0]) > 60
