@@ -7,6 +7,7 @@ from torch import nn
 
 from ._torch import guard_hooks
 from .attachment.attachment import Attachment
+from .attachment.faults import find_frozen
 from .attachment.place import install, place, site_keys
 from .compiling import forget_compiled
 from .findings import Finding, Kind, Severity, tell
@@ -84,6 +85,7 @@ def attach(
         attachment.grad_scaler, attachment.optimizer = grad_scaler, optimizer
         for site in attachment.sites:
             site.reader.remember(layouts.get(site.key) or "")
+        findings += find_frozen(base, run, attachment._hooks) if example_input is None else []
         guard_hooks()
         forget_compiled()
         tell(findings, run.told)

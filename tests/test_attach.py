@@ -165,11 +165,6 @@ def test_all_problems_at_once(net, hook_count):
     assert len(error.problems) == 3
 
 
-def test_a_frozen_parameter(net, hook_count):
-    net.fc.bias.requires_grad_(False)
-    refused(net, hook_count, {"param:fc.*": ClampGrad(-1.0)}, "fc.bias", "frozen")
-
-
 def test_live_attachment_of_the_same_class(net, hook_count):
     attached = attach(net, {"layer1.*": Dropout2d(0.1)})
     refused(net, hook_count, {"layer1.0": Dropout2d(0.2)}, "layer1.0:", "live", "compose=True")

@@ -99,7 +99,7 @@ class Attachment:
 
     def _look(self) -> None:
         for module, hook in self._installed:
-            hook.site.note_layer(module, hook.local or None)
+            hook.look(module)
 
     @property
     def epoch(self) -> float:

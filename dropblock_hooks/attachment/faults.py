@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import math
 import weakref
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -22,6 +23,7 @@ from ..checkpointing import NO_TASK, graph_task
 from ..findings import Finding, Kind, Severity, tell
 from ..observers.watchdog import Clock, Watchdog
 from ..selectors.wrappers import bare_type, find_module
+from ..sites.held import ParameterHook
 from ..sites.hooks import REPLACED, SiteHook
 from ..sites.run import Run, Window, windows, world_size
 from ..sites.site import Site
@@ -191,6 +193,7 @@ def find_faults(base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> list[Fi
     gone = sorted(set(run.keys) - {hook.site.key for hook in hooks})  # of a copy, say
     found += [error(*REPLACED, key) for key in gone]
     found += filter(None, [hook.diagnose(base, window) for hook in hooks])
+    found += find_frozen(base, run, hooks)
     return found + not_stepped(hook.site for hook in hooks)
 
 
@@ -242,7 +245,35 @@ def _idle(base: nn.Module, hooks: Iterable[SiteHook], window: Window) -> list[Fi
     """The faults of sites that did nothing; freezing a parameter after training it is no fault."""
     idle = [hook for hook in hooks if not window.sites[hook.site.key].active]
     faults = [(hook, hook.diagnose(base, window)) for hook in idle]
-    return [f for hook, f in faults if f and not (f.kind == Kind.LOST and hook.site.active_calls)]
+    found = [f for hook, f in faults if f and not (f.kind == Kind.LOST and hook.site.active_calls)]
+    never = [hook for hook in idle if not hook.site.active_calls]
+    return found + find_frozen(base, never[0].run, never) if never else found
+
+
+def find_frozen(base: nn.Module, run: Run, hooks: Iterable[SiteHook]) -> list[Finding]:
+    """A finding for each entry of the spec whose parameters are all frozen.
+
+    A frozen parameter beside others is no fault: it is regularized once it is unfrozen.
+    """
+    entries: dict[tuple[int, int], list[ParameterHook]] = defaultdict(list)
+    for hook in hooks:
+        if isinstance(hook, ParameterHook):
+            entries[hook.site.position].append(hook)
+    whole = Counter(site.position for site in run.sites)
+    found = []
+    for position, members in entries.items():
+        owners = [(hook, hook.find(base)) for hook in members]
+        frozen = [h for h, owner in owners if owner is not None and h.is_frozen(owner)]
+        if len(frozen) < whole[position]:
+            continue
+        keys = tuple(hook.site.key for hook in frozen)
+        text = "the parameter is frozen (requires_grad is False) and gets no gradient"
+        cure = (
+            "Unfreeze it, or leave it out of the spec. If its layer was wrapped after attach, "
+            "attach after that"
+        )
+        found.append(Finding(Kind.LOST, Severity.ERROR, keys, text, cure, run.epoch))
+    return found
 
 
 def not_stepped(sites: Iterable[Site]) -> list[Finding]:

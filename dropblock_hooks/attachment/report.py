@@ -52,6 +52,7 @@ class SiteRow:
     clipped: bool  # whether blocks are smaller than asked for, because the map is smaller
     aliases: tuple[str, ...]  # other names of the same, shared, layer
     observed: Any = None  # the result of an observer for the last window
+    frozen: bool = False  # whether it is a parameter with requires_grad=False
 
 
 Readings: TypeAlias = dict[str, tuple[Counter, Any]]
@@ -120,6 +121,7 @@ def _site_row(site: Site, have: Readings) -> SiteRow:
         clipped=is_clipped(block, item),
         aliases=site.aliases,
         observed=_result(site, state) if site.watch and state else None,
+        frozen=site.frozen,
     )
 
 
@@ -139,6 +141,10 @@ def block_cell(row: Any, only_limited: bool = False) -> str:
     covers = row.block_size is not None and row.block_size == row.map_size
     mark = " (clipped)" if row.clipped else " (whole map)" if covers else ""
     return f"{cell(row.block_size)}{mark}" if mark or not only_limited else ""
+
+
+def frozen_cell(row: Any) -> str:
+    return "yes" if row.frozen else ""  # a table leaves empty columns out
 
 
 def entry_of(selector: str, row: Any) -> str | None:
@@ -196,7 +202,8 @@ def _sections(
             calls["map\nlast"] = _map_cell
             calls["block\nlast"] = partial(block_cell, only_limited=True)
     name: Columns[SiteRow] = {"site": lambda row: named(row.site, row.aliases)}
-    yield Section(rows, {**name, "options": options, **columns, **calls}, note, entry)
+    frozen: Columns[SiteRow] = {"frozen": frozen_cell}
+    yield Section(rows, {**name, "options": options, **columns, **calls, **frozen}, note, entry)
     norms: Columns[SiteRow] = {
         "mean": lambda row: Varying(row.mean_norm),
         "p99": lambda row: Varying(row.p99_norm),

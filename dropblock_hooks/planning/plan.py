@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.utils._pytree import tree_leaves
 
+from ..attachment.faults import find_frozen
 from ..attachment.place import Placement, install, place, site_keys
-from ..attachment.report import block_cell, entry_of, is_clipped
+from ..attachment.report import block_cell, entry_of, frozen_cell, is_clipped
 from ..axes.view import View
 from ..findings import Finding, Kind, Severity, merged
 from ..regularizers.base import rate_range
@@ -52,6 +53,7 @@ class PlanRow:
     rate: float | Range | None  # the nominal rate, (lowest, highest) over the schedule
     expected_share: float | Range | None  # of the elements that are dropped at these rates
     problem: str | None  # why it can't work there
+    frozen: bool = False  # whether it is a parameter with requires_grad=False
 
 
 _COLUMNS: dict[str, Any] = {
@@ -63,6 +65,7 @@ _COLUMNS: dict[str, Any] = {
     "block": block_cell,
     "rate": lambda row: ranged(row.rate),
     "expected": lambda row: ranged(row.expected_share),
+    "frozen": frozen_cell,
 }
 
 
@@ -220,6 +223,8 @@ def _run(
         if text := _why_clipped(rows[-1]):
             cure = "Ask for a smaller block_size, or use a dropout of channels"
             findings.append(found(Kind.CLIPPED, Severity.WARNING, text=text, cure=cure))
+    frozen = find_frozen(copies[base], run, hooks)
+    findings += [replace(each, severity=Severity.WARNING) for each in frozen]
     return rows, findings
 
 
@@ -248,6 +253,7 @@ def _row(
         rate=range_of(rates),
         expected_share=0.0 if idle else range_of(shares),
         problem=problem,
+        frozen=target.frozen,
     )
 
 

@@ -30,6 +30,14 @@ class Target:
     def owner(self) -> str:  # the name of the module
         return self.name.rpartition(".")[0] if self.form else self.name
 
+    @property
+    def selected(self) -> Any:  # the parameter, or the module
+        return self.module._parameters[self.local] if self.form == "param" else self.module
+
+    @property
+    def frozen(self) -> bool:  # whether it is a parameter that gets no gradient
+        return self.form == "param" and not self.selected.requires_grad
+
 
 class Index:
     """The modules of a model and what they hold; a shared one is the target of its first name."""

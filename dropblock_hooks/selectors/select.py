@@ -37,12 +37,14 @@ class Select:
 
     Args:
         names: a selector, or several; any of them may match.
-        types: a class name or class, or several; base classes count.
+        types: a class name or class, or several; base classes count. With ``param:`` and ``attr:``
+            names, the class of the layer that holds the value.
         stages: numbers of feature stages. Alone, they match the last layer of a stage; with `names`
             or `types`, the layers inside it.
         exclude: selectors of layers to leave out, each with everything inside it; ``stage:`` and
             ``stride:`` leave out the whole stage. Each must leave out something.
-        where: ``where(name, module) -> bool``; can't be written to a file.
+        where: ``where(name, module) -> bool``; can't be written to a file. With ``param:`` names it
+            gets the parameter in place of the module.
         expect: the number of layers that must match, at least 1; None allows any number above 0.
         compose: True allows the same class of regularizer on a layer that has one from another
             entry or Attachment. Two rates of 0.1 drop 0.19 together.
@@ -52,7 +54,7 @@ class Select:
     types: Any = ()
     stages: int | tuple[int, ...] = ()
     exclude: str | tuple[str, ...] = ()
-    where: Callable[[str, nn.Module], bool] | None = None
+    where: Callable[[str, Any], bool] | None = None
     expect: int | None = None
     compose: bool = False
 
@@ -149,12 +151,12 @@ def _match_select(select: Select, index: Index) -> list[Target]:
         found = _with_forward(index) if whole or not stages else stages
     if types:
         words = (t if isinstance(t, str) else f"{t.__module__}.{t.__qualname__}" for t in types)
-        typed = {target for word in words for target in _named(f"type:{word}", index)}
-        found = [target for target in found if target in typed]
+        typed = {target.module for word in words for target in _named(f"type:{word}", index)}
+        found = [target for target in found if target.module in typed]
     starts = tuple(f"{stage.name}." for stage in stages) or ("",)
     found = index.order(target for target in found if f"{target.name}.".startswith(starts))
     if select.where is not None:
-        found = [target for target in found if select.where(target.name, target.module)]
+        found = [target for target in found if select.where(target.name, target.selected)]
     if not found:
         raise NoMatchError(f"no layer matches all of {quote(select)}")
     out = {target for text in several(select.exclude) for target in _left_out(text, found, index)}

@@ -109,8 +109,6 @@ class ParameterHook(SiteHook):
             yield "the parameter is not initialized: run a forward first"
         if parameter.is_complex():
             yield "the parameter is complex: only gradients of real parameters are regularized"
-        if not parameter.requires_grad:
-            yield "the parameter is frozen (requires_grad is False), it gets no gradient"
         if regularizer.at != "output" or regularizer.index is not None:
             yield "at= and index= mean nothing for a parameter"
         yield shard_refusal(target.module)
@@ -129,18 +127,21 @@ class ParameterHook(SiteHook):
         for key in [key for key, each in hooks.items() if getattr(each, "hook", None) is self]:
             del hooks[key]
 
+    def look(self, module: nn.Module) -> None:
+        super().look(module)
+        waits = self.site.frozen and not self.follows(module)  # unfrozen, and not hooked yet
+        self.site.frozen = waits or self.is_frozen(module)
+
+    def is_frozen(self, module: nn.Module) -> bool:
+        """Whether the parameter gets no gradient; it is hooked once it is unfrozen."""
+        parameter = self.held(module)
+        return parameter is not None and not parameter.requires_grad
+
     def broken(self, owner: nn.Module) -> Fault | None:
-        refusal, parameter = shard_refusal(owner), self.held(owner)
+        refusal = shard_refusal(owner)
         if refusal is not None:
             return Kind.SHARDED, refusal, ""
-        if parameter is not None and not parameter.requires_grad:
-            why = "the parameter is frozen (requires_grad is False) and gets no gradient"
-            cure = (
-                "Unfreeze it, or leave it out of the spec. If its layer was wrapped after attach, "
-                "attach after that"
-            )
-            return Kind.LOST, why, cure
-        if self.follows(owner):
+        if self.follows(owner) or self.site.frozen or self.is_frozen(owner):
             return None
         text = "the layer holds another tensor now, or none, and its hook is no longer there"
         cure = "Run a forward that is not compiled, or call step(): both hook a new parameter"
@@ -148,6 +149,8 @@ class ParameterHook(SiteHook):
 
     def idle(self, model: nn.Module, owner: nn.Module, window: Window) -> Fault | None:
         counts, trained = window.sites[self.site.key], window.has("trained", "active")
+        if self.site.frozen or self.is_frozen(owner):  # when the window began, or now
+            return None
         if not self.site.regularizer.accumulates:
             return super().idle(model, owner, window) if trained or counts.calls else None
         if not trained or not self.run.enabled or window.has("off"):

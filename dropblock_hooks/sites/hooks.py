@@ -117,6 +117,10 @@ class SiteHook:
     def put(self, module: nn.Module) -> None:
         """Put the present rate into the module, or hook its parameter again."""
 
+    def look(self, module: nn.Module) -> None:
+        """Note what a report or the next window needs to know of the layer."""
+        self.site.note_layer(module, self.local or None)
+
     def diagnose(self, model: nn.Module, window: Window) -> Finding | None:
         """Return why the site did nothing in a window, or can't do anything; None if it is well."""
         owner, site = self.find(model), self.site

@@ -85,6 +85,7 @@ class Site:
         self.finds_dead = self.reads_batches = self.guesses_channels = False
         self.handle = new_handle(self)
         self.recomputed = False
+        self.frozen = False  # whether its parameter got no gradient when it was last looked at
         self.set_regularizer(item)
 
     def set_regularizer(self, regularizer: Regularizer) -> None:
