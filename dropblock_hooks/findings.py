@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Self
 
-from .quoting import listed
+from .quoting import ComposedError, listed
 from .warn import warn
 
 
@@ -123,7 +123,7 @@ Alert = Finding
 """The name of a `Watchdog`'s findings in earlier versions."""
 
 
-class WatchdogError(RuntimeError):
+class WatchdogError(ComposedError, RuntimeError):
     """The error of a `Watchdog` with ``action="raise"``.
 
     Example:
@@ -143,7 +143,7 @@ class WatchdogError(RuntimeError):
         super().__init__(tuple(findings))
         self.findings = tuple(findings)
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         return "\n".join(grouped(self.findings))
 
 

@@ -56,3 +56,23 @@ def described(error: BaseException) -> str:
     told = "; ".join(filter(None, [str(error), *getattr(error, "__notes__", [])]))
     message = shorten(" ".join(told.split()))
     return f"{kind_of(error)}: {message}" if message else kind_of(error)
+
+
+class ComposedError(Exception):
+    """An error whose text is made of its arguments.
+
+    Trainers replace ``args`` by a longer text, to add where it was. Then it prints that text.
+    """
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self._parts = parts
+
+    def _text(self) -> str:
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        return self._text() if self.args == self._parts else super().__str__()
+
+    def __reduce__(self) -> Any:
+        return type(self), self._parts, {**vars(self), "args": self.args}

@@ -13,7 +13,7 @@ import yaml
 from torch import nn
 
 from ..findings import Finding, Kind, Severity
-from ..quoting import label, quote, shorten, shown
+from ..quoting import ComposedError, label, quote, shorten, shown
 from ..regularizers.base import Regularizer
 from ..selectors.select import Select, Selector
 from ..tables import counted
@@ -21,7 +21,7 @@ from .convert import PlainError, construct, is_list, plain_fields, regularizer_f
 from .files import MOST_BYTES, Keys, Lines, read_json, read_yaml
 
 
-class SpecError(ValueError):
+class SpecError(ComposedError, ValueError):
     """A spec has errors; the message and `problems` list all of them.
 
     Example:
@@ -32,12 +32,14 @@ class SpecError(ValueError):
           - layer1: unknown regularizer 'DropBlok2d' (closest: DropBlock2d, ...
 
     Args:
-        problems: a text for each error.
+        problems: a text for each error, or one text.
         source: the name of the file; ``""`` without a file.
     """
 
     def __init__(self, problems: Iterable[str], source: str = "") -> None:
-        self.problems = tuple(shorten(problem, 1_000) for problem in problems)
+        several = [problems] if isinstance(problems, str) else problems
+        self.problems = tuple(shorten(problem, 1_000) for problem in several)
+        self.source = source
         super().__init__(self.problems, source)
 
     @property
@@ -45,11 +47,10 @@ class SpecError(ValueError):
         """The problems as `Finding` objects."""
         return tuple(Finding(Kind.SPEC, Severity.ERROR, (), each) for each in self.problems)
 
-    def __str__(self) -> str:
-        problems, source = self.args
-        where = f" in {label(source, 200)}" if source else ""
-        problems = (f"{counted(len(problems), 'problem')} in the spec{where}:", *problems)
-        return "\n  - ".join(problems)
+    def _text(self) -> str:
+        where = f" in {label(self.source, 200)}" if self.source else ""
+        heading = f"{counted(len(self.problems), 'problem')} in the spec{where}:"
+        return "\n  - ".join([heading, *self.problems])
 
 
 class Entry(NamedTuple):
