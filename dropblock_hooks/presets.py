@@ -67,7 +67,8 @@ def by_stage(
 ) -> Spec:
     """A regularizer at the outputs of feature stages, with a rate that rises linearly with depth.
 
-    The model needs timm's ``feature_info``. The last stage has the rate of the regularizer.
+    The model needs timm's ``feature_info``. The last stage has the rate of the regularizer. A rate
+    that is a `ByDepth` already is taken as it is.
 
     Example:
         >>> by_stage(DropBlock2d(p=0.1))
@@ -82,7 +83,8 @@ def by_stage(
         what = "by_stage takes a regularizer with a rate and no model: by_stage(DropBlock2d(p=0.1))"
         raise TypeError(f"{what}, got {shown(regularizer)}")
     name, rate = next(iter(regularizer.rates.items()))
-    spread = regularizer.with_rates(**{name: ByDepth(scaled(rate, first), rate)})
+    rising = rate if isinstance(rate, ByDepth) else ByDepth(scaled(rate, first), rate)
+    spread = regularizer.with_rates(**{name: rising})
     chosen = stages if isinstance(stages, int) else tuple(stages)
     return Spec([(Select(stages=chosen), spread)])
 
@@ -91,6 +93,8 @@ def stochastic_depth(
     model: nn.Module, p: RateLike = 0.1, example_input: Any = None, **options: Any
 ) -> Spec:
     """`StochasticDepth` on all `residual_blocks`, the rate rising from 0 to p.
+
+    Give a `ByDepth` as `p` for another first rate than 0.
 
     Example:
         >>> stochastic_depth(model, p=0.2, example_input=x)  # doctest: +SKIP
@@ -108,7 +112,7 @@ def stochastic_depth(
         Huang et al., 2016, the linear decay rule (https://arxiv.org/abs/1603.09382).
     """
     kind = "residual block that keeps its shape: use drop_path"
-    regularizer = StochasticDepth(ByDepth(0.0, p), **options)
+    regularizer = StochasticDepth(_rising(p), **options)
     return _on(model, residual_blocks(model, example_input), kind, regularizer)
 
 
@@ -128,7 +132,7 @@ def drop_path(model: nn.Module, p: RateLike = 0.1, example_input: Any = None) ->
     called = record_forward(unwrap(model), example_input)
     names = [name for name in matching("**.drop_path*", called) if called[name].calls]
     kind = "layer drop_path on its branches: use stochastic_depth"
-    return _on(model, names, kind, DropPath(ByDepth(0.0, p)))
+    return _on(model, names, kind, DropPath(_rising(p)))
 
 
 def layer_drop(model: nn.Module, p: RateLike = 0.1, **options: Any) -> Spec:
@@ -170,6 +174,11 @@ def residual_dropout(model: nn.Module, p: RateLike = 0.1, **options: Any) -> Spe
     """
     kind = "projection called o_proj, out_proj, down_proj, fc2 or the like: use stochastic_depth"
     return _on(model, _outermost(model, _PROJECTIONS), kind, Dropout(p, **options))
+
+
+def _rising(p: RateLike) -> ByDepth:
+    """A rate that rises from 0 to `p`; a `ByDepth` says both ends."""
+    return p if isinstance(p, ByDepth) else ByDepth(0.0, p)
 
 
 def _outermost(model: nn.Module, pattern: str) -> list[str]:

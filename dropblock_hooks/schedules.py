@@ -299,6 +299,11 @@ class ByDepth(Schedule):
     def __post_init__(self) -> None:
         for name in ("start", "stop"):
             end = getattr(self, name)
+            if isinstance(end, ByDepth):
+                raise ValueError(
+                    f"{name} can't be a ByDepth itself, got {quote(end)}: the rate would rise "
+                    "twice with the depth. Write one ByDepth with both ends"
+                )
             if not callable(end) or isinstance(end, type):
                 vars(self)[name] = as_number(name, end, "a number or a schedule")
         vars(self)["share"] = as_number("share", self.share, allowed=PROBABILITY)

@@ -65,6 +65,40 @@ def test_drop_block_needs_a_resnet(net):
         presets.drop_block_resnet(net)
 
 
+class Branch(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.drop_path = nn.Identity()
+
+    def forward(self, x):
+        return x + self.drop_path(self.linear(x).relu())
+
+
+RISING = {
+    "stochastic_depth": lambda model, p: presets.stochastic_depth(model, p, torch.ones(2, 3)),
+    "drop_path": lambda model, p: presets.drop_path(model, p, torch.ones(2, 3)),
+}
+
+
+@pytest.mark.parametrize("preset", RISING)
+@pytest.mark.parametrize(
+    ("p", "rates"),
+    [
+        (0.3, [0.0, 0.1, 0.2, 0.3]),
+        (ByDepth(0.0, 0.3), [0.0, 0.1, 0.2, 0.3]),
+        (ByDepth(0.3, 0.0), [0.3, 0.2, 0.1, 0.0]),
+        (LinearSchedule(0.3, 0.6, 5), [0.0, 0.1, 0.2, 0.3]),
+        (ByDepth(LinearSchedule(0.1, 0.6, 5), 0.4), [0.1, 0.2, 0.3, 0.4]),
+    ],
+    ids=repr,
+)
+def test_rates_rise_once_with_depth(preset, p, rates):
+    model = nn.Sequential(nn.Linear(3, 4), *[Branch() for _ in range(4)])
+    attached = attach(model, RISING[preset](model, p))
+    assert [site.rate for site in attached] == pytest.approx(rates)
+
+
 def test_by_stage():
     timm = pytest.importorskip("timm", reason="stages are timm's")
     spec = presets.by_stage(DropBlock2d(LinearSchedule(0.0, 0.4, epochs=3), 3), (-3, -2, -1))
@@ -75,6 +109,11 @@ def test_by_stage():
         assert [site.rate for site in attached] == pytest.approx([0.1, 0.25, 0.4])
         model(images(edge=96)).sum().backward()
         assert attached.verify() == []
+
+
+def test_by_stage_takes_a_rate_that_rises_already_as_it_is():
+    spec = presets.by_stage(DropBlock2d(ByDepth(0.1, 0.4), 3), (-3, -2, -1))
+    assert spec.entries[0].regularizers == (DropBlock2d(ByDepth(0.1, 0.4), 3),)
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,12 @@ def test_by_depth_is_linspace_over_the_sites(n):
     np.testing.assert_allclose(found, np.linspace(0.0, 0.2, n), rtol=0, atol=1e-15)
 
 
+@pytest.mark.parametrize("end", ["start", "stop"])
+def test_a_rate_can_not_rise_twice_with_depth(end):
+    with pytest.raises(ValueError, match=f"{end} can't be a ByDepth itself"):
+        ByDepth(**{"start": 0.0, "stop": 0.2, end: ByDepth(0.0, 0.2)})
+
+
 def test_the_ends_of_by_depth_may_be_schedules():
     schedule = ByDepth(LinearSchedule(0.0, 0.1, 11), StepSchedule({0: 0.2, 5: 0.4}))
     assert schedule.at(0, 3)(10) == 0.1
