@@ -19,7 +19,10 @@ _REORDER = re.compile(r"Permute|(?<!Conv)Transpose|Rearrange")
 _ATTENTION = re.compile(r"Att(entio)?n")
 _MAY_REORDER = re.compile(_REORDER.pattern + r"|Att(entio)?n|RNN|LSTM|GRU|Transformer")
 _SEQUENCES = re.compile(r"RNN|LSTM|GRU|MultiheadAttention|Transformer\w*")
-_PREFIX = re.compile(r"(cls|class|dist|distillation|reg|register)_token")
+_PREFIX = re.compile(
+    r"(cls|class|dist|distillation|reg|register|cls_register)_token|class_embedding"
+)
+_TOKEN_LAST = re.compile(r"Llama4")  # models whose class token is behind the map
 _NORM_LAST = re.compile(r"(Layer|RMS|Rms)Norm")
 _WIDTH = re.compile(r"(in|out)_(channels|features)|num_(features|channels)|embedding_dim")
 
@@ -174,6 +177,8 @@ def _batched(module: nn.Module) -> int:
 def _prefix(module: nn.Module) -> int:
     """How many class and register tokens a module has; there may be one for each branch."""
     tokens: dict[str, int] = {}
+    if _TOKEN_LAST.match(type(module).__name__):
+        return 0
     for name, parameter in module._parameters.items():
         if parameter is not None and (match := _PREFIX.match(name)):
             tokens[match.group()] = parameter.shape[-2] if parameter.ndim > 1 else 1
