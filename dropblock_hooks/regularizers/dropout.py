@@ -139,7 +139,7 @@ class StochasticDepth(DropsShare, Regularizer):
 
     def apply(self, x: Tensor, now: Now) -> Applied:
         if not isinstance(now.input, Tensor):
-            needs = "StochasticDepth needs the block's input as its first positional argument"
+            needs = "StochasticDepth needs the block's input as its first argument"
             raise ValueError(f"{needs}, got {type(now.input).__name__}")
         return drop_residual(x, now.input, now.p, self.mode)
 

@@ -4,6 +4,7 @@ They are objects of module-level classes, and hold no module, Attachment or tens
 model with hooks pickles and copies.
 """
 
+import inspect
 from collections.abc import Callable, Iterator
 from enum import IntEnum
 from functools import partial
@@ -44,7 +45,7 @@ class SiteHook:
 
     takes: ClassVar[type[Regularizer]] = Regularizer  # the regularizers that this hook is for
     by_call: ClassVar[bool] = True  # False if it acts when a gradient comes
-    with_kwargs: ClassVar[bool] = False  # whether it gets keyword arguments at an output
+    with_kwargs = False  # whether it gets keyword arguments at an output
     holds_rate = False  # whether the module itself holds the rate of now
     turn = Turn.ACTIVATIONS
 
@@ -53,6 +54,10 @@ class SiteHook:
         item = site.regularizer
         self.at_input = item.at == "input"
         self.needs_calls: bool = getattr(item, "needs_calls", True)
+        self.needs_input = item.needs_input and not self.at_input
+        self.with_kwargs = self.with_kwargs or self.needs_input
+        self.first = ""  # the name of the first argument of the layer
+        self.noted: Any = None  # the input of the layer in this call, as it was before
         # whether the last argument is the tensor itself, and nothing else is needed
         self.direct = not (self.at_input or item.index is not None or item.needs_input)
         if self.turn == Turn.ACTIVATIONS:
@@ -100,6 +105,12 @@ class SiteHook:
             module.register_forward_hook(self.__call__, with_kwargs=self.with_kwargs)
         for key in later:
             hooks[key] = hooks.pop(key)
+        if self.needs_input:
+            self.first = _first_argument(module)
+            module.register_forward_pre_hook(self.note_input, with_kwargs=True)
+        for key, each in list(module._forward_pre_hooks.items()):
+            if getattr(each, "__name__", "") == "note_input":  # behind those that change the input
+                module._forward_pre_hooks[key] = module._forward_pre_hooks.pop(key)
 
     def restore(self, module: nn.Module) -> None:
         take_off(self.run, module)
@@ -176,6 +187,51 @@ class SiteHook:
         except ValueError as error:
             raise self.site.error(f"{what} {error}") from None
 
+    def note_input(self, module: nn.Module, args: tuple[Any, ...], kwargs: Any = None) -> None:
+        """Note the input of the layer before the layer runs, which may change it in place.
+
+        Compiled code has no version counter, but a clone costs nothing there: the compiler leaves
+        it out where nothing is changed.
+        """
+        self.noted = None
+        x = self._input_of(args, kwargs)
+        if not isinstance(x, Tensor):
+            return
+        if is_compiling():
+            if module.training or self.site.is_on(False):
+                self.noted = x, x.clone()
+        elif self.site.acts(module.training) and not x.is_inference():
+            self.noted = id(x), x._version
+
+    def _input_of(self, args: tuple[Any, ...], kwargs: Any) -> Any:
+        return args[0] if args else (kwargs or {}).get(self.first)
+
+    def _unchanged_input(self, module: nn.Module, given: Any, output: Tensor) -> Any:
+        """The input of the layer as it was before; SiteError if it is not known any more."""
+        site, noted = self.site, self.noted
+        self.noted = None
+        if given is None:
+            raise site.error(
+                f"{site.regularizer.label} needs the input of the layer, and the layer was called "
+                "without its first argument: put it on a layer that takes the input as its first "
+                "argument"
+            )
+        if not isinstance(given, Tensor):
+            return given
+        if is_compiling():
+            return noted[1] if noted is not None and noted[0] is given else given
+        if noted is not None and noted[0] == id(given):
+            changed = given._version != noted[1]
+        else:  # tensors of inference_mode have no version counter
+            changed = _gives_back(module, given, output)
+        if changed:
+            raise site.error(
+                "the layer has changed its input in place, or gives it back, and "
+                f"{site.regularizer.label} needs the unchanged input: work out of place there "
+                "(x = x + y for x += y, nn.ReLU() for nn.ReLU(inplace=True))"
+            )
+        return given
+
     def _act(self, module: nn.Module, *given: Any) -> Any:
         """Run the regularizer; `given` are the arguments of a hook of torch after the module."""
         site, args = self.site, given[0]
@@ -187,14 +243,11 @@ class SiteHook:
             y = run(site, given[-1], args[0] if args else None, module.training)
             return None if y is given[-1] else y
         value, index, x = self.pick(given)
-        layer_input = x if self.at_input else args[0] if args else None
-        needs_input = site.regularizer.needs_input and not self.at_input
-        if needs_input and _gives_back(module, layer_input, x):
-            raise site.error(
-                "the layer gives its input back, which it may have changed in place, and "
-                f"{site.regularizer.label} needs the unchanged input: work out of place there "
-                "(x = x + y for x += y)"
-            )
+        layer_input = x
+        if not self.at_input:
+            layer_input = self._input_of(args, given[1] if len(given) == 3 else None)
+        if self.needs_input:
+            layer_input = self._unchanged_input(module, layer_input, x)
         y = run(site, x, layer_input, module.training)
         if y is x:
             return None
@@ -321,12 +374,22 @@ def _turn(regularizer: Regularizer) -> Turn:
     return Turn.BEFORE if regularizer.sees_values and not gradient else Turn.LAST
 
 
-def _gives_back(module: nn.Module, given: Any, output: Tensor) -> bool:
+def _first_argument(module: nn.Module) -> str:
+    """The name of the first argument of a forward; "" if it has none that may be a keyword."""
+    try:
+        parameters = inspect.signature(module.forward).parameters.values()
+    except (TypeError, ValueError):
+        return ""
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return next((each.name for each in parameters if each.kind in named), "")
+
+
+def _gives_back(module: nn.Module, given: Tensor, output: Tensor) -> bool:
     """Whether a layer returns the memory of its input; an ``nn.Identity`` may."""
-    if isinstance(module, nn.Identity) or not isinstance(given, Tensor):
+    if isinstance(module, nn.Identity):
         return False
     alias = torch._C._is_alias_of  # type: ignore[attr-defined]  # torch's
-    return output is given or (not is_compiling() and bool(alias(output, given)))
+    return output is given or bool(alias(output, given))
 
 
 def _why_not_called(model: nn.Module, name: str) -> tuple[str, str]:
