@@ -23,8 +23,8 @@ KEPT, COUNT, SUM, SQUARES, NORMS, ZEROS, NONFINITE, BINS = range(8)
 """The places in ``state["sums"]``: kept calls, their values, sums of these; shares; the bins."""
 ON, TRAINED, EVALUATED, OFF, CALLS, LOOKED, LARGEST, SUMS = range(1, 9)
 """The places in the tensor of `add_statistics`: whether the site is on, in evaluation (0) and in
-training (1), calls of the layer by its mode, those in which the attachment was off, those that were
-measured, the values that gave shares, the largest magnitude, and where the sums begin.
+training (1), calls of the layer by its mode, those in which the attachment was off, those in which
+it was on, the values that were measured, the largest magnitude, and where the sums begin.
 """
 BAD_CALLS, FIRST_BAD, FIRST_MADE, GRADIENTS, GRADIENT_NORM, FIRST_BAD_GRADIENT, NEAR = range(6, 13)
 """More places in the tensor of `add_watched`, as the fields of a ``Watched``; times are calls."""
@@ -33,27 +33,24 @@ _ROW = 4096  # values that are added up in float32
 _NEAR = 0.01  # how near to a bound a value is saturated, as a share of the distance of both
 
 
-def add_call_of(
-    state: dict[str, Any],
-    x: Tensor,
-    scale: float | Tensor,
-    due: bool,
-    exponents: tuple[int, int],
+def add_measured(
+    state: dict[str, Any], x: Tensor, scale: float | Tensor, exponents: tuple[int, int]
 ) -> None:
-    """Add the values of a call, divided by `scale`; where it is due, also shares and octaves."""
+    """Add the values of a call, divided by `scale`: moments, shares and octaves.
+
+    The octaves lie between these exponents of 2.
+    """
 
     def with_kernels() -> None:
         from .kernels import moments
 
         places = moments.Places(KEPT, ZEROS, BINS, TRAINED, OFF, CALLS, LOOKED)
-        moments.measure(x, state["sums"], state["largest"], exponents, places, scale, due)
-        if due:
-            state["looked"] += x.numel()
+        moments.measure(x, state["sums"], state["largest"], exponents, places, scale)
+        state["looked"] += x.numel()
 
     def with_torch() -> None:
         add_moments(state, x, scale)
-        if due:
-            add_shares(state, x.float() / scale, octaves(*exponents))
+        add_shares(state, x.float() / scale, octaves(*exponents))
 
     if launch.takes(x):
         launch.or_else(with_kernels, with_torch)
@@ -290,7 +287,7 @@ def add_statistics(
         scale: the factor of the loss, by which gradients are divided; None is 1.
         training: the mode of the layer.
         calls: True for a call of the layer, False for a gradient.
-        every: at each n-th call, shares and octaves are counted, and `batch` is added.
+        every: each n-th call is measured.
         first: the exponent of 2 where the octaves begin.
         last: the exponent of 2 where they end.
         state: the state of the site, which is changed.
@@ -311,7 +308,7 @@ def add_statistics(
 
         mode = TRAINED if training else EVALUATED
         places = moments.Places(KEPT, ZEROS, BINS, mode, OFF, CALLS, LOOKED)
-        gate = moments.Gate(state, training, calls, every)
+        gate = moments.Gate(state, training, calls, CALLS, every)
         octaves_of = first, last
         factor = 1.0 if scale is None else scale
         is_due = None
@@ -345,23 +342,23 @@ def _add_statistics(
     if new is None:
         return
     factor: Any = 1.0 if scale is None else scale.to(state.dtype)
-    named: dict[str, Any] = {"sums": new[SUMS:], "largest": new[LARGEST], "looked": 0}
-    add_moments(named, x, factor)
     if x.device.type == "cpu":
         due: Any = float(new[CALLS]) % every == 0
     else:
         due = new[CALLS] % every == 0
     if due is not False:
         before = new.clone()
+        named: dict[str, Any] = {"sums": new[SUMS:], "largest": new[LARGEST], "looked": 0}
+        add_moments(named, x, factor)
         add_shares(named, x.float() / factor, octaves(first, last))
         new[LOOKED] += named["looked"]
         if due is not True:
             new.copy_(torch.where(due, new, before))
     new[CALLS] += 1
-    if mapped is not None and alive is not None:
+    if mapped is not None and alive is not None and due is not False:
         flags = {"alive": alive}
         add_alive(flags, mapped)
-        alive.copy_(flags["alive"])
+        alive.copy_(flags["alive"] if due is True else torch.where(due, flags["alive"], alive))
     if batch is not None and batches is not None and due is not False:
         added = add_batch(batches, batch)
         batches.copy_(added if due is True else torch.where(due, added, batches))
@@ -414,7 +411,7 @@ def add_watched(
     def with_kernels() -> None:
         from .kernels import moments
 
-        gate = moments.Gate(state, training, counts=True)
+        gate = moments.Gate(state, training, True, CALLS)
         largest = largest_norm(tensors)
         of_given = norm_of_arguments(given) if given else launch.zeros(state.device)[0]
         near = near_bounds(tensors[0], *bounds) if bounds else None
@@ -477,7 +474,7 @@ def add_watched_gradient(grad: Tensor, scale: Tensor | None, training: bool, sta
     if square is not None:
         from .kernels import moments
 
-        gate = moments.Gate(state, training, counts=False)
+        gate = moments.Gate(state, training, False, GRADIENTS)
         places = GRADIENTS, GRADIENT_NORM, FIRST_BAD_GRADIENT
         moments.note_gradient(gate, square, 1.0 if scale is None else scale, places)
         return

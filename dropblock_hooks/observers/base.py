@@ -138,7 +138,7 @@ class Observer(Regularizer):
         super().__post_init__()
 
     def start(self) -> State:
-        """Return an empty state. `Watch` adds ``state["calls"]``, the number of calls."""
+        """Return an empty state. `Watch` adds ``state["calls"]``, the number of measured calls."""
         return {}
 
     def update(self, state: State, seen: Seen) -> None:
@@ -147,6 +147,19 @@ class Observer(Regularizer):
         It should read no numbers from the device, which may be busy. Recomputations are left out.
         """
         raise NotImplementedError
+
+    def is_due(self, state: State, turn: int, training: bool, shared: dict[str, Any]) -> bool:
+        """Return whether a call of the layer, and its gradient, is to be measured in eager mode.
+
+        For other calls, the hook starts no operator of torch.
+
+        Args:
+            state: the state of the site.
+            turn: the number of the call in this epoch, from 0; of a parameter, of its gradient.
+            training: whether the layer is in training mode.
+            shared: see `Seen`.
+        """
+        return True
 
     def compute(self, state: State) -> Any:
         """Return the result: numbers by name, or an object with ``scalars()``.
@@ -179,8 +192,9 @@ class Observer(Regularizer):
         """Whether compiled code looks for dead channels."""
         return False
 
-    def take_compiled(self, state: State, counted: Compiled) -> None:
-        """Add what compiled code has counted to the state."""
+    def take_compiled(self, state: State, counted: Compiled) -> int:
+        """Add what compiled code has counted; return the number of calls in which it was active."""
+        return 0
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
@@ -205,12 +219,16 @@ class Watch:
 
     Attributes:
         observer: the observer.
+        turn: the number of the next call in this epoch, from 0.
+        was_due: whether the last call was measured; its recomputation by a checkpoint follows it.
         open: the state of this epoch, or of all time.
         closed: the state of the epoch before; None before the first end of an epoch.
     """
 
     def __init__(self, observer: Observer) -> None:
         self.observer = observer
+        self.turn = 0
+        self.was_due = True
         self.open = self._started()
         self.closed: State | None = None
 
@@ -219,13 +237,19 @@ class Watch:
         with torch.inference_mode(False), self._device:
             return {"calls": 0, **self.observer.start()}
 
+    def enter(self, training: bool, shared: dict[str, Any]) -> bool:
+        """Count a call, or a gradient of a parameter; return whether it is to be measured."""
+        self.was_due = self.observer.is_due(self.open, self.turn, training, shared)
+        self.turn += 1
+        return self.was_due
+
     @torch.inference_mode(False)
-    def take(self, counted: Compiled, device: torch.device) -> None:
-        """Add what compiled code has counted on a device."""
+    def take(self, counted: Compiled, device: torch.device) -> int:
+        """Add what compiled code has counted on a device; see `Observer.take_compiled`."""
         if device != self._device:
             self._device = device
             self.open.update(on_device(self.open, device))
-        self.observer.take_compiled(self.open, counted)
+        return self.observer.take_compiled(self.open, counted)
 
     @torch.inference_mode(False)  # the tensors of that mode can't be changed outside of it
     def update(self, seen: Seen) -> int:
@@ -245,6 +269,7 @@ class Watch:
         if self.observer.by_epoch:
             kept = {name: x for name, x in self.open.items() if not isinstance(x, Unsaved)}
             self.open, self.closed = self._started(), kept
+            self.turn = 0
 
     def shown(self) -> State | None:
         """Return the state for the report, on the CPU; None without any call."""

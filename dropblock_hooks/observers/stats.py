@@ -26,7 +26,7 @@ from ..functional.measures import (
     ZEROS,
     add_alive,
     add_batch,
-    add_call_of,
+    add_measured,
     add_moments,
     add_shares,
     alive_in_either,
@@ -42,8 +42,8 @@ from .base import Compiled, Observer, Seen, State, Unsaved, on_device
 class Statistics:
     """The statistics of an epoch. None without values to compute it from."""
 
-    calls: int  # for `WeightStats`, the number of parameters
-    left_out: int  # calls with NaN or Inf, left out of the moments, from `values` to `norm`
+    calls: int  # those that were measured; for `WeightStats`, the number of parameters
+    left_out: int  # of them, those with NaN or Inf, which are not in `values` to `norm`
     values: int  # the number of values
     histogram: tuple[int, ...]  # the number of magnitudes below, between and above the ``edges``
     mean: float | None = None
@@ -54,7 +54,7 @@ class Statistics:
     zeros: float | None = None  # the share of values that are zero in float32
     nonfinite: float | None = None  # the share of values that are NaN or Inf in float32
     channels: int | None = None  # their number, if their axis is known
-    dead: int | None = None  # channels that were exactly zero in every call
+    dead: int | None = None  # channels that were exactly zero in every measured call
     # of a BatchNorm, means over channels: |mean of batches - running mean| / running deviation,
     # and |log(variance of batches / running variance)|; with the eps of the layer
     mean_shift: float | None = None
@@ -78,7 +78,7 @@ def _new_sums(edges: Sequence[float]) -> State:
     return {
         "sums": torch.zeros(BINS + len(edges) + 1, dtype=torch.float64),
         "largest": torch.zeros((), dtype=torch.float64),
-        "looked": 0,  # the number of values in the calls that gave the shares
+        "looked": 0,  # the number of values in all measured calls
     }
 
 
@@ -118,11 +118,11 @@ _MOMENTS: Columns[Any] = {
 
 @dataclass(frozen=True, repr=False)
 class Measuring(Observer):
-    """Moments at every call; shares of zeros and a histogram of magnitudes at every n-th call.
+    """Moments, shares of zeros and a histogram of magnitudes, of every n-th call.
 
     Args:
-        every: zeros, values that are not finite and the histogram are counted at each n-th call of
-            an epoch, the first included; at least 1.
+        every: measure each n-th call of an epoch, the first included; at least 1. In eager mode,
+            the other calls start no operator of torch. 1 measures each call.
         low: lower bound of the histogram of magnitudes, at least 1e-30, rounded down to a power of
             2. Its bins are octaves.
         high: upper bound of the histogram, above `low`, at most 1e30; rounded up to a power of 2.
@@ -154,9 +154,11 @@ class Measuring(Observer):
     def start(self) -> State:
         return _new_sums(self.edges)
 
+    def is_due(self, state: State, turn: int, training: bool, shared: dict[str, Any]) -> bool:
+        return turn % self.every == 0
+
     def update(self, state: State, seen: Seen) -> None:
-        due = state["calls"] % self.every == 0
-        add_call_of(state, seen.tensor, seen.scale, due, self.exponents)
+        add_measured(state, seen.tensor, seen.scale, self.exponents)
 
     def compute(self, state: State) -> Statistics:
         return _statistics(state)
@@ -170,9 +172,11 @@ class Measuring(Observer):
     def compiled_numbers(self, state: State) -> list[int]:
         return [self.every, *self.exponents]
 
-    def take_compiled(self, state: State, counted: Compiled) -> None:
+    def take_compiled(self, state: State, counted: Compiled) -> int:
         values = counted.values
-        state["calls"] += round(values[CALLS])
+        calls = round(values[CALLS])
+        measured = math.ceil(calls / self.every)
+        state["calls"] += measured
         state["looked"] += round(values[LOOKED])
         sums = state["sums"]
         sums += torch.tensor(values[SUMS:], dtype=sums.dtype, device=sums.device)
@@ -181,15 +185,17 @@ class Measuring(Observer):
             state["alive"] = alive_in_either(state.get("alive"), counted.alive)
         if counted.batches is not None:
             state["batches"] = counted.batches + state.get("batches", 0.0)
+        return calls if self.sees_values else measured
 
 
 @register
 class ActivationStats(Measuring):
     """Mean, deviation, largest magnitude and norm of the output of a layer by epoch; dead channels.
 
-    Use it on activation functions, norms and blocks. No call waits for the device. Calls with NaN
-    or Inf are left out of the moments. A channel is dead if it was exactly zero in all calls. The
-    running statistics of a BatchNorm are compared with each n-th batch (`every`).
+    Use it on activation functions, norms and blocks. It measures each n-th call (`every`), and does
+    not wait for the device. Calls with NaN or Inf are left out of the moments. A channel is dead if
+    it was exactly zero in all measured calls. The running statistics of a BatchNorm are compared
+    with the batches of these calls.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
@@ -218,7 +224,7 @@ class ActivationStats(Measuring):
         mapped = seen.channels_first()
         if mapped is not None:
             add_alive(state, mapped)
-        if "running" in state and seen.training and state["calls"] % self.every == 0:
+        if "running" in state and seen.training:
             batches = add_batch(state.get("batches", 0.0), seen.given[0])
             if isinstance(batches, Tensor):
                 state["batches"] = batches

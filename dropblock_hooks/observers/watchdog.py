@@ -143,10 +143,12 @@ class Watchdog(Observer):
         values[FIRST_BAD] = values[FIRST_MADE] = values[FIRST_BAD_GRADIENT] = _INF
         return values
 
-    def take_compiled(self, state: State, counted: Compiled) -> None:
+    def take_compiled(self, state: State, counted: Compiled) -> int:
         watched: Watched = state["watched"]
-        state["calls"] += round(counted.values[CALLS])
+        calls = round(counted.values[CALLS])
+        state["calls"] += calls
         watched.take(counted)
+        return calls
 
     def compiled_numbers(self, state: State) -> list[float]:
         bounds = state["watched"].bounds

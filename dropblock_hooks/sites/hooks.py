@@ -26,7 +26,7 @@ from ..tables import counted
 from . import compiled, indexing, operator
 from .observed import observe
 from .run import Run, Window
-from .site import Site, act, has_data, may_get_grad, see, see_grad
+from .site import Site, act, has_data, is_due, may_get_grad, see, see_grad
 
 Fault: TypeAlias = tuple[Kind, str, str]  # with the text and the cure of a finding
 
@@ -292,11 +292,14 @@ class ObserveHook(SiteHook):
         self.observer: Observer = site.regularizer  # type: ignore[assignment]  # by `takes`
 
     def _act(self, module: nn.Module, *given: Any) -> Any:
+        recomputed = graph_task() != NO_TASK
+        if not self._is_due(module, recomputed):
+            return None
         tensors, put, nesting = self._found(given)
         if not all(map(has_data, tensors)):
             tensors = []
         ticket = None
-        if graph_task() == NO_TASK:
+        if not recomputed:
             call = {"nesting": nesting, "training": module.training}
             differentiable = any(map(may_get_grad, tensors))
             taken = self._given(given)
@@ -306,6 +309,13 @@ class ObserveHook(SiteHook):
         new = [self.watched(x, at, ticket) for at, x in enumerate(tensors)]
         changed = any(a is not b for a, b in zip(new, tensors, strict=True))
         return put(new) if changed else None
+
+    def _is_due(self, module: nn.Module, recomputed: bool) -> bool:
+        """Count an eager call; whether it is measured. A recomputation follows its forward."""
+        if recomputed:
+            watch: Any = self.site.watch
+            return bool(watch.was_due)
+        return is_due(self.site, module.training)
 
     def _compile(self, module: nn.Module, *given: Any) -> Any:
         observer, training = self.observer, module.training

@@ -23,7 +23,17 @@ from torch import Tensor
 from ..axes.view import View
 from ..checkpointing import NO_TASK, graph_task
 from ..compiling import define_operator, differentiate, find, is_exporting
-from .site import Site, act, may_get_grad, perform, refuse_tracing, regularize_grad, see, see_grad
+from .site import (
+    Site,
+    act,
+    is_due,
+    may_get_grad,
+    perform,
+    refuse_tracing,
+    regularize_grad,
+    see,
+    see_grad,
+)
 
 _SEEDS = 2**63 - 1
 _VIEW = "str layout, SymInt[] grid, SymInt prefix"
@@ -202,6 +212,8 @@ def observe(handle: Tensor, tensors: Sequence[Tensor], *rest: Any) -> Tensor:
     given, nesting, training, differentiable = rest
     site, call = _entered(handle, training), None
     if site is not None and graph_task() == NO_TASK:
+        if not is_due(site, training):
+            return torch.tensor([_NONE, _NONE], device="cpu")  # no gradient is measured either
         read = partial(ast.literal_eval, nesting)
         call = see(
             site, tensors, given, nesting=read, training=training, differentiable=differentiable

@@ -133,8 +133,7 @@ class Run:
             site.tally.trained += round(trained)
             site.tally.evaluated += round(evaluated)
             site.tally.off += round(off)
-            site.tally.active += round(seen)
-            site.watch.take(counted, site.observed.state.device)
+            site.tally.active += site.watch.take(counted, site.observed.state.device)
             calls = max(calls, round(seen))
         self.compiled_time += (calls + 1) * 2 * (len(observing) + 1)
 

@@ -363,13 +363,23 @@ def regularize_grad(
     if grad.layout is not torch.strided:
         raise site.error(NOT_DENSE)
     if site.watch is not None:
-        see_grad(site, grad)
+        if is_due(site, training=True):
+            see_grad(site, grad)
         return grad
     if "grad_scale" not in attributes:
         attributes["grad_scale"] = run.loss_scale(grad.device)
         if site.regularizer.reads_grad_scale:
             run.seek_scaler()
     return perform(site, grad, form, rates, True, **attributes)
+
+
+def is_due(site: Site, training: bool) -> bool:
+    """Count a call for an observer, or a gradient of a parameter; return whether to measure it."""
+    watch: Any = site.watch
+    due: bool = watch.enter(training, site.run.shared)
+    if not due and watch.observer.sees_values:
+        site.tally.add(None, 0, 0.0)
+    return due
 
 
 def see(site: Site, tensors: Sequence[Tensor], given: Sequence[Tensor], **call: Any) -> int | None:

@@ -152,21 +152,20 @@ def test_large_tensors_have_several_programs(both):
 # statistics -----------------------------------------------------------------------------------
 
 
-def sums_of(x, scale, due):
+def sums_of(x, scale):
     state = {
         "sums": torch.zeros(measures.BINS + 43, dtype=torch.float64),
         "largest": torch.zeros((), dtype=torch.float64),
         "looked": 0,
     }
     for _ in range(2):
-        measures.add_call_of(state, x, scale, due, (-27, 14))
+        measures.add_measured(state, x, scale, (-27, 14))
     return state
 
 
-@pytest.mark.parametrize("due", [True, False], ids=["with shares", "moments only"])
-def test_moments(due, both):
+def test_moments(both):
     for (name, x), scale in zip(tensors(24), itertools.cycle(SCALES)):
-        dense, fast = both(sums_of, x, scale, due)
+        dense, fast = both(sums_of, x, scale)
         size = max(float(dense["sums"][measures.NORMS]), 1e-30)
         tolerance = {"rtol": 1e-5, "atol": 1e-5 * size}
         assert torch.allclose(dense["sums"], fast["sums"], **tolerance), (name, dense, fast)
@@ -176,7 +175,7 @@ def test_moments(due, both):
 
 def test_the_deviation_is_right_where_the_mean_is_large(both):
     x = torch.randn(2, 6000) * 1e-2 + 100
-    sums = both(sums_of, x, 1.0, False)[1]["sums"]
+    sums = both(sums_of, x, 1.0)[1]["sums"]
     count = sums[measures.COUNT]
     mean = sums[measures.SUM] / count
     deviation = (sums[measures.SQUARES] / count - mean * mean).sqrt()

@@ -31,7 +31,9 @@ def test_in_the_unit_of_the_unscaled_loss(backend):
     model = make_model()
     calls = gradients(copy.deepcopy(model), "2", batches())
     attached = attach(
-        model, {"2": GradientStats(every=1), "param:2.weight": GradientStats()}, grad_scaler=scaler
+        model,
+        {"2": GradientStats(every=1), "param:2.weight": GradientStats(every=1)},
+        grad_scaler=scaler,
     )
     call = torch.compile(model, backend=backend, fullgraph=True) if backend else model
     largest = 0.0
@@ -46,7 +48,7 @@ def test_in_the_unit_of_the_unscaled_loss(backend):
 
 def test_what_overflowed_is_left_out_and_told():
     model = nn.Sequential(nn.Identity())
-    attached = attach(model, {"0": GradientStats()})
+    attached = attach(model, {"0": GradientStats(every=1)})
     for factor in (1.0, float("inf"), 3.0):
         (model(torch.ones(2, 3, requires_grad=True)) * factor).sum().backward()
     found = attached.report()[0].observed
@@ -61,7 +63,7 @@ def test_what_overflowed_is_left_out_and_told():
 def test_of_a_parameter_it_sees_each_backward_not_what_has_accumulated(when):
     model = nn.Sequential(nn.Linear(1, 1, bias=False))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    listed = [ClampGrad(-1.0, 1.0, when="accumulated"), GradientStats(when=when)]
+    listed = [ClampGrad(-1.0, 1.0, when="accumulated"), GradientStats(every=1, when=when)]
     attached = attach(model, {"param:0.weight": listed}, optimizer=optimizer)
     for x in (3.0, 4.0):
         model(torch.full((1, 1), x)).sum().backward()

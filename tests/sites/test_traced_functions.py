@@ -123,7 +123,9 @@ def test_bounds_with_a_scaler():
     assert torch.equal(x.grad, torch.full_like(x, 4.0))
 
 
-@pytest.mark.parametrize("observer", [ActivationStats(), GradientStats(), Watchdog(every=None)])
+@pytest.mark.parametrize(
+    "observer", [ActivationStats(), GradientStats(every=1), Watchdog(every=None)]
+)
 def test_observers(observer):
     """Against the eager hook."""
     attached, site = site_of(observer)

@@ -24,7 +24,6 @@ from .clip import Units, squares, units_of
 _SIZE = 4096  # elements in a step of a program
 _PROGRAMS = 256  # that measure a tensor, or fewer
 _PARTS = 4  # numbers of a program: sum, squares, largest magnitude, values that are not finite
-_NEVER, _ALWAYS, _BY_STATE = range(3)  # when shares and octaves are counted
 
 
 @dataclass(frozen=True)
@@ -37,8 +36,8 @@ class Places:
         bins: of the sums: where the octaves begin.
         counted: of a state: calls of the layer in this mode.
         off: of a state: calls in which the attachment was switched off.
-        calls: of a state: calls that were measured.
-        looked: of a state: values that gave shares.
+        calls: of a state: calls in which the site was on.
+        looked: of a state: values that were measured.
     """
 
     kept: int
@@ -61,13 +60,13 @@ def _scale_of(scale, ON_DEVICE: tl.constexpr):
 
 
 @triton.jit
-def _is_due(state, calls_at, every, DUE: tl.constexpr):
-    """Whether shares and octaves are counted in this call."""
-    if DUE == 2:
+def _is_due(state, training: tl.constexpr, calls_at, every, GATED: tl.constexpr):
+    """Whether the site is on and this call is measured; always, if there is no gate."""
+    if GATED:
         calls = tl.load(state + calls_at).to(tl.int64)
-        due = calls % every == 0
+        due = (calls % every == 0) & (tl.load(state + training) > 0)
     else:
-        due = tl.to_tensor(DUE) == 1
+        due = tl.to_tensor(1) == 1
     return due
 
 
@@ -112,7 +111,8 @@ def _measure_kernel(
     first,
     bins,
     SCALE_ON_DEVICE: tl.constexpr,
-    DUE: tl.constexpr,
+    TRAINING: tl.constexpr,
+    GATED: tl.constexpr,
     SIZE: tl.constexpr,
     BINS: tl.constexpr,
     WIDE: tl.constexpr,
@@ -121,28 +121,29 @@ def _measure_kernel(
     """Measure a part of a tensor. A bin is an octave, then: not finite, zero, does not exist."""
     program = tl.program_id(0)
     factor = _scale_of(scale, SCALE_ON_DEVICE).to(tl.float32)
-    due = _is_due(state, calls_at, every, DUE)
     total = tl.to_tensor(0.0).to(tl.float64)
     square = tl.to_tensor(0.0).to(tl.float64)
     largest = tl.to_tensor(0.0).to(WIDE)
     bad = tl.to_tensor(0).to(tl.int64)
     number = tl.zeros([BINS], dtype=tl.int32)
-    for step in range(program, outer * n_columns, programs):
-        place = step // n_columns
-        column = step % n_columns * SIZE + tl.arange(0, SIZE)
-        if BIG:
-            place = place.to(tl.int64)
-            column = column.to(tl.int64)
-        exists = column < columns
-        value = tl.load(x + place * x_outer + column * x_column, mask=exists, other=0.0).to(WIDE)
-        finite = tl.abs(value) < float("inf")
-        bad += tl.sum((exists & (finite == 0)).to(tl.int32), axis=0)
-        known = tl.where(finite, value, 0.0)
-        largest = tl.maximum(largest, tl.max(tl.abs(known), axis=0))
-        of_step, squares_of_step = _sum_and_squares(known, exists)
-        total += of_step
-        square += squares_of_step
-        if due:
+    if _is_due(state, TRAINING, calls_at, every, GATED):
+        for step in range(program, outer * n_columns, programs):
+            place = step // n_columns
+            column = step % n_columns * SIZE + tl.arange(0, SIZE)
+            if BIG:
+                place = place.to(tl.int64)
+                column = column.to(tl.int64)
+            exists = column < columns
+            at = place * x_outer + column * x_column
+            value = tl.load(x + at, mask=exists, other=0.0).to(WIDE)
+            finite = tl.abs(value) < float("inf")
+            bad += tl.sum((exists & (finite == 0)).to(tl.int32), axis=0)
+            known = tl.where(finite, value, 0.0)
+            largest = tl.maximum(largest, tl.max(tl.abs(known), axis=0))
+            of_step, squares_of_step = _sum_and_squares(known, exists)
+            total += of_step
+            square += squares_of_step
+
             share = value.to(tl.float32) / factor
             exponent = (share.to(tl.int32, bitcast=True) >> 23) & 255  # 127 from 1 to 2
             octave = tl.minimum(tl.maximum(exponent - first + 1, 0), bins - 1)
@@ -150,11 +151,10 @@ def _measure_kernel(
             octave = tl.where(share == 0, bins + 1, octave)
             octave = tl.where(exists, octave, bins + 2)
             number += tl.histogram(octave, BINS)
-    tl.store(parts + program * 4, total)
-    tl.store(parts + program * 4 + 1, square)
-    tl.store(parts + program * 4 + 2, largest.to(tl.float64))
-    tl.store(parts + program * 4 + 3, bad.to(tl.float64))
-    if due:
+        tl.store(parts + program * 4, total)
+        tl.store(parts + program * 4 + 1, square)
+        tl.store(parts + program * 4 + 2, largest.to(tl.float64))
+        tl.store(parts + program * 4 + 3, bad.to(tl.float64))
         tl.store(counts + program * BINS + tl.arange(0, BINS), number)
 
 
@@ -192,22 +192,24 @@ def _add_kernel(
     calls_at,
     looked_at,
     SCALE_ON_DEVICE: tl.constexpr,
-    DUE: tl.constexpr,
     TRAINING: tl.constexpr,
+    GATED: tl.constexpr,
     COUNTS: tl.constexpr,
     BINS: tl.constexpr,
     PROGRAMS: tl.constexpr,
 ):
     """Add what the programs have measured to the sums, and in compiled code to the state."""
     factor = _scale_of(scale, SCALE_ON_DEVICE)
-    due = _is_due(state, calls_at, every, DUE)
-    if DUE == 2:
+    due = _is_due(state, TRAINING, calls_at, every, GATED)
+    if GATED:
         calls = tl.load(state + calls_at)
         looked = tl.load(state + looked_at)
         on = _begin_call(state, TRAINING, counted_at, off_at, COUNTS)
-    else:
-        on = tl.to_tensor(1) == 1
-    if on:
+        if on:
+            tl.store(state + calls_at, calls + 1)
+        if due:
+            tl.store(state + looked_at, looked + n_elements)
+    if due:
         program = tl.arange(0, PROGRAMS)
         exists = program < programs
         total = tl.sum(tl.load(parts + program * 4, mask=exists, other=0.0), axis=0) / factor
@@ -226,25 +228,21 @@ def _add_kernel(
             before = tl.load(at, mask=column < 5, other=0.0)
             tl.store(at, before + added, mask=column < 5)
             tl.store(largest, tl.maximum(tl.load(largest), peak))
-        if due:
-            column = tl.arange(0, BINS)
-            number = tl.zeros([BINS], dtype=tl.int64)
-            for i in range(programs):
-                number += tl.load(counts + i * BINS + column)
-            zeros = tl.sum(tl.where(column == bins + 1, number, 0), axis=0)
-            bad_values = tl.sum(tl.where(column == bins, number, 0), axis=0)
-            share = tl.arange(0, 2)
-            of_shares = tl.where(share == 0, zeros, bad_values).to(tl.float64)
-            at = sums + zeros_at + share
-            tl.store(at, tl.load(at) + of_shares)
-            inside = column < bins
-            at = sums + bins_at + column
-            before = tl.load(at, mask=inside, other=0.0)
-            tl.store(at, before + number.to(tl.float64), mask=inside)
-        if DUE == 2:
-            tl.store(state + calls_at, calls + 1)
-            if due:
-                tl.store(state + looked_at, looked + n_elements)
+
+        column = tl.arange(0, BINS)
+        number = tl.zeros([BINS], dtype=tl.int64)
+        for i in range(programs):
+            number += tl.load(counts + i * BINS + column)
+        zeros = tl.sum(tl.where(column == bins + 1, number, 0), axis=0)
+        bad_values = tl.sum(tl.where(column == bins, number, 0), axis=0)
+        share = tl.arange(0, 2)
+        of_shares = tl.where(share == 0, zeros, bad_values).to(tl.float64)
+        at = sums + zeros_at + share
+        tl.store(at, tl.load(at) + of_shares)
+        inside = column < bins
+        at = sums + bins_at + column
+        before = tl.load(at, mask=inside, other=0.0)
+        tl.store(at, before + number.to(tl.float64), mask=inside)
 
 
 @triton.jit
@@ -252,6 +250,8 @@ def _alive_kernel(
     x,
     flags,
     state,
+    calls_at,
+    every,
     zero,
     units,
     outer,
@@ -276,9 +276,7 @@ def _alive_kernel(
     inside = unit < units
     known = tl.load(flags + unit, mask=inside, other=1)
     wanted = tl.min(known.to(tl.int32), axis=0) == 0  # a living channel stays alive
-    if GATED:
-        wanted = wanted & (tl.load(state + TRAINING) > 0)
-    if wanted:
+    if wanted & _is_due(state, TRAINING, calls_at, every, GATED):
         found = tl.zeros([UNITS], dtype=tl.int32)
         for step in range(split, outer * n_columns, splits):
             place = step // n_columns
@@ -398,12 +396,14 @@ class Gate:
         state: numbers, see `functional.measures`.
         training: the mode of the layer.
         counts: whether it is a call of the layer, and not a gradient.
-        every: shares and octaves are counted at each n-th call.
+        calls: where the number of calls stands in which the site was on.
+        every: each n-th of these is measured.
     """
 
     state: Tensor
     training: bool
     counts: bool
+    calls: int
     every: int = 1
 
 
@@ -428,7 +428,6 @@ def measure(
     exponents: tuple[int, int],
     places: Places,
     scale: float | Tensor = 1.0,
-    due: bool = True,
     gate: Gate | None = None,
 ) -> None:
     """Add a tensor to statistics: two kernels.
@@ -440,14 +439,12 @@ def measure(
         exponents: of 2, where the octaves begin and end.
         places: where the numbers stand.
         scale: the factor of the loss, by which values are divided.
-        due: whether shares and octaves are counted.
-        gate: decides this in compiled code, and counts the call.
+        gate: tells in compiled code whether the call is measured; it is counted there.
     """
     first, last = exponents
     bins = last - first + 2
     x, read = _read(x)
     programs = _programs(read) if x.numel() else 0
-    when = _BY_STATE if gate is not None else _ALWAYS if due else _NEVER
     width = launch.power_of_two(bins + 3)
     parts = torch.empty(max(programs, 1) * _PARTS, dtype=torch.float64, device=x.device)
     counts = torch.empty(max(programs, 1) * width, dtype=torch.int32, device=x.device)
@@ -475,7 +472,8 @@ def measure(
         first + 127,
         bins,
         SCALE_ON_DEVICE=on_device,
-        DUE=when,
+        TRAINING=int(gate is not None and gate.training),
+        GATED=gate is not None,
         SIZE=size,
         BINS=width,
         WIDE=launch.wide(x),
@@ -503,8 +501,8 @@ def measure(
         places.calls,
         places.looked,
         SCALE_ON_DEVICE=on_device,
-        DUE=when,
         TRAINING=int(gate is not None and gate.training),
+        GATED=gate is not None,
         COUNTS=gate is not None and gate.counts,
         BINS=width,
         PROGRAMS=launch.power_of_two(max(programs, 1)),
@@ -532,6 +530,8 @@ def alive(x: Tensor, flags: Tensor, zero: float, gate: Gate | None = None) -> No
         x,
         flags.view(torch.int8),
         flags if gate is None else gate.state,
+        0 if gate is None else gate.calls,
+        1 if gate is None else gate.every,
         zero,
         read.units,
         read.outer,
