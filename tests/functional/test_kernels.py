@@ -91,7 +91,7 @@ def same(name, dense, fast, ulps=1):
 
 # bounds ---------------------------------------------------------------------------------------
 
-BOUNDS = [(-0.5, 0.5), (None, 0.25), (-0.25, None), (-1e30, 1e30)]
+BOUNDS = [(-0.5, 0.5), (None, 0.25), (-0.25, None), (-1e30, 1e30), (1e6, None)]
 SCALES = [1.0, 8.0, torch.tensor(1024.0)]
 
 
@@ -99,7 +99,7 @@ SCALES = [1.0, 8.0, torch.tensor(1024.0)]
 def test_clamp(bounds, both):
     types_of = [torch.float32, torch.bfloat16, torch.float16]
     for (name, x), scale in zip(tensors(24, types=types_of), itertools.cycle(SCALES)):
-        if bounds[1] == 1e30 and isinstance(scale, torch.Tensor):
+        if max(bound or 0.0 for bound in bounds) > 1e5 and isinstance(scale, torch.Tensor):
             continue  # the torch operations can't limit a bound that they don't read
         dense, fast = both(gradients.clamp_measured, x, *bounds, scale)
         assert dense[0].stride() == fast[0].stride(), name
