@@ -6,7 +6,7 @@ Tried with torch 2.6 to 2.14.
 import importlib.abc
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, TypeVar
@@ -34,6 +34,51 @@ functions of the package that run beside compiled code.
 """
 _run_as_python: list[Any] = []
 _DYNAMO_CONFIG = "torch._dynamo.config"
+
+
+def foreach_norm(tensors: Sequence[Tensor], norm_type: float, dtype: torch.dtype) -> list[Tensor]:
+    """The norms of all tensors by one operator; without the private name, by one for each."""
+    if hasattr(torch, "_foreach_norm"):
+        return list(torch._foreach_norm(list(tensors), norm_type, dtype=dtype))
+    return [torch.linalg.vector_norm(x, norm_type, dtype=dtype) for x in tensors]
+
+
+def foreach_mul_(tensors: Sequence[Tensor], factors: Tensor | float | Sequence[Tensor]) -> None:
+    """Multiply all tensors by a number, or each by its own factor, in place."""
+    if hasattr(torch, "_foreach_mul_"):
+        torch._foreach_mul_(list(tensors), factors)  # type: ignore[arg-type]  # one of three overloads
+        return
+    if isinstance(factors, Tensor | float):
+        factors = [torch.as_tensor(factors)] * len(tensors)
+    for x, factor in zip(tensors, factors, strict=True):
+        x.mul_(factor)
+
+
+def foreach_sub_(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> None:
+    """Subtract a tensor from each tensor, in place."""
+    if hasattr(torch, "_foreach_sub_"):
+        torch._foreach_sub_(list(tensors), list(others))
+        return
+    for x, other in zip(tensors, others, strict=True):
+        x.sub_(other)
+
+
+def foreach_copy_(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    """Write the values into the tensors, which may have another dtype."""
+    if hasattr(torch, "_foreach_copy_"):
+        torch._foreach_copy_(list(tensors), list(values))
+        return
+    for x, value in zip(tensors, values, strict=True):
+        x.copy_(value)
+
+
+def foreach_zero_(tensors: Sequence[Tensor]) -> None:
+    """Set all elements of the tensors to 0."""
+    if hasattr(torch, "_foreach_zero_"):
+        torch._foreach_zero_(list(tensors))
+        return
+    for x in tensors:
+        x.zero_()
 
 
 def constant_when_traced(function: Function) -> Function:

@@ -30,6 +30,7 @@ INTERNAL = [
     "tests/conftest.py",
     "tests/functional/conftest.py",
     "tests/functional/test_operators.py",
+    "tests/sites/test_together.py",
     "tests/sites/test_traced_functions.py",
     "tests/functional/test_disout.py",
     "tests/functional/test_sparse.py",

@@ -5,6 +5,7 @@ A value outside the range that a docstring states is a ValueError, and another t
 dropout     dropout of elements, channels, samples and residual branches; Gaussian noise
 dropblock   dropout and noise (Disout) in blocks; the seed rate at which blocks drop a given share
 gradients   bounds of gradients by value and by norm, adaptive clipping, centralization
+foreach     the same by norm, for all gradients of an update in a constant number of operators
 masks       random masks and noise, and their application to a tensor
 operators   operators of compiled code: blocks, and the counts of a site
 cells       the rows of numbers that tell these operators the rates, and what to count

@@ -18,7 +18,7 @@ from .masks import wide_dtype
 
 Bound: TypeAlias = float | Tensor
 Per: TypeAlias = Literal["tensor", "sample", "channel"]
-_SAFE_POWER = 7  # a sum of such powers of float32 values can't overflow in float64
+SAFE_POWER = 7  # a sum of such powers of float32 values can't overflow in float64
 
 
 def clamp_measured(
@@ -178,7 +178,7 @@ def group_norm(grad: Tensor, norm_type: float, per: Per, channel_axis: int = 1) 
         return grad.abs().to(wide)
     options = {"dim": axes, "keepdim": True, "dtype": wide}
     norm: Callable[..., Tensor] = functools.partial(torch.linalg.vector_norm, **options)
-    if norm_type <= _SAFE_POWER and grad.dtype is not torch.float64:
+    if norm_type <= SAFE_POWER and grad.dtype is not torch.float64:
         return norm(grad, norm_type)
     peak = norm(grad, math.inf)
     peak = torch.where(peak.isfinite() & (peak > 0), peak, 1.0)

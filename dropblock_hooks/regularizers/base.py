@@ -6,7 +6,7 @@ import copy
 import functools
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
@@ -45,6 +45,9 @@ class Now:
         grad_scale: the factor of a GradScaler; multiply bounds of gradients by it.
         parameter: the parameter whose gradient it is, at ``param:`` selectors.
         norms: ``apply`` may store norms of a gradient of the unscaled loss here, for the report.
+        parameters: in ``apply_all``, the parameters whose gradients they are.
+        norm_counts: ``apply_all`` stores here how many of the `norms` belong to each gradient;
+            None is one for each.
     """
 
     input: Any = None
@@ -52,6 +55,8 @@ class Now:
     grad_scale: float | Tensor = 1.0
     parameter: Any = None
     norms: Tensor | None = None
+    parameters: Sequence[Any] = ()
+    norm_counts: Sequence[int] | None = None
 
     def __init__(self, **values: Any) -> None:
         for name, value in values.items():
@@ -120,6 +125,16 @@ class Regularizer:
         """
         raise NotImplementedError
 
+    def apply_all(self, grads: Sequence[Tensor], now: Now) -> Tensor | None:
+        """Regularize all gradients of an update in place; return how many elements each changed.
+
+        A class may define it, with ``torch._foreach_*`` operators, beside ``apply``. It is called
+        with ``when="accumulated"``, for gradients on one device, of one dtype and with at least one
+        element, of sites whose rates are equal. All other gradients get ``apply``. The result is a
+        tensor with a number for each gradient, or None if the numbers have no meaning.
+        """
+        raise NotImplementedError
+
     def check(self, values: Mapping[str, float]) -> None:
         """Raise ValueError if fields contradict each other; `values` are the rates at one time."""
 
@@ -149,6 +164,8 @@ class Regularizer:
             cls.traced = vars(cls).get("traced", False)
             cls.counts_itself = vars(cls).get("counts_itself", False)
             cls.off = vars(cls).get("off", {})
+            if "apply_all" not in vars(cls):
+                cls.apply_all = Regularizer.apply_all  # type: ignore[method-assign]  # not for this `apply`
 
     def __post_init__(self) -> None:
         cls: Any = type(self)  # mypy takes no class as hashable
@@ -178,6 +195,11 @@ class Regularizer:
     def accumulates(self) -> bool:
         """Whether it acts once per update, on gradients of parameters: see `OnGradients`."""
         return False
+
+    @property
+    def acts_on_all(self) -> bool:
+        """Whether it has ``apply_all``."""
+        return type(self).apply_all is not Regularizer.apply_all
 
     @property
     def label(self) -> str:  # in site keys

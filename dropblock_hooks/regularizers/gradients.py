@@ -1,15 +1,16 @@
 """Regularizers of gradients, of activations or of parameters. They let Inf and NaN pass."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
+from .._torch import foreach_mul_, foreach_zero_
 from ..checks import POSITIVE, as_number
-from ..functional import gradients
+from ..functional import foreach, gradients
 from ..functional.dropout import add_noise, drop_units
 from ..functional.masks import scaled
 from ..registry import register
@@ -117,6 +118,19 @@ class ClipGradNorm(OnGradients, Regularizer):
         )
         return clipped, changed
 
+    def apply_all(self, grads: Sequence[Tensor], now: Now) -> Tensor | None:
+        if self.per == "channel":
+            units = foreach.rows_of(grads, least_axes=1)
+        else:
+            units = foreach.whole_tensors(grads)
+        if self.group:
+            norms = now.common_norm.to(grads[0].device)
+        else:
+            norms = foreach.unit_norms(grads, units, self.norm_type)
+        now.norms = gradients.unscaled(norms, now.grad_scale).expand(sum(units.rows))
+        now.norm_counts = units.rows
+        return foreach.shrink_(grads, units, norms, now.max_norm * now.grad_scale)
+
 
 @register
 class ScaleGrad(OnGradients, Regularizer):
@@ -142,6 +156,11 @@ class ScaleGrad(OnGradients, Regularizer):
             return x, None
         return scaled(x, now.scale), None
 
+    def apply_all(self, grads: Sequence[Tensor], now: Now) -> Tensor | None:
+        if now.scale != 1.0:
+            foreach_mul_(grads, now.scale)
+        return None
+
 
 @register
 class ZeroGrad(OnGradients, Regularizer):
@@ -159,6 +178,10 @@ class ZeroGrad(OnGradients, Regularizer):
 
     def apply(self, x: Tensor, now: Now) -> Applied:
         return torch.zeros_like(x), None
+
+    def apply_all(self, grads: Sequence[Tensor], now: Now) -> Tensor | None:
+        foreach_zero_(grads)
+        return None
 
 
 @register
@@ -252,6 +275,13 @@ class AdaptiveClipGrad(_OfParameters):
         )
         return y, changed
 
+    def apply_all(self, grads: Sequence[Tensor], now: Now) -> Tensor | None:
+        changed, now.norms, units = foreach.clip_adaptive_(
+            grads, now.parameters, now.clip_factor, self.eps, self.norm_type, now.grad_scale
+        )
+        now.norm_counts = units.rows
+        return changed
+
 
 @register
 class CentralizeGrad(_OfParameters):
@@ -267,3 +297,7 @@ class CentralizeGrad(_OfParameters):
 
     def apply(self, x: Tensor, now: Now) -> Applied:
         return gradients.centralize_grad(x), None
+
+    def apply_all(self, grads: Sequence[Tensor], now: Now) -> Tensor | None:
+        foreach.centralize_(grads)
+        return None

@@ -2,7 +2,8 @@
 
 The class of a hook decides everything about its kind of target.
 
-updates           regularizes gradients once per optimizer step, also by their common norm
+updates           regularizes gradients once per optimizer step, also by their common norm, all
+                  gradients of an entry together
 held              the hooks of parameters and rates
 hooks             the hooks of layers and observers, their order, and why a site did nothing
 compiled          what torch.compile traces for a regularizer, into the graph of the model
@@ -11,7 +12,8 @@ board             `Board`: the rates that compiled code reads, and the counts to
 operator          operators that call Python in compiled code, for classes that it can't trace
 site              `Site`: a regularizer on a layer, its state, and its calls, which it counts
                   unless a checkpoint recomputes them
-counter           `Counter`: totals that only grow, and windows of them; histograms of norms
+counter           `Counter`: totals that only grow, and windows of them; histograms of norms;
+                  `JointCounts`: what is counted for several sites at once
 run               `Run`: the time and the switches of an attachment, and its windows; the loss
                   scale, and the search for a GradScaler that nobody gave
 indexing          tensors inside the inputs and outputs of a layer

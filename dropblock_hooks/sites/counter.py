@@ -21,7 +21,8 @@ _PER_OCTAVE = 4
 _ONE = 257  # the bin that begins at a norm of 1; zeros are in bin 0
 _LAST = 513
 CELLS = _LAST + 2  # the sum of the norms, and the bins
-_MOST_WAITING = 64  # tensors: to add many up takes hardly longer than to add one
+_MOST_NORMS = 64  # tensors that wait: to add many up takes hardly longer than to add one
+_MOST_WAITING = 2**20  # norms of several counters that wait
 
 
 class Norms:
@@ -70,13 +71,26 @@ class Norms:
 
 def with_norms(cells: Tensor, norms: Tensor) -> Tensor:
     """The cells of a histogram with more norms; those that are not finite are left out."""
-    norms = norms.reshape(-1).to(cells.dtype)
+    norms, finite, bins = _binned(norms.reshape(-1).to(cells.dtype))
+    cells = cells.index_add(0, bins, finite)
+    return cells.index_add(0, torch.zeros_like(bins), norms)
+
+
+def with_norms_of_several(cells: Tensor, norms: Tensor, owners: Tensor) -> Tensor:
+    """The cells of several histograms, one a row, with more norms; `owners` are their rows."""
+    norms, finite, bins = _binned(norms.to(cells.dtype))
+    first = owners * cells.shape[1]
+    flat = cells.reshape(-1).index_add(0, first + bins, finite)
+    return flat.index_add(0, first, norms).view(cells.shape)
+
+
+def _binned(norms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The norms with 0 for those that are not finite, which are finite, and their cells."""
     finite = norms < float("inf")  # False for NaN, too
     norms = norms.where(finite, 0.0)
     octaves = norms.log2() * _PER_OCTAVE + _ONE  # of 0: -inf
     bins = octaves.clamp(0, _LAST).long() + 1
-    cells = cells.index_add(0, bins, finite.to(cells.dtype))
-    return cells.index_add(0, torch.zeros_like(bins), norms)
+    return norms, finite.to(norms.dtype), bins
 
 
 def _together(tensors: Sequence[Tensor]) -> Tensor:
@@ -132,10 +146,15 @@ class Counter:
         self.cells: Tensor | None = None
         self._waiting: list[Tensor] = []  # numbers of elements that are not in `affected` yet
         self._norms: list[Tensor] = []  # that are not in the cells yet
+        self.joint: JointCounts | None = None  # what was counted for several counters at once
         self.map_size: tuple[int, ...] | None = None  # the spatial size of the last tensor
         self.map_varies = False  # whether a tensor of another size came before
         self._begun = Snapshot()  # the totals when the open window began
         self.closed = Snapshot()  # the growth in the window before
+
+    def __getstate__(self) -> dict[str, Any]:
+        self.settle()
+        return {**self.__dict__, "joint": None}
 
     def add(
         self, affected: Any, total: int, rate: float, size: Any = None, norms: Tensor | None = None
@@ -152,10 +171,22 @@ class Counter:
             self._waiting.append(affected.detach())
         else:
             self.affected = self.affected + affected
-        if len(self._waiting) >= _MOST_WAITING or len(self._norms) >= _MOST_WAITING:
-            self._settle()
+        if len(self._waiting) >= _MOST_NORMS or len(self._norms) >= _MOST_NORMS:
+            self._add_up()
         self.total += total
         self.expected += rate * total
+
+    def take_joint(self, affected: Tensor, cells: Tensor | None) -> None:
+        """Add what was counted for several counters at once: elements, and a histogram."""
+        self._waiting.append(affected)
+        if cells is not None:
+            self._add_up()
+            self.cells = cells.clone() if self.cells is None else self.cells.to(cells) + cells
+
+    def settle(self) -> None:
+        """Take over what was counted for several counters at once."""
+        if self.joint is not None:
+            self.joint.settle()
 
     def note_size(self, size: Sequence[int]) -> None:
         """Keep the spatial size of a tensor, and whether an earlier one had another."""
@@ -176,11 +207,11 @@ class Counter:
         if size:
             self.note_size(size_of(round(size)))
         if cells is not None:
-            self._settle()
+            self._add_up()
             cells = cells.to("cpu", torch.float64, copy=True)
             self.cells = cells if self.cells is None else self.cells.to(cells) + cells
 
-    def _settle(self) -> None:
+    def _add_up(self) -> None:
         """Add up what waits: a constant number of kernels for all of it."""
         if self._waiting:
             numbers = _together(self._waiting).sum()
@@ -199,7 +230,8 @@ class Counter:
 
     def life(self) -> Snapshot:
         """The totals since attaching, including a loaded state."""
-        self._settle()
+        self.settle()
+        self._add_up()
         return Snapshot(*(getattr(self, name) for name in Snapshot._fields))
 
     def window(self) -> Snapshot:
@@ -221,6 +253,7 @@ class Counter:
 
     def restore(self, life: Snapshot, window: Snapshot) -> None:
         """Take over totals that were read or saved, and the open window."""
+        self.settle()  # what was counted before is replaced as well
         self._begun = life.plus(window, -1)
         self.closed = Snapshot()
         self._waiting = []
@@ -240,3 +273,74 @@ class Counter:
         self._begun, self.closed = self._begun.read(), self.closed.read()
         vars(self).update(self.life().read()._asdict())
         return self
+
+
+class JointCounts:
+    """What is counted for several counters by one operator, until one of them is read.
+
+    Args:
+        counters: the counters, in the order of the numbers.
+        device: where the numbers are.
+        norm_counts: how many norms each counter gets in a call.
+    """
+
+    def __init__(
+        self, counters: Sequence[Counter], device: torch.device, norm_counts: Sequence[int]
+    ) -> None:
+        self._counters = list(counters)
+        self._device = device
+        self._norm_counts = list(norm_counts)
+        self._affected: Any = None
+        self._norms: list[Tensor] = []  # that are not in the cells yet
+        self._cells: Tensor | None = None
+        owners = torch.arange(len(self._counters)).repeat_interleave(torch.tensor(norm_counts))
+        self._owners = owners.to(device)  # the counter of each norm
+        for counter in counters:
+            counter.settle()
+            counter.joint = self
+
+    @classmethod
+    def of(
+        cls, counters: Sequence[Counter], device: torch.device, norm_counts: Sequence[int]
+    ) -> JointCounts:
+        """The joint counts of these counters; new ones, if they were others in the call before."""
+        joint = counters[0].joint
+        if joint is not None and all(counter.joint is joint for counter in counters):
+            counted = joint._device, joint._norm_counts
+            if joint._counters == list(counters) and counted == (device, list(norm_counts)):
+                return joint
+        return cls(counters, device, norm_counts)
+
+    def add(self, affected: Tensor, totals: Sequence[int], norms: Tensor | None) -> None:
+        """Add one active call of each counter, with the number of its elements."""
+        for counter, total in zip(self._counters, totals, strict=True):
+            counter.active += 1
+            counter.total += total
+        self._affected = affected if self._affected is None else self._affected + affected
+        if norms is not None:
+            self._norms.append(norms)
+            waiting = len(self._norms) * norms.numel()
+            if len(self._norms) >= _MOST_NORMS or waiting >= _MOST_WAITING:
+                self._bin_norms()
+
+    def _bin_norms(self) -> None:
+        if not self._norms:
+            return
+        calls = len(self._norms)
+        norms = torch.stack(self._norms)
+        self._norms = []
+        if self._cells is None:
+            self._cells = norms.new_zeros((len(self._counters), CELLS))
+        owners = self._owners.expand(calls, -1).reshape(-1)
+        self._cells = with_norms_of_several(self._cells, norms.reshape(-1), owners)
+
+    def settle(self) -> None:
+        """Hand the numbers to the counters, without waiting for the device."""
+        if self._affected is None:
+            return
+        self._bin_norms()
+        affected = self._affected.long().unbind()
+        cells = [None] * len(affected) if self._cells is None else self._cells.unbind()
+        self._affected = self._cells = None
+        for counter, number, row in zip(self._counters, affected, cells, strict=True):
+            counter.take_joint(number, row)

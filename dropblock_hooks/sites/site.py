@@ -138,6 +138,7 @@ class Site:
     def counter(self) -> Counter:
         """All counts, which waits for the device of a board."""
         self.run.take_counts(self)
+        self.tally.settle()
         return self.tally
 
     @constant_when_traced

@@ -5,22 +5,33 @@ import weakref
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
-from ..functional.gradients import common_norm
-from ..quoting import kind_of, listed
+from ..functional import foreach
+from ..functional.foreach import common_norm
+from ..quoting import add_note, kind_of, listed
+from ..regularizers.base import Now
 from ..regularizers.gradients import ClipGradNorm
 from ..selectors.wrappers import shard_refusal
+from .counter import JointCounts
 from .run import Run, as_factor, world_size
-from .site import NOT_DENSE, Site, regularize_grad
+from .site import NOT_DENSE, Rates, Site, regularize_grad
 
 _WRAPPED = ("_base_optimizer", "base_optimizer", "_optimizer", "original_optimizer", "optimizer")
 """Where timm's Lookahead, SAM, Lightning and Fabric, Opacus, accelerate keep their optimizer."""
+
+
+class _Held(NamedTuple):
+    """A parameter and its gradient, at a site that acts on it."""
+
+    site: Site
+    parameter: Tensor
+    grad: Tensor
 
 
 def checked_optimizers(given: Any) -> list[Optimizer]:
@@ -92,12 +103,12 @@ def _before_step(
 @_disable_dynamo  # a compiled step runs this in eager mode
 @torch.no_grad()
 def _regularize(hooks: Sequence[Any], optimizer: Any) -> None:
-    held = _held(optimizer)
-    entries: dict[Any, list[tuple[Site, Tensor, Tensor]]] = defaultdict(list)
+    updated = _held(optimizer)
+    entries: dict[Any, list[_Held]] = defaultdict(list)
     for reference, hook in hooks:
         module, site = reference(), hook.site
         own = None if module is None else hook.held(module)
-        if own is None or own.grad is None or id(own) not in held:
+        if own is None or own.grad is None or id(own) not in updated:
             continue
         if site.acts(module.training):
             refusal = shard_refusal(module)
@@ -107,18 +118,62 @@ def _regularize(hooks: Sequence[Any], optimizer: Any) -> None:
                 refusal = "each process would draw other numbers: use when='backward'"
             if refusal is not None:
                 raise site.error(refusal)
-            entries[site.position].append((site, own, own.grad))
+            entries[site.position].append(_Held(site, own, own.grad))
     # a fused optimizer is given gradients of the scaled loss, and the scale
     scale = getattr(optimizer, "grad_scale", None)
+    devices = {held.grad.device for entry in entries.values() for held in entry}
+    scales = {device: as_factor(scale, device) for device in devices}
     for entry in entries.values():
-        norm, clip = {}, entry[0][0].regularizer
+        norm, clip = {}, entry[0].site.regularizer
         if isinstance(clip, ClipGradNorm) and clip.group:
-            norm["common_norm"] = common_norm([g for *_, g in entry], clip.norm_type)
-        for site, parameter, grad in entry:
-            now = {"grad_scale": as_factor(scale, grad.device), "parameter": parameter}
-            new = regularize_grad(site, None, site.values | norm, grad, **now)
-            if new is not grad:
-                grad.copy_(new)
+            norm["common_norm"] = common_norm([held.grad for held in entry], clip.norm_type)
+        lists, others = _in_lists(entry)
+        for held in others:
+            _regularize_one(held, norm, scales[held.grad.device])
+        for several in lists:
+            _regularize_all(several, norm, scales[several[0].grad.device])
+
+
+def _in_lists(entry: Sequence[_Held]) -> tuple[list[list[_Held]], list[_Held]]:
+    """Lists of gradients that are regularized together, and those that are not."""
+    plain = entry[0].site.regularizer.acts_on_all
+    if not plain or any(type(held.parameter) not in foreach.PLAIN for held in entry):
+        return [], list(entry)
+    rates = [tuple(held.site.values.items()) for held in entry]
+    lists, others = foreach.in_lists([held.grad for held in entry], rates)
+    return [[entry[i] for i in positions] for positions in lists], [entry[i] for i in others]
+
+
+def _regularize_one(held: _Held, norm: Rates, scale: float | Tensor) -> None:
+    site, grad = held.site, held.grad
+    rates = {**site.values, **norm}
+    now = {"grad_scale": scale, "parameter": held.parameter}
+    new = regularize_grad(site, None, rates, grad, **now)
+    if new is not grad:
+        grad.copy_(new)
+
+
+def _regularize_all(several: Sequence[_Held], norm: Rates, scale: float | Tensor) -> None:
+    """Regularize gradients on one device, of one dtype, at the same rates; and count them."""
+    site = several[0].site
+    grads = [held.grad for held in several]
+    parameters = [held.parameter for held in several]
+    now = Now(grad_scale=scale, parameters=parameters, layout="parameter", **site.values, **norm)
+    try:
+        changed = site.regularizer.apply_all(grads, now)
+    except (TypeError, ValueError) as error:
+        raise site.error(error) from error
+    except Exception as error:
+        add_note(error, site.error("the error comes from this site, or from others of its entry"))
+        raise
+    tallies = [held.site.tally for held in several]
+    if changed is None:
+        for tally in tallies:
+            tally.add(None, 0, 0.0)
+        return
+    norm_counts = [1] * len(grads) if now.norm_counts is None else now.norm_counts
+    joint = JointCounts.of(tallies, grads[0].device, norm_counts)
+    joint.add(changed, [grad.numel() for grad in grads], now.norms)
 
 
 def _is_inside_a_step(optimizer: Any) -> bool:
