@@ -137,6 +137,8 @@ def test_squares_do_not_overflow(both):
     dense, fast = both(gradients.clip_measured, x, 1e30, 2.0, "tensor")
     same("1e30", dense[:2], fast[:2])
     assert fast[2].item() == pytest.approx(1e30 * 150**0.5)
+    _, fast = both(gradients.clip_measured, x, 1e-5, 2.0, "tensor")  # a factor below 1e-30
+    assert fast[0].norm().item() == pytest.approx(1e-5, rel=1e-4)
     tiny = torch.full((3, 50), 1e-30)
     _, fast = both(gradients.clip_measured, tiny, 1e-31, 2.0, "tensor")
     assert fast[0].norm().item() == pytest.approx(1e-31, rel=1e-4)
