@@ -44,6 +44,7 @@ class Kind(_Described):
     IN_PARTS = "in_parts", "a bound got the gradient of a parameter in parts"
     LOST = "lost", "the parameter is another tensor now, or gets no gradient any more"
     SHARDED = "sharded", "FSDP keeps the parameter in a form that a hook cannot use"
+    ZERO_RATE = "zero_rate", "the rate was never above 0, so nothing was dropped"
     CLIPPED = "clipped", "the block is as large as the map, or larger"
 
     # the training loop

@@ -20,7 +20,15 @@ from ..sites.site import Site
 from ..sites.updates import checked_optimizers, use_optimizers
 from ..tables import Table, counted
 from .alerts import alerts_now, new_alerts, tell_alerts
-from .faults import compare, faults_before, find_faults, not_stepped, tell_equal_seeds
+from .endings import has_risen
+from .faults import (
+    compare,
+    faults_before,
+    find_faults,
+    find_forgotten,
+    not_stepped,
+    tell_equal_seeds,
+)
 from .lookup import Suggestion, Which, captures, find, suggestions, values_at, with_rates
 from .report import SiteRow, readings, site_table, summed
 from .state import check, restore, save
@@ -149,6 +157,7 @@ class Attachment:
     @enabled.setter
     def enabled(self, on: bool) -> None:
         self._run.enabled = bool(on)
+        self._run.switched = True
         self.put()
 
     @contextmanager
@@ -165,6 +174,7 @@ class Attachment:
         """Let dropout act in evaluation too, within a ``with`` block; not counted. See `sample`."""
         before = self._run.always
         self._run.always = True
+        self._run.switched = True
         self._run.write()
         try:
             yield
@@ -173,9 +183,9 @@ class Attachment:
             self._run.write()
 
     def remove(self) -> None:
-        """Take every hook off, after the backward; warns of schedules that nobody has moved."""
+        """Take every hook off, after the backward; warns of rates that never moved, or stayed 0."""
         run = self._run
-        forgotten = not_stepped(self.sites) if run.installed else []
+        forgotten = find_forgotten(run, self.sites) if run.installed else []
         run.installed = False
         if run.ticker is not None:
             run.ticker.stop()
@@ -305,6 +315,9 @@ class Attachment:
         saved = check(state, self.sites, self._run, strict)
         self._move(saved.epoch, values_at(self.sites, saved.epoch))
         restore(saved, self.sites, self._run)
+        for site in self.sites:
+            rate = next(iter(site.regularizer.rates.values()), 0.0)
+            site.rose |= has_risen(rate, saved.epoch)
 
     def scalars(self, prefix: str = "reg/") -> dict[str, float]:
         """Rates, realized rates of active sites and observer values, by prefix, key and name."""

@@ -30,6 +30,7 @@ from ..sites.site import Site
 from ..tables import counted
 from ..warn import warn
 from .alerts import new_alerts, tell_alerts
+from .endings import find_at_end, find_zero_rates
 from .report import gathered
 from .ticker import Ticker
 
@@ -169,10 +170,15 @@ class ModelHook:
 
 @atexit.register
 def tell_at_exit() -> None:
-    """Warn at the end of the process of schedules that nobody has stepped."""
+    """Warn at the end of the process of what somebody has forgotten."""
     for hook in list(_made):
         if hook.run.installed and hook.model is not None:
-            tell(not_stepped(each.site for each in hook.hooks), hook.run.told)
+            tell(find_forgotten(hook.run, [each.site for each in hook.hooks]), hook.run.told)
+
+
+def find_forgotten(run: Run, sites: Sequence[Site]) -> list[Finding]:
+    """What somebody has forgotten, when a training has ended."""
+    return not_stepped(sites) or find_at_end(run, sites)
 
 
 def find_faults(base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> list[Finding]:
@@ -194,6 +200,8 @@ def find_faults(base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> list[Fi
     found += [error(*REPLACED, key) for key in gone]
     found += filter(None, [hook.diagnose(base, window) for hook in hooks])
     found += find_frozen(base, run, hooks)
+    if run.epoch >= 1:
+        found += find_zero_rates(run, [hook.site for hook in hooks])
     return found + not_stepped(hook.site for hook in hooks)
 
 

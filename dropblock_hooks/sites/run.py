@@ -60,6 +60,7 @@ class Run:
     enabled: bool = True  # whether the regularizers act; `Attachment.paused` switches them off
     installed: bool = True  # whether the attachment has not been removed
     always: bool = False  # whether random regularizers of activations act in evaluation too
+    switched: bool = False  # whether somebody has used `always`, `paused` or `enabled`
     stepped: bool = False  # whether somebody has called `Attachment.step`
     fresh: bool = True  # whether no step was made since attaching or loading: no epoch has ended
     looked: bool = False  # whether the first training forward of this window was looked at

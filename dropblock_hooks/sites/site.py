@@ -85,6 +85,7 @@ class Site:
         self.finds_dead = self.reads_batches = self.guesses_channels = False
         self.handle = new_handle(self)
         self.recomputed = False
+        self.rose = False  # whether its rate was ever above 0
         self.frozen = False  # whether its parameter got no gradient when it was last looked at
         self.set_regularizer(item)
 
@@ -119,6 +120,7 @@ class Site:
         """Put other values in place; a new dict, since a pending backward may hold the old one."""
         self.values = values
         self.rate = next(iter(values.values()), None)
+        self.rose |= bool(self.rate)
         activation = self.regularizer.acts_on == "activation"
         self.idle = self.rate == 0.0 and self.regularizer.idle_at_zero and activation
 
