@@ -24,18 +24,27 @@ from .masks import Mask, bernoulli, check_call, count_ratio, keep_scale, normal_
 from .sparse import Blocks, drop_drawn, grow, takes
 
 Calibration: TypeAlias = Literal["exact", "paper"]
+Border: TypeAlias = Literal["inside", "across"]
+Method: TypeAlias = Literal["exact", "paper", "across"]
+"""A calibration of blocks that lie inside the map, or blocks that may reach across its border."""
 Normalize: TypeAlias = Literal["batch", "sample", "expected", None]
 BlockSize: TypeAlias = int | Sequence[int]
 
 
 def block_gamma(
-    p: float, size: int | Sequence[int], block_size: BlockSize, calibration: Calibration = "exact"
+    p: float,
+    size: int | Sequence[int],
+    block_size: BlockSize,
+    calibration: Calibration = "exact",
+    border: Border = "inside",
 ) -> float:
     """The seed rate γ at which blocks drop the share `p` of a map.
 
     ``"exact"`` solves ``mean over positions of (1 - γ)^c = 1 - p``, where c is the number of seeds
-    that cover the position. ``"paper"`` is ``p / block² · size² / (size - block + 1)²`` of the
-    paper (Ghiasi et al., 2018), which ignores overlaps and drops less than p.
+    that cover the position. With ``border="across"`` each position is covered by as many seeds as a
+    block has elements, so ``γ = 1 - (1 - p)^(1 / block²)``. ``"paper"`` is
+    ``p / block² · size² / (size - block + 1)²`` of the paper (Ghiasi et al., 2018), which ignores
+    overlaps and drops less than p.
 
     Example:
         >>> block_gamma(0.1, (14, 14), 7)
@@ -46,24 +55,46 @@ def block_gamma(
         size: edges of the map, in elements; an int is a map with a single axis.
         block_size: edge of the block, in elements, or one per axis; clipped to the map.
         calibration: ``"exact"`` or ``"paper"``.
+        border: ``"inside"`` or ``"across"``; see `drop_block2d`.
     """
     edges = size if isinstance(size, Sequence) else (size,)
     sizes = tuple(as_count("size", edge) for edge in edges)
     p = as_number("p", p, allowed=PROBABILITY)
     block = tuple(map(min, sizes, check_block_size(block_size, len(sizes))))
+    return gamma_of(p, sizes, block, method_of(calibration, border))
+
+
+def method_of(calibration: str, border: str) -> Method:
+    """How blocks are drawn, from two checked options."""
     check_option("calibration", calibration, get_args(Calibration))
-    return gamma_of(p, sizes, block, calibration)
+    check_option("border", border, get_args(Border))
+    if border == "inside":
+        return "paper" if calibration == "paper" else "exact"
+    if calibration == "paper":
+        raise ValueError(
+            "calibration='paper' is for blocks inside the map: leave it out with border='across'"
+        )
+    return "across"
+
+
+def places_of(size: Sequence[int], block: Sequence[int], method: Method) -> list[int]:
+    """The number of positions on each axis where a block may begin."""
+    if method == "across":
+        return [s + b - 1 for s, b in zip(size, block, strict=True)]
+    return [s - b + 1 for s, b in zip(size, block, strict=True)]
 
 
 @constant_when_traced
-def gamma_of(
-    p: float, size: tuple[int, ...], block: tuple[int, ...], calibration: Calibration
-) -> float:
+def gamma_of(p: float, size: tuple[int, ...], block: tuple[int, ...], method: Method) -> float:
     """`block_gamma` of checked arguments and a block that fits; torch.compile keeps the result."""
-    if calibration == "paper":
-        seeds = math.prod(s - b + 1 for s, b in zip(size, block, strict=True))
+    if method == "paper":
+        seeds = math.prod(places_of(size, block, method))
         return p * math.prod(size) / (math.prod(block) * seeds)
-    return p if p in (0.0, 1.0) else _exact_gamma(p, size, block)
+    if p in (0.0, 1.0):
+        return p
+    if method == "across":
+        return -math.expm1(math.log1p(-p) / math.prod(block))
+    return _exact_gamma(p, size, block)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -101,13 +132,19 @@ _NODES = 1024  # of a table of seed rates; between two of them it is linear
 
 @functools.lru_cache(maxsize=256)
 def gamma_table(
-    size: tuple[int, ...], block: tuple[int, ...], device: torch.device, dtype: torch.dtype
+    size: tuple[int, ...],
+    block: tuple[int, ...],
+    method: Method,
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> Tensor:
     """The ratio of ``log(1 - γ)`` and ``log(1 - p)``, at p = 0, 1/1024, ... 1.
 
     It hardly changes with p: from 1 / mean(c) at p = 0 to 1 / min(c) at 1, where c is the number of
     seeds that cover a position. So `gamma_on` finds γ by a look-up, without waiting for the device.
     """
+    if method == "across":
+        return torch.full((_NODES + 1,), 1 / math.prod(block), dtype=dtype, device=device)
     counts, shares = torch.tensor(_coverage(size, block), dtype=torch.float64).unbind(1)
     p = torch.arange(1, _NODES, dtype=torch.float64)[:, None] / _NODES
     target = torch.log1p(-p)
@@ -123,13 +160,11 @@ def gamma_table(
     return torch.cat((first, inner, last)).to(device, dtype)
 
 
-def gamma_on(
-    p: Tensor, size: tuple[int, ...], block: tuple[int, ...], calibration: Calibration
-) -> Tensor:
+def gamma_on(p: Tensor, size: tuple[int, ...], block: tuple[int, ...], method: Method) -> Tensor:
     """`gamma_of` for a rate that lies on a device, in torch operations."""
-    if calibration == "paper":
-        return p * gamma_of(1.0, size, block, "paper")
-    table = gamma_table(size, block, p.device, p.dtype)
+    if method == "paper":
+        return p * gamma_of(1.0, size, block, method)
+    table = gamma_table(size, block, method, p.device, p.dtype)
     place = p * _NODES
     below = place.floor().clamp(0, _NODES - 1)
     at = below.long()
@@ -138,15 +173,15 @@ def gamma_on(
 
 
 def expected_share(
-    p: float, size: tuple[int, ...] | None, edges: Sequence[int], calibration: Calibration
+    p: float, size: tuple[int, ...] | None, edges: Sequence[int], method: Method
 ) -> float | None:
     """The expected dropped share of a map: p, or less for the paper's γ; None if unknown."""
-    if calibration == "exact" or p == 0.0:
+    if method != "paper" or p == 0.0:
         return p
     if size is None:
         return None
     block = tuple(map(min, size, edges))
-    gamma = min(gamma_of(p, size, block, calibration), 1.0)
+    gamma = min(gamma_of(p, size, block, method), 1.0)
     return 1.0 - sum(share * (1.0 - gamma) ** c for c, share in _coverage(size, block))
 
 
@@ -154,7 +189,7 @@ def drop_blocks(
     x: Tensor,
     p: float,
     edges: Sequence[int],
-    calibration: Calibration,
+    method: Method,
     normalize: Normalize,
     share_channels: bool,
     inplace: bool = False,
@@ -165,7 +200,7 @@ def drop_blocks(
     if p == 0.0 or x.numel() == 0:
         return x, 0
     per_sample = normalize == "sample"
-    places, drawn = draw_blocks(x, p, edges, calibration, share_channels, generator, per_sample)
+    places, drawn = draw_blocks(x, p, edges, method, share_channels, generator, per_sample)
     dropped = places.count(drawn)
 
     scale: Any = None
@@ -196,11 +231,12 @@ def distort_blocks(
     alpha: float,
     share_channels: bool = False,
     generator: torch.Generator | None = None,
+    method: Method = "exact",
 ) -> tuple[Tensor, Tensor | int]:
     """The tensor, and the number of distorted elements."""
     if p == 0.0 or alpha == 0.0 or x.numel() == 0:
         return x, 0
-    places, drawn = draw_blocks(x, p, edges, "exact", share_channels, generator)
+    places, drawn = draw_blocks(x, p, edges, method, share_channels, generator)
     noise = normal_like(x, alpha * _spread(x), generator)
     distorted = (x + places.keep(noise, drawn)).to(x.dtype)
     return distorted, places.count(drawn)
@@ -222,7 +258,7 @@ def draw_blocks(
     x: Tensor,
     p: float,
     edges: Sequence[int],
-    calibration: Calibration,
+    method: Method,
     share_channels: bool,
     generator: torch.Generator | None,
     per_sample: bool = False,
@@ -233,29 +269,32 @@ def draw_blocks(
     """
     size = tuple(map(operator.index, x.shape[2:]))  # a compiled program has one map size
     block = tuple(map(min, size, edges))
-    gamma = gamma_of(p, size, block, calibration)
+    gamma = gamma_of(p, size, block, method)
+    across = method == "across"
     if takes(x):
-        blocks = Blocks(x, (1, x.shape[1] if share_channels else 1, *block))
+        blocks = Blocks(x, (1, x.shape[1] if share_channels else 1, *block), across)
         return blocks, blocks.draw(gamma, generator)
     if launch.takes(x):
         from .kernels import blocks as kernels
 
-        if kernels.can_grow(size, block):
-            options = share_channels, generator, per_sample
+        if kernels.can_grow(size, block, across):
+            options = share_channels, generator, per_sample, across
             words = launch.or_else(lambda: kernels.draw(x, gamma, block, *options), lambda: None)
             if words is not None:
                 return words
     # no branch on a value from here on: torch.export traces it for any batch size
-    places = [s - b + 1 for s, b in zip(size, block, strict=True)]
+    places = places_of(size, block, method)
     shape = (x.shape[0], 1 if share_channels else x.shape[1], *places)
     seeds = bernoulli(shape, gamma, x.device, generator)
-    return Mask(x.numel()), blocks_of(seeds, block)
+    return Mask(x.numel()), blocks_of(seeds, block, method)
 
 
-def blocks_of(seeds: Tensor, block: Sequence[int]) -> Tensor:
-    """The mask of the blocks that begin at these seeds, which lie where a whole block fits."""
-    borders = [edge - 1 for edge in block[::-1] for _ in range(2)]  # the last axis first
-    return grow(pad(seeds, borders), block, first=2)
+def blocks_of(seeds: Tensor, block: Sequence[int], method: Method) -> Tensor:
+    """The mask of the blocks that begin at these seeds; see `places_of`."""
+    if method != "across":  # a position at the border has fewer seeds
+        borders = [edge - 1 for edge in block[::-1] for _ in range(2)]  # the last axis first
+        seeds = pad(seeds, borders)
+    return grow(seeds, block, first=2)
 
 
 def _public(
@@ -263,9 +302,10 @@ def _public(
 ) -> Tensor:
     p = check_call(input, p, training, spatial)
     edges = check_block_size(block_size, spatial)
-    check_option("calibration", options[0], get_args(Calibration))
-    check_option("normalize", options[1], get_args(Normalize))
-    return drop_blocks(input, p, edges, *options)[0]
+    calibration, border, normalize, *others = options
+    method = method_of(calibration, border)
+    check_option("normalize", normalize, get_args(Normalize))
+    return drop_blocks(input, p, edges, method, normalize, *others)[0]
 
 
 def drop_block2d(
@@ -279,6 +319,7 @@ def drop_block2d(
     calibration: Calibration = "exact",
     normalize: Normalize = "batch",
     share_channels: bool = False,
+    border: Border = "inside",
     generator: torch.Generator | None = None,
 ) -> Tensor:
     """DropBlock on feature maps (N, C, H, W): zeroes blocks, and scales the rest.
@@ -301,12 +342,15 @@ def drop_block2d(
         normalize: factor of the kept elements: ``"batch"`` all / kept elements of the batch,
             ``"sample"`` the same of each sample, ``"expected"`` 1 / (1 - p), None no factor.
         share_channels: True draws one set of blocks for all channels of a sample.
+        border: ``"inside"`` puts whole blocks inside the map, as in the paper, so elements at the
+            border are dropped less often than those in the center. With ``"across"`` blocks may
+            reach across the border, and each element is dropped with chance p.
         generator: source of random numbers; torch's global one by default.
 
     Reference:
         Ghiasi, Lin and Le, 2018 (https://arxiv.org/abs/1810.12890).
     """
-    options = (calibration, normalize, share_channels, inplace, eps, generator)
+    options = (calibration, border, normalize, share_channels, inplace, eps, generator)
     return _public(2, input, p, block_size, training, options)
 
 
@@ -322,6 +366,7 @@ def drop_block1d(
     calibration: Calibration = "exact",
     normalize: Normalize = "batch",
     share_channels: bool = False,
+    border: Border = "inside",
     generator: torch.Generator | None = None,
 ) -> Tensor:
     """As `drop_block2d`, for sequences (N, C, L).
@@ -329,7 +374,7 @@ def drop_block1d(
     Example:
         >>> y = drop_block1d(torch.ones(2, 8, 100), 0.1, 3)
     """
-    options = (calibration, normalize, share_channels, inplace, eps, generator)
+    options = (calibration, border, normalize, share_channels, inplace, eps, generator)
     return _public(1, input, p, block_size, training, options)
 
 
@@ -345,6 +390,7 @@ def drop_block3d(
     calibration: Calibration = "exact",
     normalize: Normalize = "batch",
     share_channels: bool = False,
+    border: Border = "inside",
     generator: torch.Generator | None = None,
 ) -> Tensor:
     """As `drop_block2d`, for volumes and video (N, C, D, H, W).
@@ -352,7 +398,7 @@ def drop_block3d(
     Example:
         >>> y = drop_block3d(torch.ones(2, 8, 4, 8, 8), 0.1, 3)
     """
-    options = (calibration, normalize, share_channels, inplace, eps, generator)
+    options = (calibration, border, normalize, share_channels, inplace, eps, generator)
     return _public(3, input, p, block_size, training, options)
 
 
@@ -365,6 +411,7 @@ def disout(
     training: bool = True,
     *,
     share_channels: bool = False,
+    border: Border = "inside",
     generator: torch.Generator | None = None,
 ) -> Tensor:
     """Adds noise to blocks of feature maps (N, C, H, W).
@@ -385,4 +432,5 @@ def disout(
     p = check_call(input, p, training, 2)
     alpha = as_number("alpha", alpha, allowed=NON_NEGATIVE)
     edges = check_block_size(block_size, 2)
-    return distort_blocks(input, p, edges, alpha, share_channels, generator)[0]
+    method = method_of("exact", border)
+    return distort_blocks(input, p, edges, alpha, share_channels, generator, method)[0]

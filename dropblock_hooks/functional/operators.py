@@ -21,7 +21,7 @@ from torch import Tensor
 from .._torch import NO_TASK, constant_when_traced, graph_task
 from .cells import FIRST_RATE, RATES, SIZE, added, code_of
 from .dropblock import (
-    Calibration,
+    Method,
     Normalize,
     blocks_of,
     distort,
@@ -29,6 +29,7 @@ from .dropblock import (
     gamma_of,
     gamma_on,
     gamma_table,
+    places_of,
 )
 from .kernels import launch
 from .masks import Mask, count_ratio, in_format_of, keep_scale, wide_dtype
@@ -146,7 +147,7 @@ def prepare(
     dtype: torch.dtype,
     size: tuple[int, ...],
     block: tuple[int, ...],
-    calibration: Calibration,
+    method: Method,
 ) -> bool:
     """Make what the operators need besides their arguments, and tell if they use kernels.
 
@@ -154,21 +155,25 @@ def prepare(
     captured belongs to that graph.
     """
     wide = wide_dtype(device)
-    if calibration == "exact":
-        gamma_table(size, block, device, wide)
+    if method != "paper":
+        gamma_table(size, block, method, device, wide)
     else:
         _paper_factor(size, block, device, wide)
-    return _uses_kernels(device, dtype, size, block)
+    return _uses_kernels(device, dtype, size, block, method)
 
 
 def _uses_kernels(
-    device: torch.device, dtype: torch.dtype, size: tuple[int, ...], block: tuple[int, ...]
+    device: torch.device,
+    dtype: torch.dtype,
+    size: tuple[int, ...],
+    block: tuple[int, ...],
+    method: Method,
 ) -> bool:
     if device.type in SEEDED or not launch.is_on(device, dtype):
         return False
     from .kernels import blocks as kernels
 
-    return kernels.can_grow(size, block)
+    return kernels.can_grow(size, block, method == "across")
 
 
 @functools.lru_cache(maxsize=4096)
@@ -186,7 +191,7 @@ def _block_in(x: Tensor, block: Sequence[int]) -> tuple[tuple[int, ...], tuple[i
 
 
 def randomness(
-    x: Tensor, block: Sequence[int], share_channels: bool, calibration: Calibration = "exact"
+    x: Tensor, block: Sequence[int], share_channels: bool, method: Method = "exact"
 ) -> Tensor:
     """What `drop_blocks` and `draw_mask` draw from: a seed, or else uniform numbers.
 
@@ -196,12 +201,12 @@ def randomness(
     seeded = x.device.type in SEEDED
     if not seeded:
         size, clipped = _block_in(x, block)
-        seeded = prepare(x.device, x.dtype, size, clipped, calibration)
+        seeded = prepare(x.device, x.dtype, size, clipped, method)
     if seeded:
         drawn: Tensor = seed(x)
         return drawn
     channels = 1 if share_channels else x.shape[1]
-    places = [edge - part + 1 for edge, part in zip(size, clipped, strict=True)]
+    places = places_of(size, clipped, method)
     return torch.rand((x.shape[0], channels, *places), device=x.device, dtype=torch.float32)
 
 
@@ -217,18 +222,18 @@ def _drawn(
     p: Tensor,
     random: Tensor,
     block: Sequence[int],
-    calibration: Calibration,
+    method: Method,
     share_channels: bool,
 ) -> tuple[Blocks | Mask, Tensor]:
     """The blocks of a forward: the object that applies them to a tensor, and what was drawn."""
     if x.device.type in SEEDED:
         generator = torch.Generator().manual_seed(int(random))
-        return draw_blocks(x, float(p), block, calibration, share_channels, generator)
+        return draw_blocks(x, float(p), block, method, share_channels, generator)
     size, edges = _block_in(x, block)
-    gamma = gamma_on(p, size, edges, calibration)
+    gamma = gamma_on(p, size, edges, method)
     if random.ndim == 0:  # the seed of kernels that can't be used after all
-        random = _uniform_numbers(x, random, size, edges, share_channels)
-    return Mask(x.numel()), blocks_of(random < gamma, edges)
+        random = _uniform_numbers(x, random, size, edges, method, share_channels)
+    return Mask(x.numel()), blocks_of(random < gamma, edges, method)
 
 
 def _uniform_numbers(
@@ -236,25 +241,31 @@ def _uniform_numbers(
     seed: Tensor,
     size: tuple[int, ...],
     edges: tuple[int, ...],
+    method: Method,
     share_channels: bool,
 ) -> Tensor:
     """The numbers of `randomness`, from a seed."""
     generator = torch.Generator(x.device).manual_seed(int(seed))
     channels = 1 if share_channels else x.shape[1]
-    places = [edge - part + 1 for edge, part in zip(size, edges, strict=True)]
+    places = places_of(size, edges, method)
     return torch.rand((x.shape[0], channels, *places), device=x.device, generator=generator)
 
 
 def _plan(
-    x: Tensor, block: Sequence[int], share_channels: bool, channels_together: bool
+    x: Tensor,
+    block: Sequence[int],
+    method: Method,
+    share_channels: bool,
+    channels_together: bool,
 ) -> "Plan | None":
     """How kernels draw the blocks; None where they are not used."""
     size, edges = _block_in(x, block)
-    if not _uses_kernels(x.device, x.dtype, size, edges):
+    if not _uses_kernels(x.device, x.dtype, size, edges, method):
         return None
     from .kernels.blocks import plan_of
 
-    return plan_of(tuple(map(index, x.shape)), edges, share_channels, channels_together)
+    shape = tuple(map(index, x.shape))
+    return plan_of(shape, edges, share_channels, channels_together, method == "across")
 
 
 def _draw_words(
@@ -262,7 +273,7 @@ def _draw_words(
     p: Tensor,
     random: Tensor,
     plan: "Plan",
-    calibration: Calibration,
+    method: Method,
     per_sample: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """The words of the dropped places, and the number of dropped elements."""
@@ -271,8 +282,11 @@ def _draw_words(
     size = plan.size
     edges = plan.edges[3 - len(size) :]
     dtype = wide_dtype(x.device)
-    table = gamma_table if calibration == "exact" else _paper_factor
-    return draw_words(plan, x.device, random, p, table(size, edges, x.device, dtype), per_sample)
+    if method == "paper":
+        table = _paper_factor(size, edges, x.device, dtype)
+    else:
+        table = gamma_table(size, edges, method, x.device, dtype)
+    return draw_words(plan, x.device, random, p, table, per_sample)
 
 
 def _fake_drop_blocks(
@@ -282,33 +296,33 @@ def _fake_drop_blocks(
     random: Tensor,
     training: bool,
     block: Sequence[int],
-    calibration: str,
+    method: Method,
     normalize: str | None,
     share_channels: bool,
     channels_together: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     numbers = x.shape[0] if normalize == "sample" else 1
     factors = x.new_empty((1 + numbers,), dtype=cells.dtype)
-    mask = _fake_mask(x, block, share_channels)
+    mask = _fake_mask(x, block, method, share_channels)
     return torch.empty_like(x), mask, factors, torch.empty_like(counts)
 
 
-def _fake_mask(x: Tensor, block: Sequence[int], share_channels: bool) -> Tensor:
+def _fake_mask(x: Tensor, block: Sequence[int], method: Method, share_channels: bool) -> Tensor:
     if x.device.type in SEEDED:  # the backward draws from the seed again
         return x.new_empty((0,), dtype=torch.bool)
     channels = 1 if share_channels else x.shape[1]
     size, edges = _block_in(x, block)
-    if _uses_kernels(x.device, x.dtype, size, edges):
+    if _uses_kernels(x.device, x.dtype, size, edges, method):
         from .kernels.blocks import words_per_map
 
-        number, dtype = words_per_map(size)
+        number, dtype = words_per_map(size, edges, method == "across")
         return x.new_empty((x.shape[0] * channels * number,), dtype=dtype)
     return x.new_empty((x.shape[0], channels, *x.shape[2:]), dtype=torch.bool)
 
 
 @operator(
     "drop_blocks(Tensor x, Tensor cells, Tensor counts, Tensor random, bool training, int[] block, "
-    "str calibration, str? normalize, bool share_channels, bool channels_together) "
+    "str method, str? normalize, bool share_channels, bool channels_together) "
     "-> (Tensor y, Tensor mask, Tensor factors, Tensor new_counts)",
     fake=_fake_drop_blocks,
 )
@@ -319,7 +333,7 @@ def drop_blocks(
     random: Tensor,
     training: bool,
     block: Sequence[int],
-    calibration: Calibration,
+    method: Method,
     normalize: Normalize,
     share_channels: bool,
     channels_together: bool,
@@ -333,7 +347,7 @@ def drop_blocks(
         random: what `randomness` returns.
         training: the mode of the layer, which chooses the cells.
         block: an edge for each spatial axis; clipped to the map.
-        calibration: as of `functional.drop_block2d`.
+        method: see `dropblock.method_of`.
         normalize: as of `functional.drop_block2d`.
         share_channels: as of `functional.drop_block2d`.
         channels_together: what `keeps_channels_together` returns.
@@ -343,17 +357,17 @@ def drop_blocks(
         `kernels.blocks` on a GPU; a vector of the rate and the factor of the kept elements, or of
         those of each sample; and the counts with this call.
     """
-    plan = _plan(x, block, share_channels, channels_together)
+    plan = _plan(x, block, method, share_channels, channels_together)
     rows = cells[int(training), 0]
     if plan is None:
         return _drop_blocks_densely(
-            x, rows, counts, random, block, calibration, normalize, share_channels
+            x, rows, counts, random, block, method, normalize, share_channels
         )
 
     def dense() -> tuple[Tensor, Tensor, Tensor, Tensor]:
         from .kernels.blocks import words_of
 
-        options = block, calibration, normalize, share_channels
+        options = block, method, normalize, share_channels
         results = _drop_blocks_densely(x, rows, counts, random, *options)
         y, mask, factors, new_counts = results
         return y, words_of(plan, mask), factors, new_counts
@@ -361,7 +375,7 @@ def drop_blocks(
     if x.numel() == 0:
         return dense()
     return launch.or_else(
-        lambda: _drop_blocks_with_kernels(x, rows, counts, random, plan, calibration, normalize),
+        lambda: _drop_blocks_with_kernels(x, rows, counts, random, plan, method, normalize),
         dense,
     )
 
@@ -372,13 +386,13 @@ def _drop_blocks_with_kernels(
     counts: Tensor,
     random: Tensor,
     plan: "Plan",
-    calibration: Calibration,
+    method: Method,
     normalize: Normalize,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     from .kernels.blocks import apply_words, finish
 
     p = rows[RATES, FIRST_RATE]
-    words, dropped = _draw_words(x, p, random, plan, calibration, normalize == "sample")
+    words, dropped = _draw_words(x, p, random, plan, method, normalize == "sample")
     counting = graph_task() == NO_TASK  # otherwise it is a recomputation
     kind = {"batch": "counted", "sample": "counted", "expected": "expected", None: "none"}
     size = code_of(plan.size)
@@ -394,20 +408,20 @@ def _drop_blocks_densely(
     counts: Tensor,
     random: Tensor,
     block: Sequence[int],
-    calibration: Calibration,
+    method: Method,
     normalize: Normalize,
     share_channels: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     rates, called, _, elements, changed = rows.unbind()
     p = rates[FIRST_RATE]
-    places, drawn = _drawn(x, p, random, block, calibration, share_channels)
+    places, drawn = _drawn(x, p, random, block, method, share_channels)
     dropped = places.count(drawn)
     scale = _factor(x, p, places, drawn, dropped, normalize)
 
     y = places.drop(x, _fitting(scale, x), drawn)
     factors = torch.cat((p.reshape(1), torch.as_tensor(scale).to(p).reshape(-1)))
     seeded = x.device.type in SEEDED
-    mask = _fake_mask(x, block, share_channels) if seeded else places.mask(drawn)
+    mask = _fake_mask(x, block, method, share_channels) if seeded else places.mask(drawn)
     new_counts = tally(counts, added(called, elements, changed, x.numel(), dropped))
     new_counts[SIZE] = code_of(x.shape[2:])
     return in_format_of(x, y), mask, factors, new_counts
@@ -437,12 +451,12 @@ def _fitting(scale: Any, x: Tensor) -> Any:
 
 
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    _, _, _, random, _, block, calibration, _, share_channels, channels_together = inputs
+    _, _, _, random, _, block, method, _, share_channels, channels_together = inputs
     _, mask, factors, new_counts = output
     ctx.mark_non_differentiable(mask, factors, new_counts)
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(mask, factors, random)
-    ctx.options = block, calibration, share_channels, channels_together
+    ctx.options = block, method, share_channels, channels_together
 
 
 def _backward(ctx: Any, grad: Tensor | None, *others: None) -> tuple[Tensor | None, ...]:
@@ -458,7 +472,7 @@ def _fake_drop_blocks_again(grad: Tensor, *others: Any) -> Tensor:
 
 @operator(
     "drop_blocks_again(Tensor grad, Tensor mask, Tensor factors, Tensor random, int[] block, "
-    "str calibration, bool share_channels, bool channels_together) -> Tensor",
+    "str method, bool share_channels, bool channels_together) -> Tensor",
     fake=_fake_drop_blocks_again,
 )
 def drop_blocks_again(
@@ -467,7 +481,7 @@ def drop_blocks_again(
     factors: Tensor,
     random: Tensor,
     block: Sequence[int],
-    calibration: Calibration,
+    method: Method,
     share_channels: bool,
     channels_together: bool,
 ) -> Tensor:
@@ -476,7 +490,8 @@ def drop_blocks_again(
         from .kernels.blocks import apply_words, mask_of, plan_of
 
         _, edges = _block_in(grad, block)
-        plan = plan_of(tuple(grad.shape), edges, share_channels, channels_together)
+        across = method == "across"
+        plan = plan_of(tuple(grad.shape), edges, share_channels, channels_together, across)
         scale_of_kept = _fitting(factors[1:], grad)
         return launch.or_else(
             lambda: apply_words(grad, plan, mask, factors[1:]),
@@ -485,7 +500,7 @@ def drop_blocks_again(
     places: Any = Mask(grad.numel())
     scale: Any = factors[1:]
     if grad.device.type in SEEDED:
-        places, mask = _drawn(grad, factors[0], random, block, calibration, share_channels)
+        places, mask = _drawn(grad, factors[0], random, block, method, share_channels)
         scale = scale.item() if scale.numel() == 1 else scale
     return in_format_of(grad, places.drop(grad, _fitting(scale, grad), mask))
 
@@ -512,7 +527,12 @@ torch.library.register_autograd(
 
 
 def _fake_draw_mask(
-    x: Tensor, p: Tensor, random: Tensor, block: Sequence[int], share_channels: bool
+    x: Tensor,
+    p: Tensor,
+    random: Tensor,
+    block: Sequence[int],
+    method: str,
+    share_channels: bool,
 ) -> tuple[Tensor, Tensor]:
     channels = 1 if share_channels else x.shape[1]
     mask = x.new_empty((x.shape[0], channels, *x.shape[2:]), dtype=torch.bool)
@@ -520,31 +540,41 @@ def _fake_draw_mask(
 
 
 @operator(
-    "draw_mask(Tensor x, Tensor p, Tensor random, int[] block, bool share_channels) "
+    "draw_mask(Tensor x, Tensor p, Tensor random, int[] block, str method, bool share_channels) "
     "-> (Tensor mask, Tensor covered)",
     fake=_fake_draw_mask,
 )
 def draw_mask(
-    x: Tensor, p: Tensor, random: Tensor, block: Sequence[int], share_channels: bool
+    x: Tensor,
+    p: Tensor,
+    random: Tensor,
+    block: Sequence[int],
+    method: Method,
+    share_channels: bool,
 ) -> tuple[Tensor, Tensor]:
     """The mask of blocks that cover the share `p` of `x`, and the number of covered elements."""
-    plan = _plan(x, block, share_channels, channels_together=False)
+    plan = _plan(x, block, method, share_channels, channels_together=False)
     if plan is not None and x.numel():
-        drawn_words = launch.or_else(lambda: _draw_words(x, p, random, plan, "exact"), lambda: None)
+        drawn_words = launch.or_else(lambda: _draw_words(x, p, random, plan, method), lambda: None)
         if drawn_words is not None:
             from .kernels.blocks import mask_of
 
             words, dropped = drawn_words
             return mask_of(plan, words).contiguous(), dropped.view(())
-    places, drawn = _drawn(x, p, random, block, "exact", share_channels)
+    places, drawn = _drawn(x, p, random, block, method, share_channels)
     covered = torch.as_tensor(places.count(drawn), dtype=torch.int64, device=x.device)
     return places.mask(drawn).contiguous(), covered.reshape(())
 
 
 def distort_blocks_traced(
-    x: Tensor, p: Tensor, edges: Sequence[int], alpha: Tensor, share_channels: bool
+    x: Tensor,
+    p: Tensor,
+    edges: Sequence[int],
+    alpha: Tensor,
+    share_channels: bool,
+    method: Method,
 ) -> tuple[Tensor, Tensor]:
     """`dropblock.distort_blocks` in compiled code, with rates that are tensors."""
-    random = randomness(x, edges, share_channels)
-    mask, covered = draw_mask(x.detach(), p, random, list(edges), share_channels)
+    random = randomness(x, edges, share_channels, method)
+    mask, covered = draw_mask(x.detach(), p, random, list(edges), method, share_channels)
     return distort(x, mask, alpha), covered

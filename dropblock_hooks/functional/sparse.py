@@ -116,11 +116,13 @@ class Blocks:
     elements (int32 or int64), or for each element in memory whether it is kept (uint8). `order`,
     `shape` and `edges` have the outermost axis in memory first. `sides` holds the edges and strides
     of the sides of a block, the longest first, where contiguous sides are joined.
+
+    Blocks that reach across the border of a map are drawn on a larger map, whose border is cut off.
     """
 
     has_counts = False  # whether `drop` without a scale multiplies by all / kept elements
 
-    def __init__(self, x: Tensor, edges: Sequence[int]) -> None:
+    def __init__(self, x: Tensor, edges: Sequence[int], across: bool = False) -> None:
         self.order = sorted(range(x.ndim), key=x.stride, reverse=True)
         self.shape, self.edges = [x.shape[a] for a in self.order], [edges[a] for a in self.order]
         self.numel, self.area = x.numel(), math.prod(edges)
@@ -133,8 +135,16 @@ class Blocks:
             elif edge > 1:
                 sides.append((edge, stride))
         self.sides = sorted(sides, key=lambda side: -side[0]) or [(1, 1)]
+        self.larger: Blocks | None = None
+        if across and self.area > 1:
+            sizes = [size + 2 * (edge - 1) for size, edge in zip(x.shape, edges, strict=True)]
+            strides = _strides(sizes, self.order)
+            like = torch.empty_strided(sizes, strides, dtype=x.dtype, device="meta")
+            self.larger = Blocks(like, edges)
 
     def draw(self, chance: float, generator: torch.Generator | None) -> Tensor:
+        if self.larger is not None:
+            return self._cut_out(self.larger, self.larger.draw(chance, generator))
         shape, edges, strides = self._of_x
         if self.area == 1 and chance >= _FREQUENT:
             drawn = bernoulli(shape, chance, _CPU, generator).permute(self.order)
@@ -147,6 +157,14 @@ class Blocks:
         if fast and 32 * len(first) <= self.numel:
             return first.to(torch.int32) if self.numel < 2**31 else first
         return self._kept(first)
+
+    def _cut_out(self, larger: "Blocks", drawn: Tensor) -> Tensor:
+        """For each element in memory whether it is kept, from blocks of a larger map."""
+        kept = drawn if drawn.dtype is torch.uint8 else larger._kept(drawn.to(torch.int64))
+        kept = kept.view(larger.shape)
+        for axis, edge in enumerate(self.edges):
+            kept = kept.narrow(axis, edge - 1, self.shape[axis])
+        return kept.contiguous().view(-1)
 
     def count(self, drawn: Tensor) -> int:
         if drawn.dtype is torch.uint8:

@@ -1,7 +1,7 @@
 """Dropout of elements, channels, samples and blocks; Gaussian noise, also in blocks."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 from torch import Tensor
@@ -9,11 +9,14 @@ from torch import Tensor
 from ..checks import Range, check_block_size
 from ..functional import operators
 from ..functional.dropblock import (
+    Border,
     Calibration,
+    Method,
     Normalize,
     distort_blocks,
     drop_blocks,
     expected_share,
+    method_of,
 )
 from ..functional.dropout import Mode, add_noise, drop_residual, drop_units, multiply_noise
 from ..registry import register
@@ -192,13 +195,20 @@ class _Blocks(DropsShare):
     p: Probability = 0.1
     block_size: int | tuple[int, ...] = 7
     spatial: ClassVar[int]
+    border: Border = field(default="inside", kw_only=True)
     edges: ClassVar[tuple[int, ...]]  # of each object: the edges of its block
+    method: ClassVar[Method]  # of each object: how its blocks are drawn
     idle_at_zero: ClassVar[bool] = True
 
     def check(self, values: Mapping[str, float]) -> None:
         edges = check_block_size(self.block_size, self.spatial)
         block_size = edges if len(set(edges)) > 1 else edges[0]
-        vars(self).update(block_size=block_size, edges=edges)
+        method = method_of(self.seed_rate(), self.border)
+        vars(self).update(block_size=block_size, edges=edges, method=method)
+
+    def seed_rate(self) -> Calibration:
+        """How the chance of a block to begin follows from p."""
+        return "exact"
 
     def block_in_force(self, map_size: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(map(min, map_size, self.edges))
@@ -221,16 +231,19 @@ class _DropBlocks(_Blocks):
     counts_itself: ClassVar[bool] = True
     off: ClassVar[Mapping[str, float]] = {"p": 0.0}
 
+    def seed_rate(self) -> Calibration:
+        return self.calibration
+
     def apply(self, x: Tensor, now: Now) -> Applied:
-        options = self.edges, self.calibration, self.normalize, self.share_channels
+        options = self.edges, self.method, self.normalize, self.share_channels
         return drop_blocks(x, now.p, *options)
 
     def apply_counted(
         self, x: Tensor, cells: Tensor, counts: Tensor, training: bool
     ) -> tuple[Tensor, Tensor]:
         """The tensor and the new counts of the site, in compiled code; see `functional.cells`."""
-        random = operators.randomness(x, self.edges, self.share_channels, self.calibration)
-        options = self.edges, self.calibration, self.normalize, self.share_channels
+        random = operators.randomness(x, self.edges, self.share_channels, self.method)
+        options = self.edges, self.method, self.normalize, self.share_channels
         together = operators.keeps_channels_together(x)
         y, _, _, counts = operators.drop_blocks(
             x, cells, counts, random, training, *options, together
@@ -238,7 +251,7 @@ class _DropBlocks(_Blocks):
         return y, counts
 
     def expected_share(self, values: Mapping[str, float], map_size: MapSize) -> float | None:
-        return expected_share(values["p"], map_size, self.edges, self.calibration)
+        return expected_share(values["p"], map_size, self.edges, self.method)
 
 
 @register
@@ -299,4 +312,4 @@ class Disout(_Blocks, Regularizer):
 
     def apply(self, x: Tensor, now: Now) -> Applied:
         distort = operators.distort_blocks_traced if isinstance(now.p, Tensor) else distort_blocks
-        return distort(x, now.p, self.edges, now.alpha, self.share_channels)
+        return distort(x, now.p, self.edges, now.alpha, self.share_channels, method=self.method)

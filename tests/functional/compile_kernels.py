@@ -79,6 +79,8 @@ for shape in ((2, 4, 8, 8), (2, 4, 8, 70), (2, 3, 4, 5, 6)):
         for normalize in ("batch", "sample", None):
             y, _ = drop_blocks(x, 0.3, edges, "exact", normalize, False)
             y.backward(torch.ones_like(y))
+        y, _ = drop_blocks(x, 0.3, edges, "across", "batch", False)
+        y.backward(torch.ones_like(y))
         distort_blocks(x.detach(), 0.3, edges, 1.0)
         for axes in (None, 1, 2):
             y, _ = drop_units(x, 0.3, axes)

@@ -18,6 +18,7 @@ from torch import nn
 
 from dropblock_hooks import HookWarning, functional
 from dropblock_hooks.functional import dropblock, gradients, measures, operators
+from dropblock_hooks.functional.dropout import drop_units
 from dropblock_hooks.functional.kernels import launch
 
 TYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
@@ -297,6 +298,13 @@ def test_units_are_dropped_as_a_whole_in_both_directions(name, kernels):
         assert torch.allclose(x.grad, mask * factor, rtol=2e-2 if dtype.itemsize == 2 else 1e-6)
 
 
+@pytest.mark.parametrize("axes", [None, 1, 2])
+def test_dropped_elements_are_counted(axes, kernels):
+    for layout in FORMATS.values():
+        y, dropped = drop_units(layout(torch.ones(6, 5, 3, 7)), 0.4, axes)
+        assert dropped == (y == 0).sum()
+
+
 @pytest.mark.parametrize("name", DROPOUTS)
 def test_dropped_inf_and_nan_disappear(name, kernels):
     function, ndim, _ = DROPOUTS[name]
@@ -313,8 +321,6 @@ def test_dropped_inf_and_nan_disappear(name, kernels):
 def test_elements_are_dropped_independently_at_the_rate(p, kernels):
     """Chi-square of the pairs of neighbors, and of their counts, at 1e-4."""
     torch.manual_seed(1)
-    from dropblock_hooks.functional.dropout import drop_units
-
     y, dropped = drop_units(torch.ones(60_000), p)
     zeros = y == 0
     assert dropped == zeros.sum()

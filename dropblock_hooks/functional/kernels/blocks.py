@@ -198,6 +198,9 @@ def _grow_kernel(
     DEPTH_EDGE: tl.constexpr,
     HEIGHT_EDGE: tl.constexpr,
     WIDTH_EDGE: tl.constexpr,
+    DEPTH_SHIFT: tl.constexpr,
+    HEIGHT_SHIFT: tl.constexpr,
+    WIDTH_SHIFT: tl.constexpr,
     SEVERAL: tl.constexpr,
     PER_SAMPLE: tl.constexpr,
     BITS: tl.constexpr,
@@ -220,8 +223,8 @@ def _grow_kernel(
     before = tl.zeros([GROUP], dtype=tl.int64)
     for dz in range(DEPTH_EDGE):
         for dy in range(HEIGHT_EDGE):
-            above = y - dy
-            behind = z - dz
+            above = y + HEIGHT_SHIFT - dy
+            behind = z + DEPTH_SHIFT - dz
             seed_row = behind * seed_height + above
             exists = inside & (above >= 0) & (above < seed_height)
             exists = exists & (behind >= 0) & (seed_row < seed_rows)
@@ -251,6 +254,7 @@ def _grow_kernel(
                 reach_before += shift_before
         grown = grown | carried
 
+    grown = grown >> WIDTH_SHIFT
     unused = 64 - tl.minimum(width - part * 64, 64)
     every_place = tl.full([GROUP], 0xFFFFFFFFFFFFFFFF, dtype=tl.uint64)
     grown = grown & (every_place >> unused.to(tl.uint64))
@@ -405,13 +409,21 @@ class Plan:
     edges: tuple[int, int, int]  # of a block
     channels: int  # of the words: 1 if the channels share their blocks
     last: bool  # whether the words of all channels lie next to each other
+    across: bool  # whether blocks may reach across the border of a map
 
-    @property
+    @functools.cached_property
     def places(self) -> tuple[int, int, int]:
-        """The number of places on each spatial axis where a whole block fits."""
+        """The number of places on each spatial axis where a block may begin."""
+        sign = -1 if self.across else 1
         sizes = zip(self.shape[2:], self.edges, strict=True)
-        depth, height, width = (size - edge + 1 for size, edge in sizes)
+        depth, height, width = (size - sign * (edge - 1) for size, edge in sizes)
         return depth, height, width
+
+    @functools.cached_property
+    def shifts(self) -> tuple[int, int, int]:
+        """How many places before the map the first block begins, on each spatial axis."""
+        depth, height, width = self.edges
+        return (depth - 1, height - 1, width - 1) if self.across else (0, 0, 0)
 
     @functools.cached_property
     def words_per_row(self) -> int:
@@ -419,7 +431,8 @@ class Plan:
 
     @functools.cached_property
     def bits(self) -> int:
-        return next((bits for bits, _ in _BITS if self.shape[-1] <= bits), 64)
+        width = max(self.shape[-1], self.places[-1])
+        return next((bits for bits, _ in _BITS if width <= bits), 64)
 
     @functools.cached_property
     def dtype(self) -> torch.dtype:
@@ -448,22 +461,28 @@ class Plan:
         return self.channels * rows * per_row, rows * per_row, per_row
 
 
-def words_per_map(size: tuple[int, ...]) -> tuple[int, torch.dtype]:
+def words_per_map(
+    size: tuple[int, ...], block: tuple[int, ...], across: bool
+) -> tuple[int, torch.dtype]:
     """The number of words of a map of this size, and their type."""
-    plan = plan_of((1, 1, *size), size, True, False)
+    plan = plan_of((1, 1, *size), block, True, False, across)
     return plan.n_words, plan.dtype
 
 
 @functools.lru_cache(maxsize=4096)
 def plan_of(
-    shape: tuple[int, ...], edges: tuple[int, ...], share_channels: bool, last: bool
+    shape: tuple[int, ...],
+    edges: tuple[int, ...],
+    share_channels: bool,
+    last: bool,
+    across: bool,
 ) -> Plan:
     """The plan for tensors (N, C, ...) of this shape, and blocks that fit into them."""
     missing = (1,) * (5 - len(shape))
     whole = (*shape[:2], *missing, *shape[2:])
     depth, height, width = (*missing, *edges)
     channels = 1 if share_channels else shape[1]
-    return Plan(whole, shape[2:], (depth, height, width), channels, last)
+    return Plan(whole, shape[2:], (depth, height, width), channels, last, across)
 
 
 def is_channels_last(x: Tensor) -> bool:
@@ -539,6 +558,9 @@ def draw_words(
         DEPTH_EDGE=plan.edges[0],
         HEIGHT_EDGE=plan.edges[1],
         WIDTH_EDGE=plan.edges[2],
+        DEPTH_SHIFT=plan.shifts[0],
+        HEIGHT_SHIFT=plan.shifts[1],
+        WIDTH_SHIFT=plan.shifts[2],
         SEVERAL=plan.words_per_row > 1,
         PER_SAMPLE=per_sample,
         BITS=plan.bits,
@@ -665,8 +687,13 @@ def finish(
     return factors, new_counts
 
 
-def can_grow(size: tuple[int, ...], block: tuple[int, ...]) -> bool:
-    """Whether the kernels can grow blocks with these edges on maps of this size."""
+def can_grow(size: tuple[int, ...], block: tuple[int, ...], across: bool) -> bool:
+    """Whether the kernels can grow blocks with these edges on maps of this size.
+
+    A row of the seeds of blocks that reach across the border has one word only.
+    """
+    if across:
+        return size[-1] + block[-1] - 1 <= 64
     return size[-1] <= 64 or block[-1] <= LONGEST
 
 
@@ -677,9 +704,10 @@ def draw(
     share_channels: bool,
     generator: torch.Generator | None,
     per_sample: bool,
+    across: bool,
 ) -> tuple["Words", Tensor]:
     """Draw the blocks of a tensor (N, C, ...): the object that applies them, and the words."""
-    plan = plan_of(tuple(x.shape), block, share_channels, is_channels_last(x))
+    plan = plan_of(tuple(x.shape), block, share_channels, is_channels_last(x), across)
     seed = launch.draw_seed(x.device, generator)
     words, dropped = draw_words(plan, x.device, seed, gamma, per_sample=per_sample)
     return Words(plan, dropped), words

@@ -60,8 +60,7 @@ def _drop_elements_kernel(
         exists = place < n_elements
         keeps = exists & (drawn >= limit)
         value = tl.load(x + place, mask=keeps, other=0.0).to(WIDE) * tl.to_tensor(factor).to(WIDE)
-        result = tl.where(keeps, value, 0.0)  # an infinite factor times 0 would be NaN
-        tl.store(y + place, result.to(y.dtype.element_ty), mask=exists)
+        tl.store(y + place, value.to(y.dtype.element_ty), mask=exists)
         number += (exists & (drawn < limit)).to(tl.int32)
     if COUNTS:
         tl.atomic_add(dropped, tl.sum(number, axis=0).to(tl.int64))
@@ -135,8 +134,7 @@ def _apply_units_kernel(
     of_x = (place * x_outer + within * x_inner)[:, None] + column[None, :] * x_column
     value = tl.load(x + of_x, mask=keeps, other=0.0).to(WIDE) * tl.to_tensor(factor).to(WIDE)
     of_y = (place * y_outer + within * y_inner)[:, None] + column[None, :] * y_column
-    result = tl.where(keeps, value, 0.0)  # an infinite factor times 0 would be NaN
-    tl.store(y + of_y, result.to(y.dtype.element_ty), mask=exists)
+    tl.store(y + of_y, value.to(y.dtype.element_ty), mask=exists)
 
 
 class Elements:
