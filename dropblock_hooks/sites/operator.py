@@ -119,7 +119,8 @@ def _backward(ctx: Any, grad: Tensor | None, _: None) -> tuple[Any, ...]:
     if grad is None:
         return (None,) * 10
     grads = regularize_gradients_op(grad, *ctx.saved_tensors, *ctx.read)
-    return grads[0], grads[1] if len(grads) > 1 else None, *[None] * 8
+    of_input = grads[1] if len(grads) > 1 else None
+    return grads[0], of_input, *[None] * 8
 
 
 differentiate("regularize", _backward, _save)
@@ -129,19 +130,20 @@ differentiate("regularize", _backward, _save)
     "regularize_gradients",
     f"(Tensor grad, Tensor? x, Tensor? layer_input, Tensor? seed, Tensor row, {_VIEW}) -> Tensor[]",
     fake=lambda grad, x, layer_input, *given: [
-        torch.empty_like(each) for each in (grad, layer_input) if each is not None
+        torch.empty_like(each) for each in (grad, layer_input) if has_gradient(each)
     ],
 )
 def regularize_gradients_op(grad: Tensor, x: Tensor | None, *saved: Any) -> list[Tensor]:
     """The gradients of the activation and of `layer_input`, if given, with the mask of the forward.
 
-    Only for regularizers that are not linear, `x` is given. These run again, with autograd.
+    Only for regularizers that are not linear, `x` is given. These run again, with autograd. The
+    results have the strides of `grad` and of `layer_input`.
     """
     layer_input, seed, row, layout, grid, prefix = saved
-    inputs = [t.detach() for t in (x, layer_input) if t is not None]
     number, *values = row.tolist()
     if number == _NONE:
-        return [_new(grad, grad), *map(torch.zeros_like, inputs[1:])]
+        of_input = [torch.zeros_like(layer_input)] if has_gradient(layer_input) else []
+        return [_new(grad, grad), *of_input]
     site: Site | None = find(number)
     if site is None:
         raise RuntimeError("call backward before attached.remove(): compiled code needs its site")
@@ -153,10 +155,20 @@ def regularize_gradients_op(grad: Tensor, x: Tensor | None, *saved: Any) -> list
         if x is None:
             return [_new(perform(site, grad, form, rates), grad)]
         with _autograd():
-            leaves = [t.requires_grad_() for t in inputs]
-            y = perform(site, leaves[0], form, rates, input=leaves[-1])
+            leaves = [x.detach().requires_grad_()]
+            given = leaves[0] if layer_input is None else layer_input
+            if has_gradient(layer_input):
+                given = layer_input.detach().requires_grad_()
+                leaves.append(given)
+            y = perform(site, leaves[0], form, rates, input=given)
             grads = torch.autograd.grad(y, leaves, grad, allow_unused=True, materialize_grads=True)
-    return [torch.empty_like(t).copy_(each) for t, each in zip(inputs, grads, strict=True)]
+    likes = grad, layer_input
+    return [_new(each, like) for each, like in zip(grads, likes, strict=False)]
+
+
+def has_gradient(x: Tensor | None) -> bool:
+    """Whether it is a tensor that may have a gradient; the input of an embedding has none."""
+    return x is not None and (x.is_floating_point() or x.is_complex())
 
 
 def _new(y: Tensor, x: Tensor) -> Tensor:

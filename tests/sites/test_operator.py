@@ -6,11 +6,13 @@ from dataclasses import dataclass
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from dropblock_hooks import (
     ClampGrad,
     DropBlock2d,
     Dropout2d,
+    Foreign,
     GaussianNoise,
     Regularizer,
     StochasticDepth,
@@ -132,3 +134,86 @@ def test_the_backward_is_that_of_the_forward(name):
     torch.testing.assert_close(x.grad, plain.grad)
     if given is not None:
         torch.testing.assert_close(layer_input.grad, given.grad)
+
+
+FORMATS = {
+    "contiguous": lambda x: x,
+    "channels_last": lambda x: x.to(memory_format=torch.channels_last),
+    "expanded": lambda x: x[:, :1].expand(-1, 4, -1, -1),
+    "transposed": lambda x: x.transpose(2, 3),
+    "every second": lambda x: x.repeat(1, 1, 1, 2)[..., ::2],
+}
+
+
+@pytest.mark.parametrize("name", ["StochasticDepth", "Turns", "at rate 0", "DropBlock2d"])
+@pytest.mark.parametrize(("of_x", "of_grad"), list(itertools.product(FORMATS, FORMATS)))
+def test_each_pair_of_formats_gets_the_strides_that_are_promised(name, of_x, of_grad):
+    """Inductor may choose other formats for an activation than for its gradient."""
+    regularizer = Turns() if name == "Turns" else REGULARIZERS[name]
+    (site,) = attach(nn.Sequential(nn.Identity()), {"0": regularizer}).sites
+    x = FORMATS[of_x](torch.randn(2, 4, 6, 6))
+    grad = FORMATS[of_grad](torch.randn(2, 4, 6, 6))
+    read, seed, rates = ("NCHW", [], 0), torch.tensor(7), len(regularizer.rates)
+    linear, ops = regularizer.linear, torch.ops.dropblock_hooks
+    of_forward = (x, grad, site.handle, seed, *read, True, linear, rates)
+    _, row = ops.regularize(*of_forward)
+    calls = [(ops.regularize, of_forward)]
+    saved = [(None, None)] if linear else [(x, grad), (x, None)]
+    calls += [(ops.regularize_gradients, (grad, *each, seed, row, *read)) for each in saved]
+    for operator, given in calls:
+        with FakeTensorMode() as mode:
+            fakes = [mode.from_tensor(v) if isinstance(v, torch.Tensor) else v for v in given]
+            promised = operator(*fakes)
+        made = operator(*given)
+        assert [(y.shape, y.stride(), y.dtype) for y in made] == [
+            (y.shape, y.stride(), y.dtype) for y in promised
+        ]
+
+
+class AddsNoise(Regularizer):
+    """Not linear, so that the backward runs it again."""
+
+    def apply(self, x, now):
+        return x + torch.rand_like(x), None
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("regularizer", [AddsNoise(), Foreign(nn.Dropout, p=0.2)], ids=repr)
+def test_a_layer_whose_input_are_integers(regularizer, backend):
+    torch._dynamo.reset()
+    model = nn.Sequential(nn.Embedding(20, 8), nn.Linear(8, 20))
+    attached = attach(model, {"0": regularizer})
+    y = torch.compile(model, backend=backend)(torch.randint(0, 20, (3, 5)))
+    y.logsumexp(-1).mean().backward()
+    assert model[0].weight.grad.isfinite().all()
+    assert attached.verify() == []
+
+
+class NeedsInput(Regularizer):
+    needs_input = True
+
+    def apply(self, x, now):
+        return x * (now.input != 0)[..., None], None
+
+
+def test_a_regularizer_may_read_an_input_of_integers():
+    torch._dynamo.reset()
+    model = nn.Sequential(nn.Embedding(20, 8))
+    attach(model, {"0": NeedsInput()})
+    ids = torch.tensor([[0, 3], [5, 0]])
+    torch.compile(model, backend="aot_eager")(ids).sum().backward()
+    used = model[0].weight.grad.abs().sum(1).nonzero().flatten()
+    assert used.tolist() == [3, 5]
+
+
+@pytest.mark.parametrize("regularizer", [Turns(), Foreign(nn.Dropout, p=0.2)], ids=repr)
+def test_inductor_may_choose_another_format_for_the_gradient(regularizer):
+    torch._dynamo.reset()
+    model = nn.Sequential(
+        nn.Conv2d(4, 4, 3, padding=1), nn.Softplus(), nn.GroupNorm(1, 4), nn.Conv2d(4, 4, 3)
+    )
+    attached = attach(model, {"1": regularizer})
+    x = torch.randn(2, 4, 6, 6, requires_grad=True)
+    torch.compile(model, backend="inductor")(x).square().sum().backward()
+    assert x.grad.isfinite().all()
+    assert attached.verify() == []
