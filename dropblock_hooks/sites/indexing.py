@@ -8,7 +8,8 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.nn.utils.rnn import PackedSequence
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from ..quoting import kind_of
 
@@ -34,6 +35,11 @@ def get(value: Any, index: Index) -> Tensor:
             "call to_padded_tensor() or to_dense() before this layer, and build "
             "nn.TransformerEncoder with enable_nested_tensor=False"
         )
+    if isinstance(found, PackedSequence):
+        raise ValueError(
+            "is a PackedSequence, which has no batch axis: regularize the input of the layer "
+            "before it is packed, or the output after pad_packed_sequence"
+        )
     if index is None and _indices(value):
         raise ValueError(f"is {_shown(value)}: say which element with index=")
     raise ValueError(f"must be a floating-point tensor, got {_shown(found)}")
@@ -57,21 +63,38 @@ def put(value: Any, index: Index, new: Tensor) -> Any:
 
 
 def flat(value: Any) -> Found:
-    """All floating-point tensors in a nested value, and two functions.
+    """All dense floating-point tensors in a nested value, and two functions.
 
     The first one returns the value with other tensors in their places. The second one returns it
     with the index of each tensor in its place, and None in other places.
     """
     leaves, spec = tree_flatten(value)
-    floats = [isinstance(x, Tensor) and x.is_floating_point() for x in leaves]
+    floats = [is_dense(x) for x in leaves]
     places = [i for i, is_float in enumerate(floats) if is_float]
 
-    def put(new: Sequence[Any], keep: bool = True) -> Any:
+    def put(new: Sequence[Any]) -> Any:
         there = dict(zip(places, new, strict=True))
-        others = leaves if keep else [None] * len(leaves)
-        return tree_unflatten([there.get(i, x) for i, x in enumerate(others)], spec)
+        return tree_unflatten([there.get(i, x) for i, x in enumerate(leaves)], spec)
 
-    return [leaves[i] for i in places], put, lambda: put(range(len(places)), keep=False)
+    def nesting() -> Any:
+        there = {place: index for index, place in enumerate(places)}
+        indices = [there.get(i) for i in range(len(leaves))]
+        plain = (
+            spec if is_compiling() else tree_flatten(tree_map(_plain, value, is_leaf=_checks))[1]
+        )
+        return tree_unflatten(indices, plain)
+
+    return [leaves[i] for i in places], put, nesting
+
+
+def _checks(value: Any) -> bool:
+    """Whether a named tuple may refuse other fields, as a ``PackedSequence`` does."""
+    return isinstance(value, tuple) and hasattr(type(value).__mro__[1], "_fields")
+
+
+def _plain(value: Any) -> Any:
+    """A named tuple without the checks of its subclass; other values as they are."""
+    return type(value).__mro__[1]._make(value) if _checks(value) else value
 
 
 def _indices(value: Any) -> Collection[Any]:
