@@ -45,6 +45,7 @@ class Kind(_Described):
     LOST = "lost", "the parameter is another tensor now, or gets no gradient any more"
     SHARDED = "sharded", "FSDP keeps the parameter in a form that a hook cannot use"
     ZERO_RATE = "zero_rate", "the rate was never above 0, so nothing was dropped"
+    NO_BATCH = "no_batch", "whole samples are meant, and axis 0 is not as long as the batch"
     CLIPPED = "clipped", "the block is as large as the map, or larger"
 
     # the training loop

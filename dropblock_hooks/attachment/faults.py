@@ -16,7 +16,8 @@ from typing import Any
 from weakref import WeakSet
 
 import torch
-from torch import distributed, nn
+from torch import Tensor, distributed, nn
+from torch.utils._pytree import tree_leaves
 
 from .._torch import constant_when_traced, run_as_python, set_eval_frame, transforming
 from ..checkpointing import NO_TASK, graph_task
@@ -95,7 +96,7 @@ class ModelHook:
         if turned or first or self.every or self.parameters or run.compiled:
             callback = set_eval_frame(None)  # dynamo would compile what is called here
             try:
-                self._check(model, training)
+                self._check(model, training, args[:-1])
                 if run.compiled and run.looked and not self.parameters:
                     self._leave(model)
             finally:
@@ -104,16 +105,17 @@ class ModelHook:
     def put_on(self, model: nn.Module) -> None:
         """Put it on the model, if it is not there."""
         if self not in model._forward_hooks.values():
-            model.register_forward_hook(self)
+            model.register_forward_hook(self, with_kwargs=True)
 
     def _leave(self, model: nn.Module) -> None:
         """Take it off a compiled model until `Attachment.step` begins another window."""
         for key, hook in list(model._forward_hooks.items()):
             if hook is self:
                 del model._forward_hooks[key]
+                model._forward_hooks_with_kwargs.pop(key, None)
         self._start_ticker(counted=1)
 
-    def _check(self, model: nn.Module, training: bool) -> None:
+    def _check(self, model: nn.Module, training: bool, inputs: Any) -> None:
         """Look at what needs to be looked at in this forward."""
         run = self.run
         if training is not self._training and not run.stepped:
@@ -131,6 +133,8 @@ class ModelHook:
             run.looked = True
             window = replace(windows(run, self.hooks)[0], backward=False)
             tell(_idle(model, [hook for hook in self.hooks if hook.by_call], window), run.told)
+            run.no_batch = find_no_batch([hook.site for hook in self.hooks], inputs)
+            tell(run.no_batch, run.told)
         if self.every and run.ticker is None:
             clock = Clock.of(run.shared)
             clock.forwards += 1
@@ -199,6 +203,7 @@ def find_faults(base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> list[Fi
     gone = sorted(set(run.keys) - {hook.site.key for hook in hooks})  # of a copy, say
     found += [error(*REPLACED, key) for key in gone]
     found += filter(None, [hook.diagnose(base, window) for hook in hooks])
+    found += run.no_batch
     found += find_frozen(base, run, hooks)
     if run.epoch >= 1:
         found += find_zero_rates(run, [hook.site for hook in hooks])
@@ -256,6 +261,36 @@ def _idle(base: nn.Module, hooks: Iterable[SiteHook], window: Window) -> list[Fi
     found = [f for hook, f in faults if f and not (f.kind == Kind.LOST and hook.site.active_calls)]
     never = [hook for hook in idle if not hook.site.active_calls]
     return found + find_frozen(base, never[0].run, never) if never else found
+
+
+def find_no_batch(sites: Iterable[Site], inputs: Any) -> list[Finding]:
+    """A finding for each site of whole samples whose tensor has another length than the batch.
+
+    `inputs` are the arguments of the model. Axis 0 of a tensor may hold windows, or tokens.
+    """
+    tensors = [x for x in tree_leaves(inputs) if isinstance(x, Tensor) and x.ndim]
+    sizes = [x.shape[0] for x in tensors]
+    lists = [len(each) for each in tree_leaves(inputs, is_leaf=_is_list) if _is_list(each)]
+    batches = {*sizes, *lists, sum(sizes)}  # images may come in a list, or in several sizes
+    found = []
+    for site in sites:
+        if sizes and site.samples is not None and site.samples not in batches:
+            text = (
+                f"axis 0 of its tensor has {site.samples} elements and the batch has {sizes[0]}, "
+                "so it does not act on whole samples"
+            )
+            cure = (
+                "Put it on a layer whose axis 0 is the batch, such as the block around it, or say "
+                "layout= if these elements are samples"
+            )
+            run = site.run
+            keys = (site.key,)
+            found.append(Finding(Kind.NO_BATCH, Severity.WARNING, keys, text, cure, run.epoch))
+    return found
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list)
 
 
 def find_frozen(base: nn.Module, run: Run, hooks: Iterable[SiteHook]) -> list[Finding]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.utils._pytree import tree_leaves
 
-from ..attachment.faults import find_frozen
+from ..attachment.faults import find_frozen, find_no_batch
 from ..attachment.place import Placement, install, place, site_keys
 from ..attachment.report import block_cell, entry_of, frozen_cell, is_clipped
 from ..axes.view import View
@@ -223,6 +223,7 @@ def _run(
         if text := _why_clipped(rows[-1]):
             cure = "Ask for a smaller block_size, or use a dropout of channels"
             findings.append(found(Kind.CLIPPED, Severity.WARNING, text=text, cure=cure))
+    findings += find_no_batch([hook.site for hook in hooks], given)
     frozen = find_frozen(copies[base], run, hooks)
     findings += [replace(each, severity=Severity.WARNING) for each in frozen]
     return rows, findings

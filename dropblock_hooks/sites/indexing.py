@@ -79,10 +79,10 @@ def flat(value: Any) -> Found:
     def nesting() -> Any:
         there = {place: index for index, place in enumerate(places)}
         indices = [there.get(i) for i in range(len(leaves))]
-        plain = (
-            spec if is_compiling() else tree_flatten(tree_map(_plain, value, is_leaf=_checks))[1]
-        )
-        return tree_unflatten(indices, plain)
+        if is_compiling():
+            return tree_unflatten(indices, spec)
+        unchecked = tree_map(_plain, value, is_leaf=_checks)
+        return tree_unflatten(indices, tree_flatten(unchecked)[1])
 
     return [leaves[i] for i in places], put, nesting
 
@@ -94,7 +94,8 @@ def _checks(value: Any) -> bool:
 
 def _plain(value: Any) -> Any:
     """A named tuple without the checks of its subclass; other values as they are."""
-    return type(value).__mro__[1]._make(value) if _checks(value) else value
+    base: Any = type(value).__mro__[1]
+    return base._make(value) if _checks(value) else value
 
 
 def _indices(value: Any) -> Collection[Any]:

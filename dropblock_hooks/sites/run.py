@@ -66,6 +66,7 @@ class Run:
     looked: bool = False  # whether the first training forward of this window was looked at
     compiled: bool = False  # whether compiled code has called a site: not all calls are counted
     compiled_time: int = 0  # the times of calls in compiled code begin here
+    no_batch: list[Finding] = field(default_factory=list)  # of the first forward of this window
     compared: bool = False  # whether the random seeds were compared with the other ranks
     counter: Counter = field(default_factory=Counter)  # of the forwards of the model
     keys: tuple[str, ...] = ()  # of all sites

@@ -85,6 +85,7 @@ class Site:
         self.finds_dead = self.reads_batches = self.guesses_channels = False
         self.handle = new_handle(self)
         self.recomputed = False
+        self.samples: int | None = None  # the length of axis 0 of the last tensor, if that matters
         self.rose = False  # whether its rate was ever above 0
         self.frozen = False  # whether its parameter got no gradient when it was last looked at
         self.set_regularizer(item)
@@ -296,6 +297,8 @@ def act(site: Site, x: Tensor, given: Any, training: bool, form: View | None = N
     """Return the regularized activation, or a copy whose gradient will be regularized."""
     if torch._C._are_functorch_transforms_active() or torch._C._is_tracing():
         refuse_tracing(site, training)
+    if site.regularizer.samplewise and site.reader.auto and x.ndim:
+        site.samples = x.shape[0]
     if site.idle:  # without reading the layout or drawing a mask
         site.count_idle(x.numel(), training)
         return x
