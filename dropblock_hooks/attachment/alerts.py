@@ -72,6 +72,10 @@ def new_alerts(
     sights, clock = _sights(base, hooks), Clock.of(run.shared)
     if not sights or not run.installed:
         return []
+    if run.scaler and is_enabled(run.scaler):
+        clock.note_scale(run.scaler.get_scale())
+    if statistics:
+        clock.begin()
     statistics = statistics and any(sight.judged for sight in sights)
     before, found = clock.alerts, _judge(base, run, sights, statistics)
     if any(s.kept.calls or s.kept.grads or s.kept.bad_calls for s in sights):
@@ -181,10 +185,10 @@ def _nonfinite(run: Run, sights: list[Sight]) -> Iterator[Finding]:
             cure = "The GradScaler is not recovering: run this layer in float32"
         yield reached.finding(Kind.NONFINITE, text, cure)
     elif forward.kept.bad < math.inf:
-        yield _of_forward(forward, sights)
+        yield _of_forward(forward, sights, Clock.of(run.shared))
 
 
-def _of_forward(first: Sight, sights: Sequence[Sight]) -> Finding:
+def _of_forward(first: Sight, sights: Sequence[Sight], clock: Clock) -> Finding:
     """The innermost layer, of the first with bad values and all around it, given finite values.
 
     If there is none, the first layer. If code between two layers made them, it is their parent.
@@ -197,7 +201,12 @@ def _of_forward(first: Sight, sights: Sequence[Sight]) -> Finding:
         and any(name.startswith(f"{s.site.name}.".lstrip(".")) for name in names)
     ]
     sight = max(makers, key=lambda s: (s is first, len(s.site.name)), default=first)
-    text = f"its output held NaN or Inf in {sight.kept.bad_calls} of {sight.kept.calls} calls, "
+    bad = _bad_parameters(sights)
+    if bad and clock.gap is not None:
+        clock.closely = True
+        return _between(sight, bad, clock.gap)
+    measured = f"{sight.kept.bad_calls} of {sight.kept.calls} measured calls"
+    text = f"its output held NaN or Inf in {measured}, "
     if makers:
         text += "and its input was finite"
         cure = (
@@ -208,16 +217,42 @@ def _of_forward(first: Sight, sights: Sequence[Sight]) -> Finding:
     else:
         text += "and so did its input: the batch, or code that is not watched, made them"
         cure = "Check the inputs"
-    bad = []
-    for s in sights:
-        for name, p in s.module.named_parameters(recurse=False):
-            values = getattr(p, "_local_tensor", p).detach()  # of a sharded parameter
-            if not (values.is_meta or torch.isfinite(values).all()):
-                bad.append(f"parameter '{name}' of {s.site.name or 'the model'}")
     if bad:
         cure += f". Not finite now: {listed(bad, 3)}. Go back to a checkpoint"
         cure += ", and lower the learning rate or clip gradients (ClipGradNorm)" if makers else ""
     return sight.finding(Kind.NONFINITE, text, cure)
+
+
+def _between(sight: Sight, bad: Sequence[str], gap: tuple[int, int]) -> Finding:
+    """The finding that NaN or Inf came in forwards that were not measured.
+
+    An update has put it into parameters since then, so the first layer with bad values need not be
+    the one that made them.
+    """
+    before, after = gap
+    text = (
+        f"its output held NaN or Inf in training forward {after}, and was finite in forward "
+        f"{before}. The first NaN or Inf came between forward {before} and forward {after}, which "
+        "were not measured, so another layer, the batch or the loss may have made it. From now on, "
+        "each forward is measured"
+    )
+    cure = (
+        f"Not finite now: {listed(bad, 3)}. Go back to a checkpoint, and train on: the layer is "
+        "named if it happens again. With every=1, each forward is measured from the start. If the "
+        "values grew before, lower the learning rate, or clip gradients (ClipGradNorm)"
+    )
+    return sight.finding(Kind.NONFINITE, text, cure)
+
+
+def _bad_parameters(sights: Sequence[Sight]) -> list[str]:
+    """The parameters of the watched layers that are not finite."""
+    bad = []
+    for sight in sights:
+        for name, p in sight.module.named_parameters(recurse=False):
+            values = getattr(p, "_local_tensor", p).detach()  # of a sharded parameter
+            if not (values.is_meta or torch.isfinite(values).all()):
+                bad.append(f"parameter '{name}' of {sight.site.name or 'the model'}")
+    return bad
 
 
 def _along_depth(kind: Kind, sights: list[Sight], cure: str = "") -> Iterator[Finding]:
@@ -267,8 +302,8 @@ def _no_gradient(base: nn.Module, every: list[Sight], sights: list[Sight]) -> It
             continue  # a frozen layer is meant to have none
         none = kept.calls >= few and not kept.grads
         zeros = kept.grads >= few and not kept.norm and math.isinf(kept.grad_bad)
-        if none or zeros or (not kept.calls and any_left):
-            text = f"no gradient, or only zeros, reached it in {kept.calls} calls in training"
+        if none or zeros or (not kept.called and any_left):
+            text = f"no gradient, or only zeros, reached it in {kept.calls} measured calls"
             yield sight.finding(Kind.NO_GRADIENT, text)
 
 

@@ -69,6 +69,7 @@ class ModelHook:
         self.parameters = [hook for hook in hooks if not hook.by_call]
         dogs = [each for hook in hooks if isinstance(each := hook.site.regularizer, Watchdog)]
         self.every = min((dog.every for dog in dogs if dog.every), default=0)
+        self.fewest = max((dog.min_calls for dog in dogs), default=0)  # forwards for statistics
         self._training, self._turns = False, 0  # the mode of the last forward; turns to training
         _made.add(self)
 
@@ -136,9 +137,16 @@ class ModelHook:
             run.no_batch = find_no_batch([hook.site for hook in self.hooks], inputs)
             tell(run.no_batch, run.told)
         if self.every and run.ticker is None:
-            clock = Clock.of(run.shared)
-            clock.forwards += 1
-            self._tell_alerts(model, clock.forwards)
+            self._count(model)
+
+    def _count(self, model: nn.Module) -> None:
+        """Count a training forward, look if a `Watchdog` is due, and plan the next forward."""
+        clock = Clock.of(self.run.shared)
+        clock.count()
+        alerts = self._alerts(model) if clock.looks_for_nan(self.every) else []
+        clock.gap = None
+        clock.plan(self.every, self.fewest)
+        tell_alerts(self.run, self.hooks, alerts)  # which may raise an error
 
     @constant_when_traced
     def _note_traced(self) -> None:
@@ -148,6 +156,7 @@ class ModelHook:
     def _start_ticker(self, counted: int = 0) -> None:
         """Start the clock of a `Watchdog`; so many of the next backwards were counted before."""
         model = self.model
+        Clock.of(self.run.shared).measures = True  # a graph can't leave out measurements
         if self.every and self.run.ticker is None and model is not None:
             self.run.ticker = Ticker(model, self._wait, self._look, counted)
 
@@ -163,13 +172,12 @@ class ModelHook:
             return
         clock = Clock.of(self.run.shared)
         clock.forwards += self._wait()
-        self._tell_alerts(model, clock.forwards)
+        tell_alerts(self.run, self.hooks, self._alerts(model))
 
-    def _tell_alerts(self, model: nn.Module, forwards: int) -> None:
-        """Let each `Watchdog` look if it is due; at 1, 2, 4, 8, ... only for NaN and Inf."""
-        due = forwards % self.every == 0
-        if due or forwards.bit_count() == 1:
-            tell_alerts(self.run, self.hooks, new_alerts(model, self.run, self.hooks, due))
+    def _alerts(self, model: nn.Module) -> list[Finding]:
+        """What a look finds after this forward: all faults at each n-th one, else NaN and Inf."""
+        forwards = Clock.of(self.run.shared).forwards
+        return new_alerts(model, self.run, self.hooks, forwards % self.every == 0)
 
 
 @atexit.register

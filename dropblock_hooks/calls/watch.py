@@ -21,6 +21,9 @@ def watch(
 ) -> Attachment:
     """Put a `Watchdog` on all layers except those of torch.jit: it names the layer of a fault.
 
+    In eager mode it measures some forwards only, and the others cost next to nothing; see
+    `Watchdog`. Compiled code measures each forward.
+
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
         >>> with watch(model) as attached:
@@ -32,7 +35,8 @@ def watch(
         model: any model, wrapped or not.
         rules: the name of a rule, a list of names, or ``"all"``; see `Watchdog`.
         action: ``"warn"``, ``"raise"``, or a function of a `Finding`.
-        every: look at each n-th training forward; 0 or None: only when an epoch or the block ends.
+        every: look at each n-th training forward, and measure some of the others; 1 measures each
+            forward. 0 or None: measure each forward, and look when an epoch or the block ends.
         options: other fields of `Watchdog`, and ``grad_scaler`` and ``root`` of `attach`.
 
     Raises:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
+import torch
 from torch import Tensor, nn
 
 from ..checks import Range, as_count, as_number, check_option
@@ -32,6 +33,7 @@ from .base import Compiled, Observer, Seen, State
 
 RULES = ("nonfinite", "vanishing", "exploding", "dead", "saturated", "no_gradient")
 _INF = math.inf
+_FIRST = 32  # training forwards that are all measured
 _ZERO = 1e-12  # the largest magnitude of a channel that counts as zero
 _SHARE = Range(0, 1, open_low=True, open_high=True)
 # layers are known by the names of their classes, which copies of torch's classes keep
@@ -47,7 +49,13 @@ class Watchdog(Observer):
     Attach it to blocks and to the layers inside them. It looks at its numbers when an epoch
     (``attached.step``) or the ``with`` block of the attachment ends, and at each n-th training
     forward (`every`); for NaN and Inf also at the forwards 1, 2, 4, 8, and so on. It waits for a
-    device only then. Of several faults, it names the first as the likely cause. The rules:
+    device only then. Of several faults, it names the first as the likely cause.
+
+    It measures the forwards at which it looks, the first 32, and the first `min_calls` of each
+    epoch and after each n-th forward; with them their backwards. Its hooks start no operator of
+    torch in other forwards. If NaN came in one of these, it says between which forwards, and
+    measures each forward from then on. After a look at which the scale of a GradScaler had fallen,
+    it measures each forward up to the next look. Compiled code measures each forward. The rules:
 
     - ``nonfinite``: NaN or Inf: the layer that computed it or, in the backward, the first layer
       that such a gradient reaches. With a GradScaler that the attachment knows, gradients count
@@ -71,12 +79,14 @@ class Watchdog(Observer):
         rules: the name of a rule or several names, or ``"all"``.
         action: ``"warn"``; ``"raise"``, which raises a `WatchdogError`; or a function to call
             with each `Finding`, whose errors stop the training. It cannot be written to a file.
-        every: look at each n-th training forward of the model, at least 1; 0 or None: only when an
+        every: look at each n-th training forward of the model, at least 1, and measure some of the
+            others; 1 measures each forward. 0 or None: measure each forward, and look only when an
             epoch or the block ends. Forwards are not counted where the whole model is compiled.
         max_ratio: the largest ratio of gradients at both ends of the model, above 1.
         max_dead: the largest share of a layer's channels that may be dead, in (0, 1).
         max_saturated: the largest share of a layer's values that may be saturated, in (0, 1).
-        min_calls: with fewer forwards, or gradients, only ``nonfinite`` is judged; at least 1.
+        min_calls: with fewer measured forwards, or gradients, only ``nonfinite`` is judged; at
+            least 1.
         at: ``"output"``; no other value is allowed.
     """
 
@@ -123,6 +133,10 @@ class Watchdog(Observer):
     def start(self) -> State:
         return {"watched": Watched()}
 
+    def is_due(self, state: State, turn: int, training: bool, shared: dict[str, Any]) -> bool:
+        state["watched"].called += 1
+        return not training or Clock.of(shared).measures
+
     def look(self, state: State, module: nn.Module, parameter: str | None) -> None:
         watched, name = state["watched"], type(module).__name__.lower()
         watched.can_die = "dead" in self.names and name in _CAN_DIE
@@ -167,11 +181,60 @@ class Clock:
     forwards: int = 0  # the training forwards since attaching
     looks: int = 0  # how often statistics were judged
     alerts: dict[tuple[str, str], Any] = field(default_factory=dict)  # by site and rule
+    measures: bool = True  # whether the next training forward is measured
+    measured: int = 0  # how many were measured since the last look at statistics
+    last: int = 0  # the last one that was measured
+    gap: tuple[int, int] | None = None  # in a look: the last two measured ones, with others between
+    closely: bool = False  # whether each one is measured, since NaN came in such a gap
+    scale: float = 0.0  # the factor of the loss at the last look
+    scale_fell: bool = False  # whether it was larger at the look before that
 
     @classmethod
     def of(cls, shared: dict[str, Any]) -> Self:
-        clock: Self = shared.setdefault("Watchdog", cls())
+        clock: Self | None = shared.get("Watchdog")
+        if clock is None:
+            clock = shared["Watchdog"] = cls()
         return clock
+
+    def begin(self) -> None:
+        """Begin the statistics anew, from the next forward on."""
+        self.measured = 0
+        self.measures = True
+
+    def count(self) -> None:
+        """Count a training forward that has ended."""
+        self.forwards += 1
+        self.gap = None
+        if self.measures:
+            if self.last < self.forwards - 1:
+                self.gap = self.last, self.forwards
+            self.last = self.forwards
+            self.measured += torch.is_grad_enabled()  # others bring no gradients
+
+    def looks_for_nan(self, every: int) -> bool:
+        """Whether a `Watchdog` looks for NaN after the forward that has ended."""
+        return self.gap is not None or _is_looked_at(self.forwards, every)
+
+    def plan(self, every: int, fewest: int) -> None:
+        """Choose whether the next forward is measured.
+
+        The first ones are, because most trainings that diverge do it soon. Each look at statistics
+        needs `fewest` forwards: the first ones after the look before it, because an epoch may end
+        at any time.
+        """
+        needed = self.forwards < _FIRST or self.measured < fewest
+        doubted = self.closely or self.scale_fell
+        self.measures = needed or doubted or _is_looked_at(self.forwards + 1, every)
+
+    def note_scale(self, scale: float) -> None:
+        """Note the factor of the loss in a look."""
+        self.scale_fell = scale < self.scale
+        self.scale = scale
+
+
+def _is_looked_at(forward: int, every: int) -> bool:
+    """Whether it is one of 1, 2, 4, 8, ..., or an n-th one."""
+    return forward.bit_count() == 1 or forward % every == 0
 
 
 @dataclass
@@ -184,7 +247,8 @@ class Watched:
     bad: float = _INF  # the time of the first output with NaN or Inf
     made: float = _INF  # the time of the first such output of a finite input
     grad_bad: float = _INF  # the time of the first gradient with NaN or Inf
-    calls: int = 0
+    called: int = 0  # all calls
+    calls: int = 0  # those that were measured
     bad_calls: int = 0  # whose output had NaN or Inf
     grads: int = 0  # the number of gradients
     norm: float = 0.0  # the sum of the finite gradient norms, in units of the unscaled loss
@@ -197,7 +261,7 @@ class Watched:
         """Forget values that were not finite, and with `statistics` all counts and sums."""
         self.bad = self.made = self.grad_bad = _INF
         if statistics:
-            self.calls = self.bad_calls = self.grads = 0
+            self.called = self.calls = self.bad_calls = self.grads = 0
             self.norm = self.near = 0.0
             self.units = {}
 
@@ -241,6 +305,7 @@ class Watched:
         calls = round(values[CALLS])
         if calls:
             self.at = int(time(calls - 1))
+        self.called += calls
         self.calls += calls
         self.bad_calls += round(values[BAD_CALLS])
         self.bad = min(self.bad, time(values[FIRST_BAD]))

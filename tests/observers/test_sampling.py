@@ -1,12 +1,14 @@
 """Calls that are not measured start no operator of torch."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from dropblock_hooks import ActivationStats, GradientStats, attach
+from dropblock_hooks import ActivationStats, GradientStats, Watchdog, attach, watch
 
 
 class Operators(TorchDispatchMode):
@@ -43,11 +45,12 @@ def images():
     return torch.randn(4, 3, 6, 6)
 
 
-def operators_of(model):
+def operators_of(model, x=None):
     """The number of operators in a forward and a backward."""
+    x = images() if x is None else x
     model.zero_grad()
     with Operators() as operators:
-        model(images()).square().sum().backward()
+        model(x).square().sum().backward()
     return operators.number
 
 
@@ -100,3 +103,182 @@ def test_code_that_is_compiled_without_being_traced_measures_as_often():
         run(torch.ones(2, 4)).sum().backward()
     assert not all(site.traced for site in attached)
     assert [row.observed.calls for row in attached.report()] == [2] * 4
+
+
+def measured_forwards(attached, model, number):
+    """The numbers, from 1, of the forwards that a Watchdog measures in a training."""
+    bare = operators_of(Net())
+    return [i for i in range(1, number + 1) if operators_of(model) > bare]
+
+
+def test_a_watchdog_starts_operators_in_the_steps_that_it_looks_at_only():
+    model = Net()
+    attached = watch(model, every=50)
+    first = [*range(1, 33)]
+    assert measured_forwards(attached, model, 70) == [*first, 50, *range(51, 61), 64]
+    attached.step()
+    assert measured_forwards(attached, model, 20) == [*range(1, 11)], "an epoch begins"
+    attached.remove()
+
+
+@pytest.mark.parametrize("options", [{"every": None}, {"every": 1}, {"min_calls": 200}])
+def test_a_watchdog_that_measures_each_step(options):
+    model = Net()
+    with watch(model, **options) as attached:
+        assert measured_forwards(attached, model, 40) == [*range(1, 41)]
+
+
+def test_in_evaluation_each_call_is_measured_where_the_watchdog_is_always_active():
+    bare = operators_of(Net().eval())
+    model = Net()
+    attach(model, {"*": [Watchdog(active="always")]})
+    for _ in range(40):
+        operators_of(model)
+    assert operators_of(model.eval()) > bare
+
+
+class Spoiled(nn.Module):
+    """Four layers, and an update of one of them that is not finite."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))
+
+    def forward(self, x):
+        return self.layers(x)
+
+    def spoil(self, value):
+        self.layers[2].weight.data.fill_(value)
+
+
+def train(model, steps):
+    for _ in range(steps):
+        model(torch.ones(2, 4)).sum().backward()
+        model.zero_grad()
+
+
+def test_after_nan_between_two_looks_each_step_is_measured():
+    model, found = Spoiled(), []
+    attached = watch(model, "nonfinite", every=20, action=found.append)
+    train(model, 52)
+    model.spoil(math.nan)
+    train(model, 7)
+    assert found == []
+    train(model, 1)
+    assert "came between forward 50 and forward 60" in found[0].text
+    assert "parameter 'weight' of layers.2" in found[0].cure
+    model.spoil(0.1)  # as from a checkpoint
+    train(model, 30)
+    bare = operators_of(Spoiled(), torch.ones(2, 4))
+    assert operators_of(model, torch.ones(2, 4)) > bare
+    model.layers[1].bias.data.fill_(math.inf)
+    train(model, 9)
+    assert [each.layer for each in found] == ["layers.2", "layers.1"]
+    assert "between" not in found[1].text
+    attached.remove()
+
+
+def test_a_layer_that_makes_nan_in_the_first_step_after_others_is_named():
+    """Parameters that are finite tell that nothing came before."""
+
+    class Log(nn.Module):
+        def forward(self, x):
+            return x.log() if self.fails else x
+
+    model, found = nn.Sequential(nn.Linear(4, 4), Log(), nn.Linear(4, 4)), []
+    model[1].fails = False
+    attached = watch(model, "nonfinite", every=20, action=found.append)
+    train(model, 59)
+    model[0].bias.data.fill_(-100.0)
+    model[1].fails = True
+    train(model, 1)
+    assert [each.layer for each in found] == ["1"]
+    assert "its input was finite" in found[0].text
+    attached.remove()
+
+
+def test_an_epoch_that_begins_with_nan_is_told_in_its_first_step():
+    model, found = Spoiled(), []
+    attached = watch(model, "nonfinite", action=found.append)
+    train(model, 50)
+    model.spoil(math.nan)
+    train(model, 3)
+    attached.step()
+    assert found == []
+    train(model, 1)
+    assert "came between forward 32 and forward 54" in found[0].text
+    attached.remove()
+
+
+def test_a_layer_that_no_measured_forward_calls_is_not_told_to_be_never_called():
+    class Rare(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.often, self.rare = nn.Linear(4, 4), nn.Linear(4, 4)
+            self.forwards = 0
+
+        def forward(self, x):
+            self.forwards += 1
+            x = self.often(x)
+            return self.rare(x) if self.forwards in (85, 185) else x
+
+    model, found = Rare(), []
+    attached = watch(model, action=found.append)
+    for epoch in range(3):
+        for _ in range(95):
+            model.zero_grad()
+            model(torch.ones(2, 4)).sum().backward()
+        attached.step()
+        assert [each.layer for each in found] == (["rare"] if epoch == 2 else [])
+    attached.remove()
+
+
+def test_forwards_without_gradients_do_not_use_up_the_measured_ones():
+    found = []
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))
+    model.requires_grad_(True)
+    attached = watch(model, "exploding", every=100, max_ratio=1.5, action=found.append)
+    for step in range(200):
+        if step == 100:
+            model[0].weight.data.fill_(1.0)
+            model[3].weight.data.fill_(100.0)
+        with torch.no_grad():
+            model(torch.ones(2, 4))
+        if step % 2:
+            train(model, 1)
+    assert [each.layer for each in found] == ["0"]
+    attached.remove()
+
+
+def test_after_the_loss_scale_has_fallen_each_step_is_measured():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20)
+    attached = watch(model, every=50, grad_scaler=scaler)
+
+    def operators_in_a_step(bad):
+        optimizer.zero_grad()
+        with Operators() as operators:
+            loss = scaler.scale(model(torch.ones(2, 4)).square().sum() * bad)
+            loss.backward()
+        scaler.step(optimizer)
+        scaler.update()
+        return operators.number
+
+    numbers = [operators_in_a_step(math.inf if i in (45, 46) else 1.0) for i in range(1, 101)]
+    measured = [i for i, number in enumerate(numbers, 1) if number > min(numbers)]
+    # the look at 50 finds that the scale fell, and the one at 64 that it did not fall again
+    assert measured == [*range(1, 33), *range(50, 65), 100]
+    attached.remove()
+
+
+def test_beside_compiled_code_each_forward_is_measured():
+    torch._dynamo.reset()
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    attached = watch(model, action="raise")
+    model[1].compile(backend="aot_eager")
+    train(model, 50)
+    attached.alerts  # takes the counts of compiled code  # noqa: B018
+    eager, compiled = (attached[f"{name}/Watchdog"].watch.open["watched"] for name in "01")
+    assert eager.calls == compiled.calls == 50
+    attached.remove()
