@@ -207,6 +207,8 @@ def _largest_with_kernels(
 
 def _largest_norm(tensors: Sequence[Tensor]) -> Tensor:
     norms = [norm_of(x) for x in tensors if x.numel()]
+    if len(norms) == 1:
+        return norms[0]
     return together(norms).amax() if norms else torch.zeros(())
 
 

@@ -286,7 +286,9 @@ class Watched:
         """Add one gradient."""
         if seen.tensor.numel():
             self.grads += 1
-            norm = norm_of(seen.tensor) / seen.scale
+            norm = norm_of(seen.tensor)
+            if isinstance(seen.scale, Tensor) or seen.scale != 1.0:
+                norm = norm / seen.scale
             self.unread.append((True, time, norm, norm))
 
     def take(self, counted: Compiled) -> None:

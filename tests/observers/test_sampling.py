@@ -1,6 +1,7 @@
 """Calls that are not measured start no operator of torch."""
 
 import math
+from collections import Counter
 
 import pytest
 import torch
@@ -12,14 +13,14 @@ from dropblock_hooks import ActivationStats, GradientStats, Watchdog, attach, wa
 
 
 class Operators(TorchDispatchMode):
-    """Counts the operators of a block of code."""
+    """Notes the operators of a block of code."""
 
     def __init__(self):
         super().__init__()
-        self.number = 0
+        self.names = []
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.number += 1
+        self.names.append(function.overloadpacket.__name__)
         return function(*args, **(kwargs or {}))
 
 
@@ -51,7 +52,7 @@ def operators_of(model, x=None):
     model.zero_grad()
     with Operators() as operators:
         model(x).square().sum().backward()
-    return operators.number
+    return len(operators.names)
 
 
 STATISTICS = {
@@ -263,7 +264,7 @@ def test_after_the_loss_scale_has_fallen_each_step_is_measured():
             loss.backward()
         scaler.step(optimizer)
         scaler.update()
-        return operators.number
+        return len(operators.names)
 
     numbers = [operators_in_a_step(math.inf if i in (45, 46) else 1.0) for i in range(1, 101)]
     measured = [i for i, number in enumerate(numbers, 1) if number > min(numbers)]
@@ -284,3 +285,19 @@ def test_beside_compiled_code_each_forward_is_measured():
     assert eager.calls == 32 + 19, "from the second forward on with compiled code"
     assert compiled.calls == 32 + 20
     attached.remove()
+
+
+def test_a_measured_step_of_a_watchdog_has_one_norm_for_each_tensor():
+    """Of the output and of the gradient; a CPU, which does not wait, reads if they are finite."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    lists = []
+    for watched in (False, True):
+        attached = attach(model, {"1": Watchdog()}) if watched else None
+        model.zero_grad()
+        with Operators() as operators:
+            model(torch.ones(2, 4)).square().sum().backward()
+        lists.append(Counter(operators.names))
+    attached.remove()
+    more = lists[1] - lists[0]
+    more -= Counter(dict.fromkeys(("detach", "lt", "_local_scalar_dense"), 3))
+    assert more == {"linalg_vector_norm": 2}
