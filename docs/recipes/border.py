@@ -27,7 +27,7 @@ for axes, border in zip(figure.subplots(1, 2), ("inside", "across"), strict=True
     print(
         f"{border}: corner {shares[0, 0]:.1%}, center {shares[7, 7]:.1%}, mean {shares.mean():.1%}"
     )
-    image = axes.imshow(shares, vmin=0, vmax=0.3, cmap="viridis")
+    image = axes.imshow(shares.numpy(), vmin=0, vmax=0.3, cmap="viridis")
     axes.set_title(f'border="{border}": mean {shares.mean():.1%}', fontsize=9)
     axes.set_xticks([])
     axes.set_yticks([])

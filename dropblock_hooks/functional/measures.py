@@ -222,13 +222,16 @@ def norm_of(x: Tensor) -> Tensor:
     return norm
 
 
-def square_of(x: Tensor) -> Tensor | None:
-    """The sum of squares of a tensor on a GPU, by one kernel; None where `norm_of` is needed."""
+def square_of(x: Tensor, scale: float | Tensor = 1.0) -> Tensor | None:
+    """The sum of squares of a tensor divided by a scale, by one kernel on a GPU.
+
+    It is None where `norm_of` is needed.
+    """
     if not x.numel() or not _kernels_take([x]):
         return None
     from .kernels import moments
 
-    square: Tensor | None = launch.or_else(lambda: moments.square_of(x), lambda: None)
+    square: Tensor | None = launch.or_else(lambda: moments.square_of(x, scale), lambda: None)
     return square
 
 

@@ -25,6 +25,7 @@ from ..functional.measures import (
     near_bounds,
     norm_of,
     norm_of_arguments,
+    square_of,
     together,
 )
 from ..quoting import quote, shown
@@ -254,8 +255,7 @@ class Watched:
     norm: float = 0.0  # the sum of the finite gradient norms, in units of the unscaled loss
     near: Tensor | float = 0.0  # the sum over calls of the share of values at the bounds
     units: State = field(default_factory=dict)  # the flags of `add_alive`
-    # of each gradient or call the time, the norm of the value, and that of the layer's arguments
-    unread: list[tuple[bool, int, Tensor, Tensor]] = field(default_factory=list)
+    unread: list["Note"] = field(default_factory=list)
 
     def forget(self, statistics: bool) -> None:
         """Forget values that were not finite, and with `statistics` all counts and sums."""
@@ -272,7 +272,7 @@ class Watched:
         worst = largest_norm(seen.tensors)
         if worst.device.type != "cpu" or not worst < _INF:  # otherwise there is nothing to note
             given = norm_of_arguments(seen.given)
-            self.unread.append((False, time, worst, given))
+            self.unread.append(Note(time, worst, given))
         if not x.numel():
             return
         if self.can_die and x.ndim > 1:
@@ -286,10 +286,14 @@ class Watched:
         """Add one gradient."""
         if seen.tensor.numel():
             self.grads += 1
+            square = square_of(seen.tensor, seen.scale)
+            if square is not None:
+                self.unread.append(Note(time, square, is_square=True))
+                return
             norm = norm_of(seen.tensor)
             if isinstance(seen.scale, Tensor) or seen.scale != 1.0:
                 norm = norm / seen.scale
-            self.unread.append((True, time, norm, norm))
+            self.unread.append(Note(time, norm))
 
     def take(self, counted: Compiled) -> None:
         """Add what compiled code has counted.
@@ -323,15 +327,45 @@ class Watched:
         """Count the notes, which waits for a device."""
         if not self.unread:
             return
-        unread, self.unread = self.unread, []
-        norms = together([x for _, _, *norms in unread for x in norms]).tolist()
-        for (gradient, time, *_), norm, given in zip(unread, norms[::2], norms[1::2], strict=True):
-            if gradient and norm < _INF:
-                self.norm += norm
-            elif gradient:
-                self.grad_bad = min(self.grad_bad, time)
-            elif not norm < _INF:
-                self.bad_calls += 1
-                self.bad = min(self.bad, time)
-                if given < _INF:
-                    self.made = min(self.made, time)
+        notes = self.unread
+        self.unread = []
+        arguments = [note.given for note in notes if note.given is not None]
+        numbers = together([note.norm for note in notes] + arguments).tolist()
+        norms = numbers[: len(notes)]
+        of_arguments = iter(numbers[len(notes) :])
+        for note, norm in zip(notes, norms, strict=True):
+            if note.given is None:
+                self._add_gradient(note.time, math.sqrt(norm) if note.is_square else norm)
+            else:
+                self._add_call(note.time, norm, next(of_arguments))
+
+    def _add_gradient(self, time: int, norm: float) -> None:
+        if norm < _INF:
+            self.norm += norm
+        else:
+            self.grad_bad = min(self.grad_bad, time)
+
+    def _add_call(self, time: int, norm: float, given: float) -> None:
+        if norm < _INF:
+            return
+        self.bad_calls += 1
+        self.bad = min(self.bad, time)
+        if given < _INF:
+            self.made = min(self.made, time)
+
+
+@dataclass(frozen=True)
+class Note:
+    """What was measured of a call or of a gradient, on its device.
+
+    Attributes:
+        time: of the `Clock`.
+        norm: the norm, or a number that is finite if all values are.
+        given: such a number of the arguments of the layer; None for a gradient.
+        is_square: whether the norm is still to be taken, as the square root.
+    """
+
+    time: int
+    norm: Tensor
+    given: Tensor | None = None
+    is_square: bool = False

@@ -28,6 +28,7 @@ from dropblock_hooks import (
     GaussianNoise,
     GradientStats,
     ScaleGrad,
+    Watchdog,
     ZeroGrad,
     attach,
     register,
@@ -58,8 +59,9 @@ AT_A_LAYER = {
     ZeroGrad(): 2,
     DropGrad2d(0.1): 6,
     Capture(): 1,
-    ActivationStats(): 3,
-    GradientStats(): 3,
+    ActivationStats(every=1): 3,
+    GradientStats(every=1): 3,
+    Watchdog(): 4,
 }
 AT_A_PARAMETER = {ClampGrad(-1.0, 1.0): 4, ClipGradNorm(1.0): 5, AdaptiveClipGrad(0.01): 6}
 

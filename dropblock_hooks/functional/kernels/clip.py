@@ -22,6 +22,16 @@ _SIZE = 4096  # elements in a step of a program
 
 
 @triton.jit
+def loss_scale(scale, ON_DEVICE: tl.constexpr):
+    """The factor of the loss, in float64."""
+    if ON_DEVICE:
+        factor = tl.load(scale).to(tl.float64)
+    else:
+        factor = tl.to_tensor(scale).to(tl.float64)
+    return factor
+
+
+@triton.jit
 def square_sum(value):
     """The sums of squares of the rows of a float32 tile, in float64; they can't overflow."""
     magnitude = tl.where(value == value, tl.abs(value), float("inf"))
@@ -37,6 +47,7 @@ def square_sum(value):
 def _squares_kernel(
     x,
     sums,
+    scale,
     units,
     outer,
     columns,
@@ -45,12 +56,16 @@ def _squares_kernel(
     x_unit,
     x_outer,
     x_column,
+    SCALE_ON_DEVICE: tl.constexpr,
     UNITS: tl.constexpr,
     COLUMNS: tl.constexpr,
     ADD: tl.constexpr,
     BIG: tl.constexpr,
 ):
-    """Add up the squares of each unit, in as many parts as there are splits, or in one (ADD)."""
+    """Add up the squares of each unit, in as many parts as there are splits.
+
+    With ADD, a unit has one sum, of the values divided by the factor of the loss.
+    """
     program = tl.program_id(0)
     split = program % splits
     unit = program // splits * UNITS + tl.arange(0, UNITS)
@@ -68,7 +83,8 @@ def _squares_kernel(
         value = tl.load(x + at, mask=exists, other=0.0).to(tl.float32)
         total += square_sum(value)
     if ADD:
-        tl.atomic_add(sums + unit, total, mask=unit < units)
+        factor = loss_scale(scale, SCALE_ON_DEVICE)
+        tl.atomic_add(sums + unit, total / factor / factor, mask=unit < units)
     else:
         tl.store(sums + unit * splits + split, total, mask=unit < units)
 
@@ -125,16 +141,13 @@ def _clip_kernel(
     if BIG:
         unit = unit.to(tl.int64)
     inside = unit < units
-    if SCALE_ON_DEVICE:
-        loss_scale = tl.load(scale).to(tl.float64)
-    else:
-        loss_scale = tl.to_tensor(scale).to(tl.float64)
+    factor = loss_scale(scale, SCALE_ON_DEVICE)
 
     norm = _norms_of(sums, unit, units, splits, UNITS, SPLITS)
-    unit_norm = tl.zeros([UNITS], dtype=tl.float64) + loss_scale
+    unit_norm = tl.zeros([UNITS], dtype=tl.float64) + factor
     if BY_WEIGHTS:
         of_weights = _norms_of(weights, unit, units, weight_splits, UNITS, WEIGHT_SPLITS)
-        unit_norm = tl.maximum(of_weights, tl.to_tensor(least).to(tl.float64)) * loss_scale
+        unit_norm = tl.maximum(of_weights, tl.to_tensor(least).to(tl.float64)) * factor
     limit = unit_norm * tl.to_tensor(bound).to(tl.float64)
     over = (norm > limit) & (norm < float("inf"))
     ratio = tl.where(over, limit / tl.maximum(norm, limit), 1.0)
@@ -227,15 +240,21 @@ def units_of(shape: tuple[int, ...], strides: tuple[int, ...], axis: int | None)
     return Units(units, outer, columns, (unit_stride, outer_stride, column_stride), order)
 
 
-def squares(x: Tensor, axis: int | None = None, add: bool = False) -> Tensor:
+def squares(
+    x: Tensor, axis: int | None = None, add: bool = False, scale: float | Tensor = 1.0
+) -> Tensor:
     """The sums of squares of each unit of a tensor, in float64: (units, parts of a unit).
 
-    The units lie on an axis, or the tensor is one unit. With `add`, a unit has one part, whose last
-    digits may differ from run to run, because the order of the additions does.
+    Args:
+        x: the tensor.
+        axis: where the units lie; None for the whole tensor.
+        add: True gives each unit one part. Its last digits may differ from run to run, because the
+            order of the additions does.
+        scale: with `add`, what the values are divided by.
     """
     read = units_of(tuple(x.shape), x.stride(), axis)
     if read is None:
-        return squares(x.contiguous(), axis, add)
+        return squares(x.contiguous(), axis, add, scale)
     if add:
         sums = launch.zeros(x.device, read.units).view(torch.float64)
     else:
@@ -246,12 +265,14 @@ def squares(x: Tensor, axis: int | None = None, add: bool = False) -> Tensor:
         x.device,
         x,
         sums,
+        scale,
         read.units,
         read.outer,
         read.columns,
         read.splits,
         read.steps,
         *read.strides,
+        SCALE_ON_DEVICE=isinstance(scale, Tensor),
         UNITS=read.together,
         COLUMNS=read.step,
         ADD=add,

@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from . import launch
-from .clip import Units, squares, units_of
+from .clip import Units, loss_scale, squares, units_of
 
 _SIZE = 4096  # elements in a step of a program
 _PROGRAMS = 256  # that measure a tensor, or fewer
@@ -47,16 +47,6 @@ class Places:
     off: int
     calls: int
     looked: int
-
-
-@triton.jit
-def _scale_of(scale, ON_DEVICE: tl.constexpr):
-    """The factor of the loss, in float64."""
-    if ON_DEVICE:
-        factor = tl.load(scale).to(tl.float64)
-    else:
-        factor = tl.to_tensor(scale).to(tl.float64)
-    return factor
 
 
 @triton.jit
@@ -120,7 +110,7 @@ def _measure_kernel(
 ):
     """Measure a part of a tensor. A bin is an octave, then: not finite, zero, does not exist."""
     program = tl.program_id(0)
-    factor = _scale_of(scale, SCALE_ON_DEVICE).to(tl.float32)
+    factor = loss_scale(scale, SCALE_ON_DEVICE).to(tl.float32)
     total = tl.to_tensor(0.0).to(tl.float64)
     square = tl.to_tensor(0.0).to(tl.float64)
     largest = tl.to_tensor(0.0).to(WIDE)
@@ -199,7 +189,7 @@ def _add_kernel(
     PROGRAMS: tl.constexpr,
 ):
     """Add what the programs have measured to the sums, and in compiled code to the state."""
-    factor = _scale_of(scale, SCALE_ON_DEVICE)
+    factor = loss_scale(scale, SCALE_ON_DEVICE)
     due = _is_due(state, TRAINING, calls_at, every, GATED)
     if GATED:
         calls = tl.load(state + calls_at)
@@ -377,7 +367,7 @@ def _note_gradient_kernel(
     gradients = tl.load(state + gradients_at)
     norms = tl.load(state + norm_at)
     first_bad = tl.load(state + first_bad_at)
-    norm = tl.sqrt(tl.load(square)) / _scale_of(scale, SCALE_ON_DEVICE)
+    norm = tl.sqrt(tl.load(square)) / loss_scale(scale, SCALE_ON_DEVICE)
     finite = norm < float("inf")
     tl.debug_barrier()  # all threads have read before one writes
     if on > 0:
@@ -577,9 +567,9 @@ def largest_of(tensors: Sequence[Tensor], masks: Sequence[Tensor] = ()) -> Tenso
     return found.view(torch.float64)[0]
 
 
-def square_of(x: Tensor) -> Tensor:
-    """The sum of squares of a tensor, in float64, by one kernel."""
-    return squares(x, add=True).view(())
+def square_of(x: Tensor, scale: float | Tensor = 1.0) -> Tensor:
+    """The sum of squares of a tensor divided by a scale, in float64, by one kernel."""
+    return squares(x, add=True, scale=scale).view(())
 
 
 def note_call(gate: Gate, largest: Tensor, given: Tensor, near: Tensor | None, at: Any) -> None:
