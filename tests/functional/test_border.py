@@ -73,7 +73,8 @@ def test_the_chance_of_each_position(name, p, way, border, monkeypatch):
         assert number == zeros.sum()
         dropped += zeros.sum((0, 1))
     assert (launch.launched > before) == (way == "kernels")
-    assert largest_z(dropped, maps * calls, chances(size, block, p, border)) < 4
+    # of the 12,000 positions of all cases, the largest distance is about 4 errors
+    assert largest_z(dropped, maps * calls, chances(size, block, p, border)) < 4.5
 
 
 def test_blocks_across_the_border_are_cut_blocks(kernels):

@@ -185,6 +185,12 @@ def test_the_deviation_is_right_where_the_mean_is_large(both):
     assert deviation.item() == pytest.approx(x.double().std(correction=0).item(), rel=1e-3)
 
 
+def test_sums_of_squares_do_not_overflow(both):
+    x = torch.full((2, 3000), 1e30)
+    dense, fast = both(sums_of, x, 1.0)
+    same("1e30", [dense["sums"]], [fast["sums"]])
+
+
 def test_living_channels(both):
     for name, x in tensors(20, SHAPES[2:]):
         x = x.clone()
@@ -208,6 +214,7 @@ def test_numbers_that_are_finite_if_all_values_are(both):
             (measures.largest_norm, [x, x]),
             (measures.norm_of_arguments, [x]),
             (measures.norm_of_arguments, masks),
+            (measures.norm_of_arguments, masks[::-1]),
         ):
             dense, fast = both(function, given)
             assert bool(dense < math.inf) == bool(fast < math.inf), name
