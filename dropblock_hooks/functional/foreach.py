@@ -29,7 +29,7 @@ from .operators import operator
 LOOPS = {"cpu"}
 """The types of devices on which an operator loops; a test takes the CPU out."""
 DEVICES = {"cpu", "cuda"}
-"""The types of devices on which these functions were tried."""
+"""The types of devices whose backends have all operators that these functions use."""
 DTYPES = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 PLAIN = (Tensor, nn.Parameter)
 LARGEST = 2**26
