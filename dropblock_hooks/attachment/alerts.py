@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ..findings import Finding, Kind, Severity, tell
-from ..observers.watchdog import Clock, Watchdog, Watched
+from ..observers.watchdog import Clock, Gap, Watchdog, Watched
 from ..quoting import listed
 from ..selectors.wrappers import find_module
 from ..sites.hooks import SiteHook
@@ -202,9 +202,10 @@ def _of_forward(first: Sight, sights: Sequence[Sight], clock: Clock) -> Finding:
     ]
     sight = max(makers, key=lambda s: (s is first, len(s.site.name)), default=first)
     bad = _bad_parameters(sights)
-    if bad and clock.gap is not None:
+    gap = clock.gap
+    if bad and gap is not None and first.kept.bad > gap.time:
         clock.closely = True
-        return _between(sight, bad, clock.gap)
+        return _between(sight, bad, gap)
     measured = f"{sight.kept.bad_calls} of {sight.kept.calls} measured calls"
     text = f"its output held NaN or Inf in {measured}, "
     if makers:
@@ -223,18 +224,17 @@ def _of_forward(first: Sight, sights: Sequence[Sight], clock: Clock) -> Finding:
     return sight.finding(Kind.NONFINITE, text, cure)
 
 
-def _between(sight: Sight, bad: Sequence[str], gap: tuple[int, int]) -> Finding:
+def _between(sight: Sight, bad: Sequence[str], gap: Gap) -> Finding:
     """The finding that NaN or Inf came in forwards that were not measured.
 
     An update has put it into parameters since then, so the first layer with bad values need not be
     the one that made them.
     """
-    before, after = gap
     text = (
-        f"its output held NaN or Inf in training forward {after}, and was finite in forward "
-        f"{before}. The first NaN or Inf came between forward {before} and forward {after}, which "
-        "were not measured, so another layer, the batch or the loss may have made it. From now on, "
-        "each forward is measured"
+        f"its output held NaN or Inf in training forward {gap.after}, and was finite in forward "
+        f"{gap.before}. The first NaN or Inf came between forward {gap.before} and forward "
+        f"{gap.after}, which were not measured, so another layer, the batch or the loss may have "
+        "made it. From now on, each forward is measured"
     )
     cure = (
         f"Not finite now: {listed(bad, 3)}. Go back to a checkpoint, and train on: the layer is "

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -174,6 +174,14 @@ class Watchdog(Observer):
         return can_die
 
 
+class Gap(NamedTuple):
+    """Forwards that were not measured."""
+
+    before: int  # the number of the measured forward before them
+    after: int  # that of the one after them
+    time: int  # when they began
+
+
 @dataclass
 class Clock:
     """What all sites of an attachment share."""
@@ -185,7 +193,8 @@ class Clock:
     measures: bool = True  # whether the next training forward is measured
     measured: int = 0  # how many were measured since the last look at statistics
     last: int = 0  # the last one that was measured
-    gap: tuple[int, int] | None = None  # in a look: the last two measured ones, with others between
+    last_time: int = 0  # the time when it ended
+    gap: Gap | None = None  # in a look: the forwards that were not measured before the last one
     closely: bool = False  # whether each one is measured, since NaN came in such a gap
     scale: float = 0.0  # the factor of the loss at the last look
     scale_fell: bool = False  # whether it was larger at the look before that
@@ -208,8 +217,9 @@ class Clock:
         self.gap = None
         if self.measures:
             if self.last < self.forwards - 1:
-                self.gap = self.last, self.forwards
+                self.gap = Gap(self.last, self.forwards, self.last_time)
             self.last = self.forwards
+            self.last_time = self.time
             self.measured += torch.is_grad_enabled()  # others bring no gradients
 
     def looks_for_nan(self, every: int) -> bool:

@@ -198,6 +198,21 @@ def test_a_layer_that_makes_nan_in_the_first_step_after_others_is_named():
     attached.remove()
 
 
+def test_nan_in_a_measured_step_is_named_by_a_look_after_others():
+    model, found = Spoiled(), []
+    attached = watch(model, "nonfinite", every=50, action=found.append)
+    train(model, 54)
+    handle = model.layers[2].register_forward_pre_hook(lambda module, args: args[0] * math.nan)
+    train(model, 1)
+    handle.remove()
+    assert found == []
+    model.spoil(math.nan)
+    train(model, 9)
+    assert [each.layer for each in found] == ["layers"], "the block around the pre-hook"
+    assert "between" not in found[0].text
+    attached.remove()
+
+
 def test_an_epoch_that_begins_with_nan_is_told_in_its_first_step():
     model, found = Spoiled(), []
     attached = watch(model, "nonfinite", action=found.append)
