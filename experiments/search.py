@@ -1,9 +1,10 @@
 """The search of a study: the same number of runs for each condition, ranked over seeds.
 
-Optuna proposes the candidates. All of them run with two seeds, the best third with three more, and
+A space of lists with few combinations is tried whole. Otherwise the candidates are drawn at random,
+with a seed of their own. All of them run with two seeds, the best third with three more, and
 the best two with five more (as far as `seeds` allows). A condition that has fewer candidates runs
 them with more seeds, so that it has as many runs. Only the validation set is scored. The run
-folders are the only store: after an interruption the same candidates are asked for again, and
+folders are the only store: after an interruption the same candidates are made again, and
 finished runs are read.
 
 A list in the space is a choice. `{low: 0.01, high: 1, log: true}` is a range, of whole numbers if
@@ -21,19 +22,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import optuna
 import pandas as pd
+import torch
 
 from experiments.config import Run
 from experiments.data import load_data
 from experiments.runs import RunFolder
-from experiments.seeds import derive_seed
+from experiments.seeds import own_generator
 from experiments.stats import at_chance, interval
 from experiments.study import Search, Study, StudyError
 from experiments.train import Result
 
 FIRST_SEED = 1001  # so that a search has no seed of a study
-BATCH = 4  # candidates that Optuna is asked for at a time
 
 Values = dict[str, Any]
 RunAll = Callable[[Sequence[RunFolder], Sequence[str]], None]
@@ -70,20 +70,26 @@ def search(study: Study, pool: Path, run_all: RunAll) -> list[Found]:
     Raises:
         StudyError: if the study has no search, a space is wrong, or there is no validation set.
     """
-    asked = check(study)
-    return [_Condition(study, asked, name, pool, run_all).search() for name in study.conditions]
+    settings = check(study)
+    return [_Condition(study, settings, name, pool, run_all).search() for name in study.conditions]
 
 
-def rounds_of(asked: Search) -> tuple[int, int, int]:
+def rounds_of(settings: Search) -> tuple[int, int, int]:
     """The runs of a condition in each of the three rounds."""
-    two, five = min(2, asked.seeds), min(5, asked.seeds)
-    kept, last = _kept(asked.candidates), min(2, asked.candidates)
-    return two * asked.candidates, (five - two) * kept, (asked.seeds - five) * last
+    candidates = settings.candidates
+    seeds_of_first = min(2, settings.seeds)
+    seeds_of_second = min(5, settings.seeds)
+
+    first = candidates * seeds_of_first
+    second = _kept(candidates) * (seeds_of_second - seeds_of_first)
+    third = min(2, candidates) * (settings.seeds - seeds_of_second)
+    return first, second, third
 
 
 def _kept(candidates: int) -> int:
     """The best third of the candidates, but at least two."""
-    return min(candidates, max(2, math.ceil(candidates / 3)))
+    third = math.ceil(candidates / 3)
+    return min(candidates, max(2, third))
 
 
 def check(study: Study) -> Search:
@@ -92,57 +98,94 @@ def check(study: Study) -> Search:
     Raises:
         StudyError: with everything that is wrong.
     """
-    asked = study.file.search
-    if asked is None:
+    settings = study.file.search
+    if settings is None:
         raise StudyError(study.name, ["it has no search: add search: {space: {lr: [0.05, 0.1]}}"])
-    problems = [p for name, one in asked.space.items() if (p := _space_problem(name, one))]
-    known = {name for condition in study.conditions for name in study.fields[condition]["params"]}
-    for name in asked.space:
+
+    problems = [
+        *_space_problems(settings),
+        *_unknown_names(study, settings),
+        *_taken_seeds(study, settings),
+        *_missing_validation(study),
+    ]
+    if problems:
+        raise StudyError(study.name, problems)
+    return settings
+
+
+def _space_problems(settings: Search) -> list[str]:
+    """The faults of the lists and ranges of a space."""
+    problems = (_level_problem(name, levels) for name, levels in settings.space.items())
+    return [problem for problem in problems if problem is not None]
+
+
+def _level_problem(name: str, levels: Any) -> str | None:
+    """The fault of a list or range."""
+    where = f"search.space.{name}"
+    if isinstance(levels, list):
+        repeated = [value for index, value in enumerate(levels) if value in levels[:index]]
+        return f"{where}: the values of a list must differ, got {levels}" if repeated else None
+    if {*levels} | {"log"} != {"low", "high", "log"}:
+        return f"{where} must be a list or {{low, high, log}}, got {levels}"
+
+    low = levels["low"]
+    high = levels["high"]
+    if not all(isinstance(end, int | float) for end in (low, high)) or not low < high:
+        return f"{where}: low must be a number below high, got {low!r} and {high!r}"
+    if levels.get("log") and low <= 0:
+        return f"{where}: a log range must begin above 0, got {low}"
+    return None
+
+
+def _unknown_names(study: Study, settings: Search) -> list[str]:
+    """The names of a space that are neither parameters nor fields of a run."""
+    parameters: set[str] = set()
+    for condition in study.conditions:
+        parameters |= set(study.fields[condition]["params"])
+
+    problems = []
+    for name in settings.space:
         field = name.partition(".")[0]
-        if name not in known and field not in Run.model_fields:
+        if name not in parameters and field not in Run.model_fields:
             problems.append(
                 f"search.space.{name}: no condition has params: {{{name}: ...}}, and a run has no "
                 f"field {field!r}"
             )
-    taken = sorted(set(study.seeds) & set(range(FIRST_SEED, FIRST_SEED + sum(rounds_of(asked)))))
-    if taken:
-        problems.append(f"seeds: searches use {taken}: choose others")
+    return problems
+
+
+def _taken_seeds(study: Study, settings: Search) -> list[str]:
+    """The seeds of the study that a search may use as well."""
+    largest_count = sum(rounds_of(settings))  # if one candidate has all runs
+    of_search = range(FIRST_SEED, FIRST_SEED + largest_count)
+    taken = sorted(set(study.seeds) & set(of_search))
+    return [f"seeds: searches use {taken}: choose others"] if taken else []
+
+
+def _missing_validation(study: Study) -> list[str]:
+    """The first condition whose data have no validation set."""
     for name, run in study.conditions.items():
         if load_data(run).validation is None:
-            problems.append(
+            return [
                 f"conditions.{name}: {run.data} has no validation set to choose by: for the data "
                 "sets here, add data_args: {validation: 0.2}"
-            )
-            break
-    if problems:
-        raise StudyError(study.name, problems)
-    return asked
-
-
-def _space_problem(name: str, one: Any) -> str | None:
-    where = f"search.space.{name}"
-    if isinstance(one, list):
-        return None
-    if {*one} | {"log"} != {"low", "high", "log"}:
-        return f"{where} must be a list or {{low, high, log}}, got {one}"
-    low, high = one["low"], one["high"]
-    if not all(isinstance(end, int | float) for end in (low, high)) or not low < high:
-        return f"{where}: low must be a number below high, got {low!r} and {high!r}"
-    if one.get("log") and low <= 0:
-        return f"{where}: a log range must begin above 0, got {low}"
-    return None
+            ]
+    return []
 
 
 class _Condition:
     """The search of one condition: its candidates, and their scores by seed."""
 
-    def __init__(self, study: Study, asked: Search, name: str, pool: Path, run_all: RunAll) -> None:
-        self.study, self.asked, self.name = study, asked, name
-        self.pool, self.run_all = pool, run_all
+    def __init__(
+        self, study: Study, settings: Search, name: str, pool: Path, run_all: RunAll
+    ) -> None:
+        self.study = study
+        self.settings = settings
+        self.name = name
+        self.pool = pool
+        self.run_all = run_all
         self.sign = 1 if study.file.higher_is_better else -1
-        params = {other: study.fields[other]["params"] for other in study.conditions}
-        others = {each for one in params.values() for each in one} - {*params[name]}
-        self.space = {key: one for key, one in asked.space.items() if key not in others}
+        self.space = _space_of(study, settings, name)
         self.candidates: list[Values] = []
         self.left: list[int] = []
         self.scores: dict[int, dict[int, float]] = {}
@@ -152,85 +195,74 @@ class _Condition:
         """Spend the runs of all rounds, and return what was found."""
         if not self.space:
             return Found(self.name, pd.DataFrame(), {}, "there is nothing to search", 0)
-        first, second, third = rounds_of(self.asked)
-        if (combinations := self._combinations()) is not None:
-            self.candidates = combinations
-            self._spend(range(len(combinations)), first)
-        else:
-            self._propose()
-        self._spend(self._best(_kept(self.asked.candidates)), second)
+
+        first, second, third = rounds_of(self.settings)
+        self.candidates = candidates_of(self.space, self.settings.candidates, self.name)
+        self._spend(range(len(self.candidates)), first)
+        self._spend(self._best(_kept(self.settings.candidates)), second)
         self._spend(self._best(2), third)
-        best, runs = self._best(2), sum(len(each) for each in self.scores.values())
-        failed = self._mean(best[0]) == -math.inf
-        values = {} if failed else self.candidates[best[0]]
-        sentence = "all candidates failed or diverged" if failed else self._lead(best)
+
+        best = self._best(2)
+        values = self.candidates[best[0]]
+        sentence = self._lead(best)
+        if self._mean(best[0]) == -math.inf:
+            values = {}
+            sentence = "all candidates failed or diverged"
+
+        runs = sum(len(scores) for scores in self.scores.values())
         return Found(self.name, self._table(), values, sentence, runs)
-
-    def _combinations(self) -> list[Values] | None:
-        """All combinations of the lists of the space, if they are few; otherwise None."""
-        lists = [one for one in self.space.values() if isinstance(one, list)]
-        few = math.prod(map(len, lists)) <= self.asked.candidates
-        if len(lists) < len(self.space) or not few:
-            return None
-        return [dict(zip(self.space, each, strict=True)) for each in itertools.product(*lists)]
-
-    def _propose(self) -> None:
-        """Ask Optuna for candidates, and score each with its first seeds."""
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
-        sampler = optuna.samplers.TPESampler(seed=derive_seed(0, f"search/{self.name}") % 2**32)
-        trials = optuna.create_study(direction="maximize", sampler=sampler)
-        while (begin := len(self.candidates)) < self.asked.candidates:
-            count = min(BATCH, self.asked.candidates - begin)
-            asked = [trials.ask() for _ in range(count)]
-            self.candidates += [
-                {name: _suggest(trial, name, one) for name, one in self.space.items()}
-                for trial in asked
-            ]
-            self._spend(range(begin, begin + count), min(2, self.asked.seeds) * count)
-            for number, trial in enumerate(asked, begin):
-                mean = self._mean(number)
-                failed = {"state": optuna.trial.TrialState.FAIL} if mean == -math.inf else {}
-                trials.tell(trial, None if failed else mean, **failed)
 
     def _spend(self, numbers: Sequence[int], runs: int) -> None:
         """Share so many more runs among candidates, with the next seeds, and read the scores."""
-        each, more = divmod(runs, len(numbers))
+        for_each, remainder = divmod(runs, len(numbers))
         folders: dict[tuple[int, int], RunFolder] = {}
         for place, number in enumerate(numbers):
-            begin = FIRST_SEED + len(self.scores.setdefault(number, {}))
-            for seed in range(begin, begin + each + (place < more)):
+            used = len(self.scores.setdefault(number, {}))
+            count = for_each + (place < remainder)
+            for seed in range(FIRST_SEED + used, FIRST_SEED + used + count):
                 run = self.study.with_values(self.name, self.candidates[number], seed)
                 folders[number, seed] = RunFolder(self.pool, run)
+
         names = [f"search of {self.name}, {self.candidates[number]}" for number, _ in folders]
-        self.run_all([*folders.values()], names)
+        self.run_all(list(folders.values()), names)
+
         for (number, seed), folder in folders.items():
             result = folder.result() or Result("failed")
             self.scores[number][seed] = result.scores.get("validation", math.nan)
-            self.chance = self.chance if result.chance is None else result.chance
+            if result.chance is not None:
+                self.chance = result.chance
 
     def _mean(self, number: int) -> float:
         """The mean, negative if less is better. A candidate that failed or diverged loses."""
-        mean = float(np.mean([*self.scores[number].values()]))
-        return self.sign * mean if mean == mean else -math.inf
+        mean = float(np.mean(list(self.scores[number].values())))
+        return -math.inf if math.isnan(mean) else self.sign * mean
 
     def _best(self, count: int) -> list[int]:
         """The best of the candidates that are left; the others are out."""
-        self.left = sorted(self.left or self.scores, key=self._mean, reverse=True)[:count]
+        remaining = self.left or self.scores
+        self.left = sorted(remaining, key=self._mean, reverse=True)[:count]
         return self.left
 
     def _table(self) -> pd.DataFrame:
+        """The candidates that are left, and then the others by runs and mean."""
+
+        def runs_and_mean(number: int) -> tuple[int, float]:
+            return len(self.scores[number]), self._mean(number)
+
         out = [number for number in self.scores if number not in self.left]
-        out.sort(key=lambda number: (len(self.scores[number]), self._mean(number)), reverse=True)
-        rows = [
-            {
-                **self.candidates[number],
-                "n": len(scores := self.scores[number]),
-                "mean": self.sign * self._mean(number),
-                "sd": float(np.std([*scores.values()], ddof=1)) if len(scores) > 1 else None,
-            }
-            for number in [*self.left, *out]
-        ]
-        return pd.DataFrame(rows)
+        out.sort(key=runs_and_mean, reverse=True)
+        return pd.DataFrame([self._row(number) for number in [*self.left, *out]])
+
+    def _row(self, number: int) -> dict[str, Any]:
+        """The values of a candidate, and n, mean and standard deviation of its scores."""
+        scores = list(self.scores[number].values())
+        deviation = float(np.std(scores, ddof=1)) if len(scores) > 1 else None
+        return {
+            **self.candidates[number],
+            "n": len(scores),
+            "mean": self.sign * self._mean(number),
+            "sd": deviation,
+        }
 
     def _lead(self, best: Sequence[int]) -> str:
         """How far the winner leads the second, in units of the metric, paired by seed."""
@@ -238,20 +270,87 @@ class _Condition:
             return "all candidates are at chance level: they are not ranked"
         if len(best) < 2:
             return "there was one candidate"
-        first, second = (self.scores[number] for number in best)
-        both = [self.sign * (first[seed] - second[seed]) for seed in first if seed in second]
-        differences = np.array([each for each in both if each == each])
-        low, high = interval(differences, 0.95)
-        if len(differences) < 2:
+
+        winner = self.scores[best[0]]
+        second = self.scores[best[1]]
+        shared = [seed for seed in winner if seed in second]
+        leads = np.array([self.sign * (winner[seed] - second[seed]) for seed in shared])
+        leads = leads[~np.isnan(leads)]
+        if len(leads) < 2:
             return "the best two can't be compared"
-        text = f"the best leads the second by {differences.mean():.4f} [{low:.4f}, {high:.4f}]"
-        return text if low > 0 else f"{text}: they are not ranked, the interval holds 0"
+
+        low, high = interval(leads, 0.95)
+        text = f"the best leads the second by {leads.mean():.4f} [{low:.4f}, {high:.4f}]"
+        if low > 0:
+            return text
+        return f"{text}: they are not ranked, the interval holds 0"
 
 
-def _suggest(trial: optuna.Trial, name: str, one: Any) -> Any:
-    if isinstance(one, list):
-        return one[trial.suggest_categorical(name, list(range(len(one))))]
-    low, high, log = one["low"], one["high"], bool(one.get("log"))
-    if isinstance(low, int) and isinstance(high, int):
-        return trial.suggest_int(name, low, high, log=log)
-    return trial.suggest_float(name, low, high, log=log)
+def _space_of(study: Study, settings: Search, name: str) -> dict[str, Any]:
+    """The space without the parameters that only other conditions have."""
+    own = set(study.fields[name]["params"])
+    of_others: set[str] = set()
+    for condition in study.conditions:
+        of_others |= set(study.fields[condition]["params"]) - own
+    return {key: levels for key, levels in settings.space.items() if key not in of_others}
+
+
+def candidates_of(space: dict[str, Any], count: int, name: str) -> list[Values]:
+    """All combinations of a space that has at most `count`; otherwise so many random draws.
+
+    Args:
+        space: name -> list or range.
+        count: largest number of candidates.
+        name: of the condition. The draws follow from it.
+
+    Example:
+        >>> candidates_of({"lr": [0.1, 0.2]}, 8, "none")
+        [{'lr': 0.1}, {'lr': 0.2}]
+        >>> space = {"lr": {"low": 0.01, "high": 1.0, "log": True}}
+        >>> len(candidates_of(space, 8, "none"))
+        8
+    """
+    choices = [_choices_in(levels) for levels in space.values()]
+    finite = [values for values in choices if values is not None]
+    if len(finite) == len(space) and math.prod(map(len, finite)) <= count:
+        return [dict(zip(space, values, strict=True)) for values in itertools.product(*finite)]
+
+    generator = own_generator(0, f"search/{name}")
+    candidates: list[Values] = []
+    while len(candidates) < count:
+        drawn = {key: _draw(levels, generator) for key, levels in space.items()}
+        if drawn not in candidates:
+            candidates.append(drawn)
+    return candidates
+
+
+def _choices_in(levels: Any) -> Sequence[Any] | None:
+    """The values of a list or of a range of whole numbers; None for a range of real numbers."""
+    if isinstance(levels, list):
+        return levels
+    if _is_whole(levels):
+        return range(levels["low"], levels["high"] + 1)
+    return None
+
+
+def _is_whole(levels: dict[str, Any]) -> bool:
+    """Whether a range has whole numbers only."""
+    return isinstance(levels["low"], int) and isinstance(levels["high"], int)
+
+
+def _draw(levels: Any, generator: torch.Generator) -> Any:
+    """A value of a list or range: uniform, or uniform in its logarithm."""
+    share = torch.rand((), generator=generator, dtype=torch.float64).item()
+    if isinstance(levels, list):
+        return levels[int(share * len(levels))]
+
+    # Each whole number stands for all that is rounded to it.
+    margin = 0.5 if _is_whole(levels) else 0.0
+    begin = levels["low"] - margin
+    end = levels["high"] + margin
+    drawn = begin + (end - begin) * share
+    if levels.get("log"):
+        drawn = begin * (end / begin) ** share
+
+    value = round(drawn) if _is_whole(levels) else drawn
+    return min(max(value, levels["low"]), levels["high"])

@@ -15,7 +15,6 @@ for package in (
     "timm",
     "torchvision",
     "pandas",
-    "optuna",
     "rich",
     "filelock",
 ):

@@ -1,11 +1,12 @@
 """The search: the same candidates after a stop, equal budgets, and what can't be searched."""
 
+import numpy as np
 import pandas as pd
 import pytest
 import yaml
 
 from experiments.runs import RunFolder
-from experiments.search import check, search
+from experiments.search import candidates_of, check, search
 from experiments.study import StudyError, read_study
 from experiments.train import Result
 
@@ -77,7 +78,7 @@ def test_every_condition_gets_the_same_number_of_runs_and_the_best_wins(write, f
     assert "leads" in dropped.sentence
 
 
-def test_ranges_are_asked_of_optuna_and_the_same_after_a_stop(write, folder):
+def test_draws_from_ranges_are_the_same_after_a_stop(write, folder):
     space = {"lr": {"low": 0.01, "high": 1.0, "log": True}, "batch_size": {"low": 4, "high": 8}}
     study = read_study(write(search={"space": space, "candidates": 9, "seeds": 3}))
     judge = Judge(closeness)
@@ -106,6 +107,46 @@ def test_ranges_are_asked_of_optuna_and_the_same_after_a_stop(write, folder):
     rest = search(study, folder / "other", stopped)
     assert [each.best for each in rest] == [each.best for each in first]
     assert len(stopped.runs) == count
+
+
+def test_draws_are_uniform_in_the_logarithm_or_in_the_value():
+    space = {"lr": {"low": 0.01, "high": 1.0, "log": True}, "momentum": {"low": 0.5, "high": 0.9}}
+    drawn = pd.DataFrame(candidates_of(space, 2000, "none"))
+    tenths = np.linspace(0.05, 0.95, 10)
+    assert drawn["lr"].quantile(tenths).tolist() == pytest.approx(0.01 * 100**tenths, rel=0.15)
+    assert drawn["momentum"].quantile(tenths).tolist() == pytest.approx(
+        0.5 + 0.4 * tenths, abs=0.015
+    )
+    assert drawn["lr"].between(0.01, 1.0).all()
+    assert drawn["momentum"].between(0.5, 0.9).all()
+
+
+def test_whole_numbers_and_choices_are_drawn_alike():
+    sizes = {"low": 5, "high": 8}
+    space = {"batch_size": sizes, "lr": [0.1, 0.2], "momentum": {"low": 0.0, "high": 0.9}}
+    drawn = pd.DataFrame(candidates_of(space, 2000, "none"))
+    shares = drawn["batch_size"].value_counts(normalize=True)
+    assert shares.to_dict() == pytest.approx(dict.fromkeys([5, 6, 7, 8], 0.25), abs=0.04)
+    assert drawn["lr"].value_counts(normalize=True)[0.1] == pytest.approx(0.5, abs=0.04)
+    doubled = candidates_of({"batch_size": {"low": 1, "high": 1023, "log": True}}, 400, "none")
+    sizes = [values["batch_size"] for values in doubled]
+    assert all(isinstance(size, int) and 1 <= size <= 1023 for size in sizes)
+
+
+def test_no_candidate_is_drawn_twice_and_few_combinations_are_tried_whole():
+    few = {"batch_size": {"low": 4, "high": 6}, "lr": [0.1, 0.2]}
+    expected = [{"batch_size": size, "lr": lr} for size in (4, 5, 6) for lr in (0.1, 0.2)]
+    assert candidates_of(few, 6, "none") == expected
+    drawn = candidates_of(few, 5, "none")
+    assert len(drawn) == 5
+    assert all(values in expected for values in drawn)
+    assert len({tuple(values.items()) for values in drawn}) == 5
+
+
+def test_conditions_draw_their_own_candidates():
+    space = {"lr": {"low": 0.01, "high": 1.0, "log": True}}
+    assert candidates_of(space, 4, "none") == candidates_of(space, 4, "none")
+    assert candidates_of(space, 4, "none") != candidates_of(space, 4, "Dropout2d")
 
 
 def test_candidates_that_can_not_be_told_apart_are_not_ranked(write, folder):
@@ -171,6 +212,7 @@ def test_chance_level_is_told_by_a_search(write, folder):
         ({"space": {"lr": {"low": 1, "high": 0.1}}}, "low must be a number below high"),
         ({"space": {"lr": {"low": 0, "high": 1, "log": True}}}, "must begin above 0"),
         ({"space": {"lr": {"from": 0}}}, "must be a list or"),
+        ({"space": {"lr": [0.1, 0.2, 0.1]}}, "the values of a list must differ"),
     ],
 )
 def test_a_space_that_is_wrong(write, asked, told):
