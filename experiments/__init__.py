@@ -13,6 +13,7 @@
 | checkpoint | the state at the end of an epoch |
 | runs | the folder of a run: claimed, begun, finished or failed |
 | engine | workers that pull runs, on this machine or on Ray |
+| trial | each condition tried with a few items, before its first run |
 | study | a YAML file as conditions and seeds |
 | search | the same number of runs for each condition, ranked over seeds |
 | stats | paired differences with simultaneous intervals |

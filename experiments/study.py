@@ -10,22 +10,17 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
-from torch import nn
 
 from dropblock_hooks import Spec
-from experiments.config import Count, NotNegative, Run, problems_of, run_hash
-from experiments.data import Data, load_data
-from experiments.factories import call
-from experiments.metrics import Metric, try_metric
-from experiments.models import make_model
-from experiments.train import make_optimizer
+from experiments.config import Count, NotNegative, Run, problems_of
+from experiments.trial import faults_of
 
 _PLACEHOLDER = re.compile(r"\$\{(\w+)\}")
 
@@ -36,14 +31,18 @@ class StudyError(ValueError):
     def __init__(self, source: object, problems: Sequence[str]) -> None:
         self.problems = list(problems)
         lines = [problem.replace("\n", "\n    ") for problem in problems]
-        count = f"{len(lines)} problem{'s' * (len(lines) != 1)}"
+        count = "1 problem" if len(lines) == 1 else f"{len(lines)} problems"
         super().__init__("\n  - ".join([f"{source} can't be run, {count}:", *lines]))
 
 
 def _seeds(value: Any) -> Any:
     numbers = value if isinstance(value, list) else [value]
-    whole = all(isinstance(each, int) and not isinstance(each, bool) for each in numbers)
-    if not whole or not numbers or (numbers is not value and value < 1):
+    whole = all(isinstance(number, int) and not isinstance(number, bool) for number in numbers)
+
+    valid = whole and bool(numbers)
+    if valid and not isinstance(value, list):
+        valid = value >= 1
+    if not valid:
         raise ValueError("must be a number of seeds, at least 1, or a list of whole numbers")
     return value
 
@@ -109,8 +108,8 @@ class Study:
     def pairs(self) -> list[tuple[str, str]]:
         """The comparisons: each condition with the first, and the pairs of `compare`."""
         first, *others = self.conditions
-        pairs = [*((name, first) for name in others), *self.file.compare]
-        return list(dict.fromkeys(pairs))
+        with_first = [(name, first) for name in others]
+        return list(dict.fromkeys([*with_first, *self.file.compare]))
 
     def runs(self) -> Iterator[tuple[str, Run]]:
         """All runs with the names of their conditions, seed by seed."""
@@ -125,10 +124,16 @@ class Study:
 
     def plain(self) -> dict[str, Any]:
         """The study as plain data, with all placeholders filled."""
-        kept = {n: run.model_dump(exclude_defaults=True) for n, run in self.conditions.items()}
-        rest = self.file.model_dump(include={"question", "primary", "higher_is_better"})
-        pairs = [list(pair) for pair in self.file.compare]
-        return {**rest, "compare": pairs, "conditions": kept, "seeds": list(self.seeds)}
+        conditions = {
+            name: run.model_dump(exclude_defaults=True) for name, run in self.conditions.items()
+        }
+        others = self.file.model_dump(include={"question", "primary", "higher_is_better"})
+        return {
+            **others,
+            "compare": [list(pair) for pair in self.file.compare],
+            "conditions": conditions,
+            "seeds": list(self.seeds),
+        }
 
 
 def read_study(
@@ -149,92 +154,161 @@ def read_study(
         StudyError: with all that is wrong in the file. `fit` then tries the models.
         OSError: if the file can't be read.
     """
-    plain = _read_yaml(path)
+    problems: list[str] = []
+    file = _read_file(path, problems)
+    base = _changed(file.base, changes or {})
+    fields = _fields_of(file, base, problems)
+
     chosen_path = path.resolve().with_name(f"{path.stem}.chosen.yaml")
     chosen = _read_yaml(chosen_path) if chosen_path.exists() else {}
-    try:
-        file = StudyFile.model_validate(plain)
-        problems: list[str] = []
-    except ValidationError as error:
-        problems = problems_of(error, "", StudyFile)
-        file = StudyFile.model_construct(**_valid_fields(plain, error))
-    base = _changed(file.base, changes or {})
-    fields = {}
-    for name, own in _conditions(file, problems).items():
-        params = {**base.get("params", {}), **own.get("params", {})}
-        fields[name] = {**base, **own, "params": params}
-    conditions: dict[str, Run] = {}
-    for name, merged in fields.items():
-        try:
-            conditions[name] = _run_of(merged, chosen.get(name, {}), path.parent)
-        except (ValidationError, ValueError, OSError) as error:
-            problems += problems_of(error, f"conditions.{name}")
-    for name, values in chosen.items():
-        known = {*Run.model_fields, *fields.get(name, {}).get("params", ())}
-        if name not in fields or {each.partition(".")[0] for each in values} - known:
-            problems.append(
-                f"{chosen_path.name}: its values for {name!r} do not fit the study: search again, "
-                "or delete the file"
-            )
-    problems += [
-        f"{where}: there is no condition {name!r}; known: {', '.join(fields)}"
-        for where, names in (("compare", itertools.chain(*file.compare)), ("--only", only))
-        for name in dict.fromkeys(names)
-        if name not in fields
-    ]
-    given = seeds if seeds is not None else file.seeds
-    all_seeds = tuple(range(1, given + 1)) if isinstance(given, int) else tuple(given)
+    conditions = _runs_of(fields, chosen, path.parent, problems)
+    for name in _outdated(chosen, fields):
+        problems.append(
+            f"{chosen_path.name}: its values for {name!r} do not fit the study: search again, "
+            "or delete the file"
+        )
+
+    problems += _unknown_conditions("compare", itertools.chain(*file.compare), fields)
+    problems += _unknown_conditions("--only", only, fields)
+    all_seeds = _numbers_of(file.seeds if seeds is None else seeds)
     if not all_seeds or len(set(all_seeds)) < len(all_seeds):
         problems.append(f"seeds must be different numbers, at least one, got {list(all_seeds)}")
+
     if problems:
-        raise StudyError(path, [*problems, *_fits(conditions, all_seeds[:1] or (1,), file)])
-    kept = {name: conditions[name] for name in only} or conditions
-    return Study(path.stem, file, path.resolve(), fields, kept, all_seeds)
+        seed = all_seeds[0] if all_seeds else 1
+        raise StudyError(path, [*problems, *faults_of(conditions, seed, file.primary)])
+    return Study(
+        name=path.stem,
+        file=file,
+        path=path.resolve(),
+        fields=fields,
+        conditions={name: conditions[name] for name in only} or conditions,
+        seeds=all_seeds,
+    )
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file."""
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise StudyError(path, [f"it is no YAML: {error}"]) from error
-    if not isinstance(found, dict):
-        raise StudyError(path, [f"it must be a mapping with conditions, got {found!r:.100}"])
-    return found
+    if not isinstance(content, dict):
+        raise StudyError(path, [f"it must be a mapping with conditions, got {content!r:.100}"])
+    return content
+
+
+def _read_file(path: Path, problems: list[str]) -> StudyFile:
+    """The fields of a study file. Wrong fields are added to the problems, and have defaults."""
+    plain = _read_yaml(path)
+    try:
+        return StudyFile.model_validate(plain)
+    except ValidationError as error:
+        problems += problems_of(error, "", StudyFile)
+        return StudyFile.model_construct(**_valid_fields(plain, error))
 
 
 def _valid_fields(plain: Mapping[str, Any], error: ValidationError) -> dict[str, Any]:
-    """The fields without a fault, and the defaults of the others, to find further faults."""
-    wrong = {each["loc"][0] for each in error.errors() if each["loc"]}
-    good = {k: v for k, v in plain.items() if k not in wrong and k in StudyFile.model_fields}
+    """The fields without a fault, and the conditions without a fault, to find further faults."""
+    wrong = {detail["loc"][0] for detail in error.errors() if detail["loc"]}
+    right = StudyFile.model_fields.keys() - wrong
+    valid = {name: value for name, value in plain.items() if name in right}
+
     conditions = plain.get("conditions")
     if "conditions" in wrong and isinstance(conditions, dict):
-        good["conditions"] = {n: c for n, c in conditions.items() if isinstance(c, dict | None)}
-    return good
+        valid["conditions"] = {
+            name: fields for name, fields in conditions.items() if isinstance(fields, dict | None)
+        }
+    return valid
 
 
-def _conditions(file: StudyFile, problems: list[str]) -> dict[str, dict[str, Any]]:
+def _fields_of(
+    file: StudyFile, base: Mapping[str, Any], problems: list[str]
+) -> dict[str, dict[str, Any]]:
+    """Name of a condition -> the fields of the base and its own; parameters are joined."""
+    fields = {}
+    for name, own in _conditions_of(file, problems).items():
+        params = {**base.get("params", {}), **own.get("params", {})}
+        fields[name] = {**base, **own, "params": params}
+    return fields
+
+
+def _conditions_of(file: StudyFile, problems: list[str]) -> dict[str, dict[str, Any]]:
     """The conditions that are written out, and the conditions of the grid."""
-    found = {name: dict(fields or {}) for name, fields in file.conditions.items()}
-    levels = [
-        [
-            (str(k), field, v)
-            for k, v in (
-                values.items() if isinstance(values, dict) else zip(values, values, strict=True)
-            )
-        ]
-        for field, values in file.grid.items()
-    ]
-    for cell in itertools.product(*levels) if levels else ():
-        name = ", ".join(level for level, _, _ in cell)
-        if name in found:
+    conditions = {name: dict(fields or {}) for name, fields in file.conditions.items()}
+    for cell in _cells_of(file.grid):
+        name = ", ".join(level.label for level in cell)
+        if name in conditions:
             problems.append(f"grid: there is a condition {name!r} already")
+
         fields: dict[str, Any] = {}
-        for _, field, value in cell:
-            fields = _changed(fields, {field: value})
-        found[name] = fields
-    if not found:
+        for level in cell:
+            fields = _changed(fields, {level.field: level.value})
+        conditions[name] = fields
+
+    if not conditions:
         problems.append("conditions: there must be at least one")
-    return found
+    return conditions
+
+
+@dataclass(frozen=True)
+class _Level:
+    """A value of a field in a grid, and its part in the names of conditions."""
+
+    field: str
+    label: str
+    value: Any
+
+
+def _cells_of(grid: Mapping[str, Levels]) -> list[tuple[_Level, ...]]:
+    """Every combination of the levels of a grid."""
+    if not grid:
+        return []
+
+    levels = []
+    for field, values in grid.items():
+        labeled = values.items() if isinstance(values, dict) else zip(values, values, strict=True)
+        levels.append([_Level(field, str(label), value) for label, value in labeled])
+    return list(itertools.product(*levels))
+
+
+def _runs_of(
+    fields: Mapping[str, dict[str, Any]],
+    chosen: Mapping[str, Any],
+    folder: Path,
+    problems: list[str],
+) -> dict[str, Run]:
+    """Name of a condition -> its run. Conditions that can't be read are added to the problems."""
+    runs = {}
+    for name, own in fields.items():
+        try:
+            runs[name] = _run_of(own, chosen.get(name, {}), folder)
+        except (ValidationError, ValueError, OSError) as error:
+            problems += problems_of(error, f"conditions.{name}")
+    return runs
+
+
+def _outdated(chosen: Mapping[str, Any], fields: Mapping[str, dict[str, Any]]) -> list[str]:
+    """The conditions for which a search chose what the study does not have."""
+    outdated = []
+    for name, values in chosen.items():
+        params = fields.get(name, {}).get("params", ())
+        chosen_fields = {path.partition(".")[0] for path in values}
+        if name not in fields or chosen_fields - {*Run.model_fields, *params}:
+            outdated.append(name)
+    return outdated
+
+
+def _unknown_conditions(where: str, names: Iterable[str], known: Iterable[str]) -> list[str]:
+    """A problem for each name that no condition has."""
+    unknown = [name for name in dict.fromkeys(names) if name not in known]
+    listed = ", ".join(known)
+    return [f"{where}: there is no condition {name!r}; known: {listed}" for name in unknown]
+
+
+def _numbers_of(seeds: int | Sequence[int]) -> tuple[int, ...]:
+    """The seeds 1 to n, or the seeds of a list."""
+    return tuple(range(1, seeds + 1)) if isinstance(seeds, int) else tuple(seeds)
 
 
 def _changed(fields: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -242,39 +316,53 @@ def _changed(fields: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str,
     copy = dict(fields)
     for path, value in changes.items():
         first, dot, rest = path.partition(".")
+        if not dot:
+            copy[first] = value
+            continue
+
         inner = copy.get(first)
-        inner = inner if isinstance(inner, dict) else {}
-        copy[first] = _changed(inner, {rest: value}) if dot else value
+        if not isinstance(inner, dict):
+            inner = {}
+        copy[first] = _changed(inner, {rest: value})
     return copy
 
 
 def _run_of(fields: Mapping[str, Any], chosen: Mapping[str, Any], folder: Path) -> Run:
     """The run of a condition, in which chosen values replace parameters or fields."""
-    params = fields["params"]
-    filled = _changed(fields, {f"params.{n}" if n in params else n: v for n, v in chosen.items()})
-    return Run.model_validate(read_spec(_filled(filled), folder))
+    changes = {}
+    for name, value in chosen.items():
+        path = f"params.{name}" if name in fields["params"] else name
+        changes[path] = value
+
+    filled = _filled(_changed(fields, changes))
+    return Run.model_validate(read_spec(filled, folder))
 
 
 def _filled(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The fields with each `${name}` replaced by the parameter of that name."""
     params = fields.get("params", {})
+    return {name: _fill(item, params) for name, item in fields.items() if name != "params"}
 
-    def value(match: re.Match[str]) -> Any:
-        if match[1] not in params:
-            raise ValueError(f"${{{match[1]}}} has no value: add params: {{{match[1]}: ...}}")
-        return params[match[1]]
 
-    def fill(data: Any) -> Any:
-        if isinstance(data, dict):
-            return {fill(key): fill(item) for key, item in data.items()}
-        if isinstance(data, list):
-            return [fill(item) for item in data]
-        if not isinstance(data, str):
-            return data
-        whole = _PLACEHOLDER.fullmatch(data)
-        return value(whole) if whole else _PLACEHOLDER.sub(lambda found: str(value(found)), data)
+def _fill(data: Any, params: Mapping[str, Any]) -> Any:
+    """Plain data with parameters in place of their names."""
+    if isinstance(data, dict):
+        return {_fill(key, params): _fill(item, params) for key, item in data.items()}
+    if isinstance(data, list):
+        return [_fill(item, params) for item in data]
+    if not isinstance(data, str):
+        return data
 
-    return {name: fill(item) for name, item in fields.items() if name != "params"}
+    def value_of(placeholder: re.Match[str]) -> Any:
+        name = placeholder[1]
+        if name not in params:
+            raise ValueError(f"${{{name}}} has no value: add params: {{{name}: ...}}")
+        return params[name]
+
+    whole = _PLACEHOLDER.fullmatch(data)
+    if whole:
+        return value_of(whole)
+    return _PLACEHOLDER.sub(lambda placeholder: str(value_of(placeholder)), data)
 
 
 def read_spec(fields: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -295,45 +383,6 @@ def fit(study: Study) -> None:
     Raises:
         StudyError: with everything that does not fit.
     """
-    if problems := _fits(study.conditions, study.seeds[:1], study.file):
-        raise StudyError(study.name, problems)
-
-
-def _fits(conditions: Mapping[str, Run], seeds: Sequence[int], file: StudyFile) -> list[str]:
-    """What does not fit, and which conditions or tests of `primary` are not there."""
-    others: list[str] = []
-    failed: dict[str, list[str]] = {}
-    loaded: dict[str, Data | None] = {}
-    tried: set[str] = set()
-    names: dict[str, str] = {}
-
-    def attempt(name: str, check: Callable[..., Any], *args: Any) -> Any:
-        """What the check returns; conditions that fail alike share a message."""
-        try:
-            return check(*args)
-        except ValueError as error:
-            failed.setdefault(str(error), []).append(name)
-
-    for name, run in conditions.items():
-        run = run.model_copy(update={"seed": seeds[0]})
-        key = repr((run.data, run.data_args))
-        measured = repr((key, run.loss, run.model, run.model_args, run.metric, run.metric_args))
-        attempt(name, call, run.loss, run.loss_args)
-        attempt(name, Metric, run)
-        if key not in loaded:
-            loaded[key] = attempt(name, load_data, run)
-        data = loaded[key]
-        made = attempt(name, make_model, run, data) if data is not None else None
-        attempt(name, make_optimizer, run, made[0] if made else nn.Linear(1, 1))
-        if made and measured not in tried:
-            tried.add(measured)
-            attempt(name, try_metric, run, made[0], data)
-        others += [
-            f"primary: {run.data} has no test {test!r}; it has {', '.join(data.tests)}"
-            for test in (file.primary if data is not None else ())
-            if test not in data.tests and not any(f"no test {test!r}" in p for p in others)
-        ]
-        if (other := names.setdefault(run_hash(run), name)) != name:
-            others.append(f"conditions {other!r} and {name!r} are the same")
-    alike = ((", ".join(dict.fromkeys(where)), message) for message, where in failed.items())
-    return [*(f"conditions.{where}: {message}" for where, message in alike), *others]
+    faults = faults_of(study.conditions, study.seeds[0], study.file.primary)
+    if faults:
+        raise StudyError(study.name, faults)
