@@ -263,7 +263,7 @@ def test_notes_of_compiled_code(on, bad, both):
             if i >= 2 and bad in ("output", "input"):
                 x[0, 0, 0] = math.nan
                 grad[0, 0] = math.inf
-            if i >= 3 and bad == "input":
+            if i >= 2 and bad == "input":
                 given[0] = math.nan
             if bad == "mask":
                 mask[0] = -math.inf

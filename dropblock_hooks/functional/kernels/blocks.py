@@ -519,7 +519,7 @@ def draw_words(
     nodes = 0 if table is None or table.numel() == 1 else table.numel() - 1
     launch.start(
         _draw_kernel,
-        triton.cdiv(plan.n_seeds, group),
+        launch.parts(plan.n_seeds, group),
         device,
         seeds,
         dropped,
@@ -539,7 +539,7 @@ def draw_words(
     )
     launch.start(
         _grow_kernel,
-        triton.cdiv(plan.n_words, 512),
+        launch.parts(plan.n_words, 512),
         device,
         seeds,
         words,
@@ -612,7 +612,7 @@ def apply_words(
     word_n, word_c, word_r = plan.strides(plan.rows)
     launch.start(
         _apply_kernel,
-        triton.cdiv(n_words, group),
+        launch.parts(n_words, group),
         x.device,
         x,
         y,

@@ -83,7 +83,7 @@ def clamp(
     found = launch.zeros(x.device, 2)
     launch.start(
         _clamp_kernel,
-        triton.cdiv(x.numel(), _SIZE),
+        launch.parts(x.numel(), _SIZE),
         x.device,
         x,
         y,

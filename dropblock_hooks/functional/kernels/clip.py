@@ -261,7 +261,7 @@ def squares(
         sums = torch.empty((read.units, read.splits), dtype=torch.float64, device=x.device)
     launch.start(
         _squares_kernel,
-        -(-read.units // read.together) * read.splits,
+        launch.parts(read.units, read.together) * read.splits,
         x.device,
         x,
         sums,
@@ -312,7 +312,7 @@ def clip(
     changed = launch.zeros(x.device)
     launch.start(
         _clip_kernel,
-        -(-read.units // read.together) * read.outer * read.steps,
+        launch.parts(read.units, read.together) * read.outer * read.steps,
         x.device,
         x,
         y,

@@ -28,6 +28,7 @@ launched = 0
 """The number of kernels that were started by this process."""
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_MOST_PLACES = 2**31 - 2**17  # that 32 bits can count, and a program more
 _CHUNK = 4096  # counts that are allocated together, which takes one launch
 _failed = False  # whether a kernel could not be compiled
 _counts = threading.local()
@@ -160,13 +161,30 @@ def power_of_two(number: int) -> int:
     return 1 << max(number - 1, 0).bit_length()
 
 
+def parts(number: int, size: int) -> int:
+    """How many parts of a size a number has, of which the last one may be smaller."""
+    return -(-number // size)
+
+
 def wide(x: Tensor) -> Any:
     """The type in which a kernel computes: Triton's float32, or float64 for float64."""
+    return _wide_type(x.dtype)
+
+
+@functools.cache
+def _wide_type(dtype: torch.dtype) -> Any:
     language = importlib.import_module("triton.language")
-    return language.float64 if x.dtype == torch.float64 else language.float32
+    return language.float64 if dtype == torch.float64 else language.float32
 
 
 def is_big(number: int, *tensors: Tensor) -> bool:
     """Whether a kernel must compute the places of so many elements with 64 bits."""
-    reach = [sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True)) for x in tensors]
-    return max(number, *reach, 0) >= 2**31 - 2**17
+    if number >= _MOST_PLACES:
+        return True
+    return any(_reach(x.shape, x.stride()) >= _MOST_PLACES for x in tensors)
+
+
+@functools.lru_cache(maxsize=4096)
+def _reach(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
+    """The distance in memory of the last element from the first one."""
+    return sum((n - 1) * step for n, step in zip(shape, strides, strict=True))

@@ -456,7 +456,7 @@ def measure(
         read.outer,
         read.columns,
         programs,
-        triton.cdiv(read.columns, size),
+        launch.parts(read.columns, size),
         read.strides[1],
         read.strides[2],
         first + 127,
@@ -515,7 +515,7 @@ def alive(x: Tensor, flags: Tensor, zero: float, gate: Gate | None = None) -> No
         assert read is not None  # a contiguous tensor has three axes
     launch.start(
         _alive_kernel,
-        -(-read.units // read.together) * read.splits if x.numel() else 0,
+        launch.parts(read.units, read.together) * read.splits if x.numel() else 0,
         x.device,
         x,
         flags.view(torch.int8),
@@ -557,7 +557,7 @@ def largest_of(tensors: Sequence[Tensor], masks: Sequence[Tensor] = ()) -> Tenso
             read.outer,
             read.columns,
             programs,
-            triton.cdiv(read.columns, size),
+            launch.parts(read.columns, size),
             read.strides[1],
             read.strides[2],
             POSITIVE=positive,

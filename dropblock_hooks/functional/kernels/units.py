@@ -167,7 +167,7 @@ class Elements:
             x = torch.empty_like(y).copy_(x)
         launch.start(
             _drop_elements_kernel,
-            triton.cdiv(x.numel(), 4 * _ELEMENTS),
+            launch.parts(x.numel(), 4 * _ELEMENTS),
             x.device,
             x,
             y,
@@ -233,7 +233,7 @@ def draw_units(
     size = min(1024, launch.power_of_two(n_units))
     launch.start(
         _draw_units_kernel,
-        triton.cdiv(n_units, size),
+        launch.parts(n_units, size),
         x.device,
         kept,
         dropped,
@@ -256,10 +256,10 @@ def _apply_units(x: Tensor, axes: int, kept: Tensor, factor: float) -> Tensor:
     n_rows = read.outer * read.inner
     columns = min(1024, launch.power_of_two(read.columns))
     rows = max(1, 4096 // columns)
-    n_columns = triton.cdiv(read.columns, columns)
+    n_columns = launch.parts(read.columns, columns)
     launch.start(
         _apply_units_kernel,
-        triton.cdiv(n_rows, rows) * n_columns,
+        launch.parts(n_rows, rows) * n_columns,
         x.device,
         x,
         y,
