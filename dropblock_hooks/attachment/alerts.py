@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ..findings import Finding, Kind, Severity, tell
-from ..observers.watchdog import Clock, Gap, Watchdog, Watched
+from ..observers.watchdog import Clock, Watchdog, Watched
 from ..quoting import listed
 from ..selectors.wrappers import find_module
 from ..sites.hooks import SiteHook
@@ -186,6 +186,8 @@ def _nonfinite(run: Run, sights: list[Sight]) -> Iterator[Finding]:
         yield reached.finding(Kind.NONFINITE, text, cure)
     elif forward.kept.bad < math.inf:
         yield _of_forward(forward, sights, Clock.of(run.shared))
+    elif run.ticker is None:  # compiled code measures each forward
+        yield from _after_the_last_measured(sights, Clock.of(run.shared))
 
 
 def _of_forward(first: Sight, sights: Sequence[Sight], clock: Clock) -> Finding:
@@ -205,7 +207,9 @@ def _of_forward(first: Sight, sights: Sequence[Sight], clock: Clock) -> Finding:
     gap = clock.gap
     if bad and gap is not None and first.kept.bad > gap.time:
         clock.closely = True
-        return _between(sight, bad, gap)
+        text = f"its output held NaN or Inf in training forward {gap.after}, and was finite before"
+        when = f"between forward {gap.before} and forward {gap.after}"
+        return _not_measured(sight, text, when, bad)
     measured = f"{sight.kept.bad_calls} of {sight.kept.calls} measured calls"
     text = f"its output held NaN or Inf in {measured}, "
     if makers:
@@ -224,17 +228,27 @@ def _of_forward(first: Sight, sights: Sequence[Sight], clock: Clock) -> Finding:
     return sight.finding(Kind.NONFINITE, text, cure)
 
 
-def _between(sight: Sight, bad: Sequence[str], gap: Gap) -> Finding:
+def _after_the_last_measured(sights: Sequence[Sight], clock: Clock) -> Iterator[Finding]:
+    """The finding that forwards which were not measured have left bad parameters, if they have."""
+    if clock.last == clock.forwards:
+        return
+    bad = _bad_parameters([sight for sight in sights if sight.trained])
+    if bad:
+        clock.closely = True
+        sight = next(sight for sight in sights if sight.trained and _bad_parameters([sight]))
+        text = f"its parameters hold NaN or Inf after training forward {clock.forwards}"
+        yield _not_measured(sight, text, f"after forward {clock.last}", bad)
+
+
+def _not_measured(sight: Sight, text: str, when: str, bad: Sequence[str]) -> Finding:
     """The finding that NaN or Inf came in forwards that were not measured.
 
     An update has put it into parameters since then, so the first layer with bad values need not be
     the one that made them.
     """
-    text = (
-        f"its output held NaN or Inf in training forward {gap.after}, and was finite in forward "
-        f"{gap.before}. The first NaN or Inf came between forward {gap.before} and forward "
-        f"{gap.after}, which were not measured, so another layer, the batch or the loss may have "
-        "made it. From now on, each forward is measured"
+    text += (
+        f". The first NaN or Inf came {when}, in a forward that was not measured, so another "
+        "layer, the batch or the loss may have made it. From now on, each forward is measured"
     )
     cure = (
         f"Not finite now: {listed(bad, 3)}. Go back to a checkpoint, and train on: the layer is "

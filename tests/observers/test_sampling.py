@@ -1,6 +1,8 @@
 """Calls that are not measured start no operator of torch."""
 
 import math
+import random
+import re
 from collections import Counter
 
 import pytest
@@ -10,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from dropblock_hooks import ActivationStats, GradientStats, Watchdog, attach, watch
+from dropblock_hooks.observers.watchdog import Clock
 
 
 class Operators(TorchDispatchMode):
@@ -166,7 +169,7 @@ def test_after_nan_between_two_looks_each_step_is_measured():
     train(model, 7)
     assert found == []
     train(model, 1)
-    assert "came between forward 50 and forward 60" in found[0].text
+    assert "came between forward 50 and forward 60," in found[0].text
     assert "parameter 'weight' of layers.2" in found[0].cure
     model.spoil(0.1)  # as from a checkpoint
     train(model, 30)
@@ -217,13 +220,24 @@ def test_an_epoch_that_begins_with_nan_is_told_in_its_first_step():
     model, found = Spoiled(), []
     attached = watch(model, "nonfinite", action=found.append)
     train(model, 50)
-    model.spoil(math.nan)
-    train(model, 3)
     attached.step()
-    assert found == []
+    model.spoil(math.nan)
     train(model, 1)
-    assert "came between forward 32 and forward 54" in found[0].text
+    assert "came between forward 32 and forward 51," in found[0].text
     attached.remove()
+
+
+def test_the_end_of_an_epoch_tells_of_nan_in_steps_that_were_not_measured():
+    model, found = Spoiled(), []
+    with watch(model, "nonfinite", action=found.append) as attached:
+        train(model, 50)
+        attached.step()
+        train(model, 13)  # the first 10 of an epoch are measured
+        model.spoil(math.nan)
+        assert [each.layer for each in attached.alerts] == ["layers.2"]
+        assert found == []
+    assert [each.layer for each in found] == ["layers.2"]
+    assert "came after forward 60," in found[0].text
 
 
 def test_a_layer_that_no_measured_forward_calls_is_not_told_to_be_never_called():
@@ -316,3 +330,60 @@ def test_a_measured_step_of_a_watchdog_has_one_norm_for_each_tensor():
     more = lists[1] - lists[0]
     more -= Counter(dict.fromkeys(("detach", "lt", "_local_scalar_dense"), 3))
     assert more == {"linalg_vector_norm": 2}
+
+
+class Fails(nn.Module):
+    """A linear layer whose output is NaN in one forward."""
+
+    def __init__(self, at):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.at, self.forwards = at, 0
+
+    def forward(self, x):
+        self.forwards += 1
+        y = self.linear(x)
+        return y * math.nan if self.forwards == self.at else y
+
+
+NUMBERS = re.compile(r"came (?:between forward (\d+) and|after) forward (\d+),")
+
+
+@pytest.mark.parametrize("every", [None, 1, 7, 50, 100])
+@pytest.mark.parametrize("epoch", [30, 1000])
+def test_nan_at_any_step_is_named_or_told_to_be_in_steps_that_were_not_measured(every, epoch):
+    generator = random.Random(f"{every} {epoch}")
+    for _ in range(6):
+        at = generator.randint(1, 150)
+        place = generator.randrange(3)
+        found = alerts_of_nan_at(at, place, every, epoch)
+        where = f"step {at}, layer {place}: {found}"
+        assert len(found) == 1, where
+        measured, finding = found[0]
+        numbers = NUMBERS.search(finding.text)
+        assert measured == (numbers is None), where
+        if measured:
+            assert finding.layer == str(place), where
+        else:
+            before, last = numbers.groups()
+            assert int(before or last) < at, where
+            assert before is None or at < int(last), where
+
+
+def alerts_of_nan_at(at, place, every, epoch, steps=160):
+    """The alerts of a training with NaN in one step of a layer, and whether that was measured."""
+    model = nn.Sequential(*(Fails(at if i == place else None) for i in range(3)))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    found = []
+    with watch(model, "nonfinite", every=every, action=found.append) as attached:
+        for step in range(1, steps + 1):
+            if step == at:
+                measured = Clock.of(attached._run.shared).measures
+            optimizer.zero_grad()
+            model(torch.ones(2, 4)).square().mean().backward()
+            optimizer.step()
+            if step % epoch == 0:
+                attached.step()
+            if found:
+                break
+    return [(measured, each) for each in found]
