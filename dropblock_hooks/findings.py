@@ -46,6 +46,7 @@ class Kind(_Described):
     SHARDED = "sharded", "FSDP keeps the parameter in a form that a hook cannot use"
     ZERO_RATE = "zero_rate", "the rate was never above 0, so nothing was dropped"
     NO_BATCH = "no_batch", "whole samples are meant, and axis 0 is not as long as the batch"
+    OWN_RATE = "own_rate", "other code has changed the rate that a Retune sets"
     CLIPPED = "clipped", "the block is as large as the map, or larger"
 
     # the training loop

@@ -65,6 +65,7 @@ class RetuneHook(SiteHook):
         self.before = getattr(module, self.attribute)
         # before all other hooks, which then see the dropped tensor
         module.register_forward_hook(self.__call__, prepend=True)
+        module.register_forward_pre_hook(self.follow_mode)
         self.put(module)
 
     def restore(self, module: nn.Module) -> None:
@@ -73,11 +74,44 @@ class RetuneHook(SiteHook):
             setattr(module, self.attribute, self.before)
 
     def put(self, module: nn.Module) -> None:
-        """Set the attribute to the rate of now; while paused, to the value that it had before."""
-        value = self.before
-        if self.run.installed and self.run.enabled:
-            value = self.site.rate if self.holds_rate else 0.0
+        """Set the attribute to the value of now in training."""
+        setattr(module, self.attribute, self.value(training=True))
+
+    def value(self, training: bool) -> Any:
+        """The value of the attribute: the rate of now, or 0 where this hook drops.
+
+        While paused it is the value that the attribute had before. So it is in a forward in
+        evaluation, because some models read their rate there too.
+        """
+        if not (self.run.installed and self.run.enabled):
+            return self.before
+        if not self.holds_rate:
+            return 0.0
+        return self.site.rate if training else self.before
+
+    def follow_mode(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        """Forward pre-hook: set the value of this mode, which other code may have changed."""
+        value = self.value(module.training)
+        now = getattr(module, self.attribute)
+        if now == value:
+            return
         setattr(module, self.attribute, value)
+        if is_compiling() or now in (self.value(True), self.value(False), self.before):
+            return
+        run = self.run
+        text = (
+            f"other code has set {self.attribute} of the layer to {now:g}, and Retune has set it "
+            "back, so that only its own rate acts"
+        )
+        cure = "Use attached.set(...) for another rate, or remove the Retune"
+        keys = (self.site.key,)
+        tell([Finding(Kind.OWN_RATE, Severity.WARNING, keys, text, cure, run.epoch)], run.told)
+
+    def __call__(self, module: nn.Module, *given: Any) -> Any:
+        result = super().__call__(module, *given)
+        if self.holds_rate and not module.training:
+            self.put(module)  # the model may train by another method than its forward
+        return result
 
     def _act(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
         if not self.holds_rate:
