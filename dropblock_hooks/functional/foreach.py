@@ -203,13 +203,13 @@ def centralize_(grads: Sequence[Tensor]) -> None:
     grads = [grad for grad in grads if grad.ndim > 1 and grad.numel() > grad.shape[0]]
     if not grads:
         return
+    if grads[0].device.type in LOOPS:
+        centralize_in_loop_(grads)
+        return
     units = rows_of(grads, least_axes=2)
     wide = _wide(grads)
-    if grads[0].device.type in LOOPS:
-        means = means_in_loop(grads)
-    else:
-        flat = _joined(grads, wide_dtype(grads[0].device))
-        means = _reduce(flat, "mean", units).to(wide[0].dtype)
+    flat = _joined(grads, wide_dtype(grads[0].device))
+    means = _reduce(flat, "mean", units).to(wide[0].dtype)
     foreach_sub_(wide, _views(means, units, wide))
     _write(grads, wide)
 
@@ -299,13 +299,14 @@ def norms_in_loop(tensors: Sequence[Tensor], rows: Sequence[int], norm_type: flo
     return torch.cat(norms)
 
 
-def _fake_means(tensors: Sequence[Tensor]) -> Tensor:
-    dtype = torch.promote_types(tensors[0].dtype, torch.float32)
-    return tensors[0].new_empty(sum(x.shape[0] for x in tensors), dtype=dtype)
+def _fake_centralize(grads: Sequence[Tensor]) -> None:
+    """The fake implementation of an operator that only changes its arguments."""
 
 
-@operator("means_in_loop(Tensor[] tensors) -> Tensor", fake=_fake_means)
-def means_in_loop(tensors: Sequence[Tensor]) -> Tensor:
-    """The means of the rows of all tensors, in at least float32."""
-    dtype = torch.promote_types(tensors[0].dtype, torch.float32)
-    return torch.cat([x.mean(list(range(1, x.ndim)), dtype=dtype) for x in tensors])
+@operator("centralize_in_loop_(Tensor(a!)[] grads) -> ()", fake=_fake_centralize)
+def centralize_in_loop_(grads: Sequence[Tensor]) -> None:
+    """Subtract the means of their rows from all gradients, one after the other."""
+    for grad in grads:
+        axes = list(range(1, grad.ndim))
+        dtype = torch.promote_types(grad.dtype, torch.float32)
+        grad.sub_(grad.mean(axes, keepdim=True, dtype=dtype))
