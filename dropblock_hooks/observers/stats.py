@@ -8,9 +8,10 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.linalg import vector_norm
 
+from .._torch import foreach_norm
 from ..checks import Range, as_count, as_number
+from ..functional.masks import wide_dtype
 from ..functional.measures import (
     BINS,
     CALLS,
@@ -300,16 +301,18 @@ class WeightStats(Observer):
     def look(self, state: State, module: nn.Module, parameter: str | None) -> None:
         found = _parameters(module, parameter)
         state.update(_new_sums(self.edges), calls=len(found), moved=False, norms={}, updates={})
+        began: list[Tensor] = []
         for name, x in found.items():
             state.update(on_device(state, x.device))
             add_moments(state, x)
             add_shares(state, x.float(), self.edges)
-            began = state["began"].setdefault(name, x.clone()).to(x.device)
-            change = vector_norm(x - began)
+            began.append(state["began"].setdefault(name, x.clone()).to(x.device))
+        for name, (norm, change, before) in zip(found, _norms(found, began), strict=True):
             state["moved"] |= bool(change)  # true for NaN
-            for key, value in ("norms", vector_norm(x)), ("updates", change / vector_norm(began)):
-                if value.isfinite():
-                    state[key][name] = float(value)
+            update = change / before if before else math.nan
+            for key, value in ("norms", norm), ("updates", update):
+                if math.isfinite(value):
+                    state[key][name] = value
 
     def is_empty(self, state: State) -> bool:
         return not state["moved"]
@@ -321,6 +324,20 @@ class WeightStats(Observer):
 
     def merge(self, a: State, b: State) -> State:
         return a  # ranks hold the same parameters
+
+
+def _norms(found: Mapping[str, Tensor], began: Sequence[Tensor]) -> list[list[float]]:
+    """The norms of each parameter, of its change and of what it was; they are read at once."""
+    if not found:
+        return []
+    values = list(found.values())
+    changes = [x - before for x, before in zip(values, began, strict=True)]
+    device = values[0].device
+    dtype = wide_dtype(device)
+    norms = foreach_norm([*values, *changes, *began], 2.0, dtype)
+    rows = torch.stack([norm.to(device) for norm in norms]).view(3, -1)
+    columns: list[list[float]] = rows.t().tolist()
+    return columns
 
 
 def _parameters(module: nn.Module, name: str | None) -> dict[str, Tensor]:

@@ -109,3 +109,14 @@ def test_the_layer_need_not_be_called():
         assert attached.verify() == []
         attached.step()  # no warning
     assert of(attached)[0].values == 20
+
+
+def test_a_norm_that_does_not_fit_into_the_dtype_of_the_weights():
+    layer = nn.Linear(300, 300, bias=False, dtype=torch.float16)
+    nn.init.constant_(layer.weight, 300.0)
+    attached = attach(layer, {".": WeightStats()})
+    with torch.no_grad():
+        layer.weight.mul_(0.5)
+    (found,) = of(attached)
+    assert found.norms["weight"] == pytest.approx(150.0 * 300)
+    assert found.updates["weight"] == pytest.approx(0.5)
