@@ -1,37 +1,268 @@
-"""Private names of torch, each behind a function that says what it is for.
+"""Private names of torch, each behind a name that says what it is for.
 
-Tried with torch 2.6 to 2.14.
+Tried with torch 2.6 to 2.14. The package imports without each of them. The text of a name says what
+is missing without it: often a less precise answer, or else a `MissingNameError` in one feature.
 """
 
+import importlib
 import importlib.abc
 import importlib.util
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+
+class MissingNameError(RuntimeError):
+    """This version of torch lacks a private name that a feature needs."""
+
+
+def find_private(path: str, otherwise: Any) -> Any:
+    """The object of a module of torch by its path, such as ``torch._C._is_tracing``."""
+    module, _, name = path.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError):
+        return otherwise
+
+
+def _of_c(name: str, otherwise: Any) -> Any:
+    """A name in ``torch._C``, or in a part of it, such as ``_functorch.peek_interpreter_stack``."""
+    found: Any = getattr(torch, "_C", None)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return otherwise if found is None else found
+
+
+def _missing(name: str, feature: str) -> NoReturn:
+    raise MissingNameError(
+        f"torch {torch.__version__} has no {name}, which {feature} needs: use another version of "
+        "torch, or ask for support of this one"
+    )
+
+
+# What runs now ------------------------------------------------------------------------------------
+
 NO_TASK = -1
-graph_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: NO_TASK)
+graph_task: Callable[[], int] = _of_c("_current_graph_task_id", lambda: NO_TASK)
 """The number of the backward that runs now in this thread, in which a checkpoint may call layers
 again; `NO_TASK` outside of a backward. Without it, recomputed calls are counted twice.
 """
-transforming: Callable[[], bool] = getattr(
-    torch._C, "_are_functorch_transforms_active", lambda: False
-)
+transforming: Callable[[], bool] = _of_c("_are_functorch_transforms_active", lambda: False)
 """Whether a transform of torch.func is active. Without it, `vmap` and others are not refused."""
-is_tracing: Callable[[], bool] = getattr(torch._C, "_is_tracing", lambda: False)
+is_tracing: Callable[[], bool] = _of_c("_is_tracing", lambda: False)
 """Whether torch.jit.trace records. Without it, a trace of an active regularizer is not refused."""
-_eval_frame: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
-set_eval_frame: Callable[[Any], Any] = getattr(_eval_frame, "set_eval_frame", lambda callback: None)
+is_transformed: Callable[[Tensor], bool] = _of_c(
+    "_functorch.is_functorch_wrapped_tensor", lambda x: False
+)
+"""Whether a tensor belongs to a transform of torch.func. Without it, gradients of such tensors are
+not regularized.
+"""
+_transforms: Callable[[], Any] = _of_c("_functorch.get_interpreter_stack", lambda: None)
+_innermost_transform: Callable[[], Any] = _of_c("_functorch.peek_interpreter_stack", lambda: None)
+_is_batched: Callable[[Tensor], bool] = _of_c("_functorch.is_legacy_batchedtensor", lambda x: False)
+_dispatch_modes: Callable[[], int] = _of_c("_len_torch_dispatch_stack", lambda: 0)
+COMPILING = "_is_compiling_flag"
+EXPORTING = "_is_exporting_flag"
+"""Attributes of ``torch.compiler``, true while code is compiled or exported. Hooks read them at
+each call, so no function is around them. Without them, code that is exported is not recognized.
+"""
+set_eval_frame: Callable[[Any], Any] = _of_c(
+    "_dynamo.eval_frame.set_eval_frame", lambda callback: None
+)
 """Switches dynamo off (None), or on again with what it has returned. Without it, dynamo may compile
 functions of the package that run beside compiled code.
 """
+FakeTensor: type = find_private("torch._subclasses.fake_tensor.FakeTensor", type(None))
+"""The class of tensors that have no values, in traces. Without it, they are taken for others."""
+do_not_compile: Callable[[Function], Function] = find_private(
+    "torch._compile._disable_dynamo", lambda function: function
+)
+"""Decorates a function that dynamo shall not trace. ``torch.compiler.disable`` would import dynamo,
+which takes a second. Without it, dynamo traces the function.
+"""
+
+
+def transforms_now() -> set[str]:
+    """The kinds of the active transforms of torch.func, such as ``{"Grad", "Vmap"}``."""
+    return {each.key().name for each in _transforms() or ()}
+
+
+def is_batched_gradient(grad: Tensor) -> bool:
+    """Whether a gradient holds several gradients, as for a Jacobian."""
+    return _innermost_transform() is not None or _is_batched(grad)
+
+
+def is_plain_call(x: Tensor) -> bool:
+    """Whether nothing records, transforms or replaces the operators of a plain tensor."""
+    return (
+        type(x) in (Tensor, nn.Parameter)
+        and not is_tracing()
+        and _dispatch_modes() == 0
+        and _innermost_transform() is None
+    )
+
+
+@contextmanager
+def recording_autograd() -> Iterator[None]:
+    """Record a graph inside an operator, where torch has switched autograd off.
+
+    Without the private names, regularizers of users that are not linear can't be compiled.
+    """
+    guard = _of_c("_ForceDispatchKeyGuard", None)
+    included = _of_c("_dispatch_tls_local_include_set", None)
+    excluded = _of_c("_dispatch_tls_local_exclude_set", None)
+    keys = _of_c("DispatchKey", None)
+    if None in (guard, included, excluded, keys):
+        _missing("_ForceDispatchKeyGuard", "a compiled regularizer that is not linear")
+    left = excluded()
+    for key in _AUTOGRAD_KEYS:
+        left = left.remove(getattr(keys, key))
+    with guard(included(), left), torch.enable_grad():
+        yield
+
+
+_AUTOGRAD_KEYS = (
+    "AutogradFunctionality",
+    "AutogradOther",
+    "AutogradNestedTensor",
+    "AutogradCPU",
+    "AutogradCUDA",
+    "ADInplaceOrView",
+)
+
+
+# Modules, tensors and gradients -------------------------------------------------------------------
+
+
+def children_of(module: nn.Module) -> dict[str, Any]:
+    """The modules in a module by their names, with None for those that are left out.
+
+    ``named_children`` leaves these out, and a shared module after the first time. Without the
+    private name, so does this.
+    """
+    children = getattr(module, "_modules", None)
+    return dict(module.named_children()) if children is None else children
+
+
+def parameters_of(module: nn.Module) -> dict[str, Any]:
+    """The parameters of a module itself by their names, with None for those that are left out."""
+    parameters = getattr(module, "_parameters", None)
+    return dict(module.named_parameters(recurse=False)) if parameters is None else parameters
+
+
+def forward_hooks(module: nn.Module) -> dict[int, Any]:
+    """The forward hooks of a module, in the order in which they run, to read and to change."""
+    hooks: dict[int, Any] | None = getattr(module, "_forward_hooks", None)
+    return _missing("Module._forward_hooks", "attach") if hooks is None else hooks
+
+
+def forward_pre_hooks(module: nn.Module) -> dict[int, Any]:
+    """The forward pre-hooks of a module, in the order in which they run, to read and to change."""
+    hooks: dict[int, Any] | None = getattr(module, "_forward_pre_hooks", None)
+    return _missing("Module._forward_pre_hooks", "attach") if hooks is None else hooks
+
+
+def all_hooks(module: nn.Module) -> list[dict[int, Any]]:
+    """The hooks of a module in forward and backward, a dict for each kind."""
+    names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return [hooks for name in names if (hooks := getattr(module, name, None)) is not None]
+
+
+def remove_forward_hook(module: nn.Module, number: int) -> None:
+    """Remove a forward hook, or pre-hook, of this number."""
+    names = ("_forward_hooks", "_forward_pre_hooks")
+    for name in names:
+        for kind in (name, f"{name}_with_kwargs"):
+            getattr(module, kind, {}).pop(number, None)
+
+
+def hooks_of_tensor(x: Tensor) -> dict[int, Any]:
+    """The hooks of a tensor that act on its gradient. Without the private name, none is found."""
+    return getattr(x, "_backward_hooks", None) or {}
+
+
+def set_hooks_of_tensor(x: Tensor, hooks: dict[int, Any]) -> None:
+    """Put hooks on a tensor again, as after ``torch.utils.swap_tensors``."""
+    x._backward_hooks = hooks
+
+
+def address_of(x: Tensor) -> int:
+    """A number of the C++ object of a tensor, which ``torch.utils.swap_tensors`` exchanges."""
+    return int(getattr(x, "_cdata", 0))
+
+
+def is_view(x: Tensor) -> bool:
+    """Whether a tensor is a view of another. Without the private name, it may be one."""
+    asked = getattr(x, "_is_view", None)
+    return True if asked is None else bool(asked())
+
+
+_is_alias: Any = _of_c("_is_alias_of", None)
+
+
+def shares_memory(x: Tensor, y: Tensor) -> bool:
+    """Whether two tensors have one memory."""
+    if _is_alias is not None:
+        return bool(_is_alias(x, y))
+    return x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr()
+
+
+def scale_tensor(scaler: Any) -> Tensor | None:
+    """The tensor in which a GradScaler keeps its scale; None before its first use."""
+    scale: Tensor | None = getattr(scaler, "_scale", None)
+    return scale
+
+
+def has_scale_tensor(scaler: Any) -> bool:
+    """Whether a GradScaler keeps its scale in a tensor, as torch's own does."""
+    return hasattr(scaler, "_scale")
+
+
+# Nested structures --------------------------------------------------------------------------------
+
+
+def _no_tree(*given: Any, **options: Any) -> NoReturn:
+    _missing("torch.utils._pytree", "reading a nested input or output")
+
+
+tree_flatten: Callable[..., Any] = find_private("torch.utils._pytree.tree_flatten", _no_tree)
+tree_unflatten: Callable[..., Any] = find_private("torch.utils._pytree.tree_unflatten", _no_tree)
+tree_leaves: Callable[..., list[Any]] = find_private("torch.utils._pytree.tree_leaves", _no_tree)
+tree_map: Callable[..., Any] = find_private("torch.utils._pytree.tree_map", _no_tree)
+tree_map_only: Callable[..., Any] = find_private("torch.utils._pytree.tree_map_only", _no_tree)
+"""Lists, tuples and dicts as the leaves in them and their structure; torch has no public form."""
+
+
+# Runs without values, and processes ---------------------------------------------------------------
+
+
+def fake_mode() -> Any:
+    """A mode in which tensors have no values; None without the private name."""
+    mode = find_private("torch._subclasses.fake_tensor.FakeTensorMode", None)
+    return None if mode is None else mode(allow_non_fake_inputs=True)
+
+
+def copying_as_fake(mode: Any) -> Any:
+    """A context manager in which ``copy.deepcopy`` makes tensors of a `fake_mode`."""
+    return find_private("torch._subclasses.fake_tensor.FakeCopyMode", None)(mode)
+
+
+def store_of_processes() -> Any:
+    """The key-value store that all processes of a training share; None if it can't be had."""
+    find = find_private("torch.distributed.distributed_c10d._get_default_store", None)
+    return None if find is None else find()
+
+
+# torch.compile ------------------------------------------------------------------------------------
+
 _run_as_python: list[Any] = []
 _DYNAMO_CONFIG = "torch._dynamo.config"
 
@@ -119,9 +350,28 @@ def keep_address(tensor: Tensor) -> None:
     Otherwise CUDA graphs are not used for a graph that changes the tensor. The address is no guard,
     so equal blocks of a model share compiled code.
     """
-    from torch._dynamo import mark_static_address
+    mark = find_private("torch._dynamo.mark_static_address", None)
+    if mark is not None:
+        mark(tensor, guard=False)
 
-    mark_static_address(tensor, guard=False)
+
+def forget_compiled() -> None:
+    """Have everything compiled anew, because code that is compiled does not see new hooks.
+
+    ``torch.compiler.reset()`` would also end CUDA graphs, callbacks and compiled autograd. Without
+    the private names, it is used nevertheless.
+    """
+    if "torch._dynamo.convert_frame" not in sys.modules:
+        return  # nothing has ever been compiled
+    entries = _of_c("_dynamo.eval_frame._debug_get_cache_entry_list", None)
+    reset = _of_c("_dynamo.eval_frame.reset_code", None)
+    codes = find_private("torch._dynamo.convert_frame.input_codes", None)
+    if None in (entries, reset, codes):
+        torch.compiler.reset()
+        return
+    for code in [reference() for reference in codes.seen]:
+        if code is not None and entries(code):
+            reset(code)
 
 
 def guard_hooks() -> None:

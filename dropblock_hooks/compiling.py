@@ -16,6 +16,9 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from ._torch import EXPORTING
+from ._torch import forget_compiled as forget_compiled
+
 TOO_OLD = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 9)
 _owners: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
@@ -70,7 +73,7 @@ def differentiate(name: str, backward: Callable[..., Any], save: Callable[..., A
 
 def is_exporting() -> bool:
     """Whether torch.export traces; ``torch.compiler.is_exporting()`` is true in torch.compile."""
-    return bool(getattr(torch.compiler, "_is_exporting_flag", False))
+    return bool(getattr(torch.compiler, EXPORTING, False))
 
 
 def refuse_version() -> NoReturn:
@@ -79,21 +82,6 @@ def refuse_version() -> NoReturn:
         f"torch {torch.__version__} can't compile or export a model with active regularizers "
         "or observers: use torch >= 2.9, or call the model without torch.compile"
     )
-
-
-def forget_compiled() -> None:
-    """Have everything compiled anew, because code that is compiled does not see new hooks.
-
-    ``torch.compiler.reset()`` would also end CUDA graphs, callbacks and compiled autograd.
-    """
-    if "torch._dynamo.convert_frame" not in sys.modules:
-        return  # nothing has ever been compiled
-    from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list, reset_code
-    from torch._dynamo.convert_frame import input_codes
-
-    for code in [reference() for reference in input_codes.seen]:
-        if code is not None and _debug_get_cache_entry_list(code):
-            reset_code(code)
 
 
 def as_written() -> AbstractContextManager[object]:

@@ -18,8 +18,6 @@ from dropblock_hooks import (
     WatchdogError,
     attach,
 )
-from dropblock_hooks.selectors.index import NoMatchError
-from dropblock_hooks.spec.convert import PlainError
 
 FINDING = Finding(Kind.NONFINITE, Severity.ERROR, ("0/Watchdog",), "its output held NaN")
 ERRORS = [
@@ -28,8 +26,6 @@ ERRORS = [
     SpecError("one text"),
     WatchdogError([FINDING]),
     SiteError("0/Dropout: no"),
-    NoMatchError("nothing"),
-    PlainError((("0",), "no")),
     HookWarning("text", [FINDING]),
 ]
 each_error = pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)

@@ -17,9 +17,17 @@ from weakref import WeakSet
 
 import torch
 from torch import Tensor, distributed, nn
-from torch.utils._pytree import tree_leaves
 
-from .._torch import constant_when_traced, run_as_python, set_eval_frame, transforming
+from .._torch import (
+    constant_when_traced,
+    forward_hooks,
+    remove_forward_hook,
+    run_as_python,
+    set_eval_frame,
+    store_of_processes,
+    transforming,
+    tree_leaves,
+)
 from ..checkpointing import NO_TASK, graph_task
 from ..findings import Finding, Kind, Severity, tell
 from ..observers.watchdog import Clock, Watchdog
@@ -105,15 +113,14 @@ class ModelHook:
 
     def put_on(self, model: nn.Module) -> None:
         """Put it on the model, if it is not there."""
-        if self not in model._forward_hooks.values():
+        if self not in forward_hooks(model).values():
             model.register_forward_hook(self, with_kwargs=True)
 
     def _leave(self, model: nn.Module) -> None:
         """Take it off a compiled model until `Attachment.step` begins another window."""
-        for key, hook in list(model._forward_hooks.items()):
+        for key, hook in list(forward_hooks(model).items()):
             if hook is self:
-                del model._forward_hooks[key]
-                model._forward_hooks_with_kwargs.pop(key, None)
+                remove_forward_hook(model, key)
         self._start_ticker(counted=1)
 
     def _check(self, model: nn.Module, training: bool, inputs: Any) -> None:
@@ -372,7 +379,10 @@ def tell_equal_seeds(run: Run, sites: Sequence[Site]) -> None:
     if run.compared or world_size() < 2 or not (run.installed and any(s.draws for s in sites)):
         return
     run.compared = True
-    store, rank = distributed.distributed_c10d._get_default_store(), distributed.get_rank()
+    store = store_of_processes()
+    if store is None:
+        return
+    rank = distributed.get_rank()
     seed = str(torch.initial_seed())
     store.set(f"dropblock_hooks/seed/{rank}", seed)
     for other in range(world_size()):

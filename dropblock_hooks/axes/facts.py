@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from .._torch import children_of, parameters_of
 from ..selectors.index import Index, Target
 from ..selectors.stages import stage_channels
 from .view import FIRST, LAST, MIXED
@@ -57,7 +58,7 @@ class Surroundings:
     """
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
-        leaves = [module for module in modules if not module._modules]
+        leaves = [module for module in modules if not children_of(module)]
         self._places = {leaf: place for place, leaf in enumerate(leaves)}
         self._sides = [kind_of(leaf) for leaf in leaves]
         widths: dict[str, set[int]] = {FIRST: set(), LAST: set(), "": set()}
@@ -81,7 +82,7 @@ class ModelFacts:
     """Gathers the facts of the layers of a model, when a spec is attached."""
 
     def __init__(self, index: Index) -> None:
-        self._modules, self._stages = index.modules, stage_channels(index)
+        self._targets, self._stages = index.modules, stage_channels(index)
         self._inner: dict[nn.Module, tuple[str, tuple[int, ...]]] = {}  # an ancestor has many
         modules = list(index.model.modules())
         second = (type(m).__name__ for m in modules if getattr(m, "batch_first", None) is False)
@@ -99,7 +100,7 @@ class ModelFacts:
         """The facts of the output, or the input, of a layer."""
         module, parts = target.module, target.name.split(".")
         names = [".".join(parts[:n]) for n in range(len(parts), -1, -1)]
-        lineage = [self._modules[name].module for name in names]  # with its ancestors
+        lineage = [self._targets[name].module for name in names]  # with its ancestors
         inside, widths = next((known for a in lineage if (known := self._inside(a))[0]), ("", ()))
         attentions = (m for m in lineage if m is module or _ATTENTION.search(type(m).__name__))
         heads = (getattr(each, "num_heads", None) for each in attentions)
@@ -154,7 +155,7 @@ def kind_of(module: Any) -> str:
 
 def _rank(module: nn.Module) -> int:
     """The number of spatial axes of a convolution, pool or norm of maps; 0 for other layers."""
-    if module._modules and not module._parameters:
+    if children_of(module) and not parameters_of(module):
         return 0  # it only holds others, as a ConvNormAct2d does
     found = (_MAPS.search(kind.__name__) for kind in type(module).__mro__)
     return next((int(match.group(1)) for match in found if match), 0)
@@ -179,7 +180,7 @@ def _prefix(module: nn.Module) -> int:
     tokens: dict[str, int] = {}
     if _TOKEN_LAST.match(type(module).__name__):
         return 0
-    for name, parameter in module._parameters.items():
+    for name, parameter in parameters_of(module).items():
         if parameter is not None and (match := _PREFIX.match(name)):
             tokens[match.group()] = parameter.shape[-2] if parameter.ndim > 1 else 1
     return sum(tokens.values())

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
+from .._torch import children_of
 from ..checkpointing import NO_TASK, graph_task
 
 Grid = tuple[int, ...]
@@ -50,7 +51,7 @@ class Grids:
             return
         inner = {m for m in cut if cut.isdisjoint(set(m.modules()) - {m})}
         embedding = {leaf for module in inner for leaf in module.modules()}
-        maps = {m for m in modules if not m._modules and _MAP.search(type(m).__name__)}
+        maps = {m for m in modules if not children_of(m) and _MAP.search(type(m).__name__)}
         embeds = inner | (maps & embedding)
         shrinks = {m for m in maps - embeds if getattr(m, "stride", 1) not in _UNITS}
         for module in embeds | shrinks:
@@ -72,7 +73,7 @@ class Grids:
         values = list(output) if isinstance(output, tuple | list) else [output]
         tensors = [value for value in values if isinstance(value, Tensor)]
         sizes = [tuple(value) for value in values if _is_size(value)]
-        if isinstance(output, Tensor) and not module._modules:
+        if isinstance(output, Tensor) and not children_of(module):
             sizes = [tuple(output.shape[2:])]
         if tensors and sizes and not _recomputes():
             met = (tensors[0].shape[0], sizes[0], embeds)

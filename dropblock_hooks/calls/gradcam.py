@@ -8,8 +8,8 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
-from torch.utils._pytree import tree_leaves
 
+from .._torch import children_of, tree_leaves
 from ..checks import check_option
 from ..planning.dry_run import arguments_of, shape_of, with_graph
 from ..planning.recording import recorded
@@ -179,7 +179,7 @@ def default_layers(base: nn.Module, forward: Callable[[], Any]) -> list[str]:
     stage = [*stage_channels(index)][-1:]  # none if the model declares no stages
     found: list[str] = []
     for name in (*stage, *reversed(shapes)):
-        is_leaf = not index.modules[name].module._modules
+        is_leaf = not children_of(index.modules[name].module)
         if name not in stage and is_leaf and _NO_FEATURES.search(kinds[name]):
             continue
         if len(shapes.get(name, ())) != 4:

@@ -37,16 +37,13 @@ def drop_units(
     if p == 0.0 or x.numel() == 0:
         return x, 0
     scale = keep_scale(p) if rescale else None
-
-    def with_mask() -> tuple[Tensor, Tensor | int]:
-        return _drop_with_mask(x, p, shape, scale, generator)
-
     if launch.takes(x):
         y, number = launch.or_else(
-            lambda: _drop_with_kernels(x, p, axes, scale, generator), with_mask
+            lambda: _drop_with_kernels(x, p, axes, scale, generator),
+            lambda: _drop_with_mask(x, p, shape, scale, generator),
         )
     else:
-        y, number = with_mask()
+        y, number = _drop_with_mask(x, p, shape, scale, generator)
     return x.copy_(y) if inplace else y, number
 
 

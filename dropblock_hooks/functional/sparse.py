@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._torch import is_batched_gradient, is_plain_call
 from .masks import Mask, bernoulli, scaled
 
 LEAST = {"blocks": 2**17, "units": 2**18}  # elements, from which the sparse form is faster
@@ -27,10 +28,7 @@ def takes(x: Tensor, what: str = "blocks") -> bool:
         not torch.compiler.is_compiling()
         and x.device.type == "cpu"
         and x.numel() >= LEAST[what]
-        and type(x) in (Tensor, torch.nn.Parameter)
-        and not torch._C._is_tracing()
-        and torch._C._len_torch_dispatch_stack() == 0
-        and torch._C._functorch.peek_interpreter_stack() is None
+        and is_plain_call(x)
     )
 
 
@@ -274,8 +272,7 @@ class _Drop(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        transformed = torch._C._functorch.peek_interpreter_stack() is not None
-        if transformed or torch._C._functorch.is_legacy_batchedtensor(grads[0]):
+        if is_batched_gradient(grads[0]):
             raise NotImplementedError(
                 "this dropout has no batched gradients (torch.func.vmap, is_grads_batched=True): "
                 "compute them one after another"

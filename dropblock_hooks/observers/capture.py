@@ -6,8 +6,8 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
+from .._torch import tree_map
 from ..axes.view import View
 from ..checks import as_count, check_option
 from ..quoting import kind_of, quote

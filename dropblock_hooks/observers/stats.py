@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from .._torch import foreach_norm
+from .._torch import foreach_norm, parameters_of
 from ..checks import Range, as_count, as_number
 from ..functional.masks import wide_dtype
 from ..functional.measures import (
@@ -37,6 +37,8 @@ from ..registry import register
 from ..selectors.wrappers import shard_refusal
 from ..tables import Columns, Short
 from .base import Compiled, Observer, Seen, State, Unsaved, on_device
+
+_BATCH_NORMS = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm
 
 
 @dataclass(frozen=True)
@@ -214,7 +216,7 @@ class ActivationStats(Measuring):
 
     def look(self, state: State, module: nn.Module, parameter: str | None) -> None:
         layer: Any = module
-        is_norm = isinstance(module, nn.modules.batchnorm._BatchNorm)
+        is_norm = isinstance(module, _BATCH_NORMS)
         if is_norm and type(layer.running_mean) is Tensor and not layer.running_mean.is_meta:
             given = layer.running_mean, layer.running_var
             mean, variance = (x.to("cpu", torch.float64, copy=True) for x in given)
@@ -344,7 +346,7 @@ def _parameters(module: nn.Module, name: str | None) -> dict[str, Tensor]:
     """The parameter of this name, or the layer's own parameters, or else those inside it."""
     if shard_refusal(module) is not None:
         return {}
-    own = module._parameters if name is None else {name: getattr(module, name)}
+    own = parameters_of(module) if name is None else {name: getattr(module, name)}
     named: dict[str, Any] = dict(own or module.named_parameters())
     # other classes may hold parts, or wait for other processes
     plain = {name: p.detach() for name, p in named.items() if type(p) in (Tensor, nn.Parameter)}

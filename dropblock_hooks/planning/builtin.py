@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from .._torch import children_of
 from ..attachment.place import Placement
 from ..findings import Finding, Kind, Severity
 from ..regularizers import foreign
@@ -109,7 +110,7 @@ def rates_of(index: Index) -> Iterator[BuiltinRow]:
     for target in dict.fromkeys(index.modules.values()):
         name, module, kind = target.name, target.module, bare_type(target.module).__name__
         # other layers than dropouts may mean something else by `p`
-        drops = foreign.unit_of(kind) and not module._modules
+        drops = foreign.unit_of(kind) and not children_of(module)
         own = foreign.rate_attribute(module) if drops else None
         held = rates_in(module)
         other = [a for a in held if "drop" in a and a != "layerdrop" and isinstance(held[a], float)]

@@ -16,9 +16,16 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensor, FakeTensorMode
-from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
+from .._torch import (
+    FakeTensor,
+    all_hooks,
+    copying_as_fake,
+    fake_mode,
+    tree_leaves,
+    tree_map,
+    tree_map_only,
+)
 from ..compiling import as_written
 from ..quoting import described, quote
 
@@ -38,13 +45,14 @@ def dry_run(model: nn.Module, example: Any, look: Callable[[nn.Module, Arguments
     if example is None:
         raise ValueError("no forward of a copy ran: give example_input=, the model tells no size")
     # functions of the model may hold tensors as constants
-    modes: list[FakeTensorMode | None] = [FakeTensorMode(allow_non_fake_inputs=True), None]
+    fake = fake_mode()
+    modes: list[Any] = [None] if fake is None else [fake, None]
     if any(p.is_meta for p in model.parameters()):  # they hold no numbers, and cost nothing
         modes, example = [None], tree_map_only(Tensor, lambda x: x.to("meta"), example)
     for mode in modes:
         try:
             with _undisturbed():
-                with FakeCopyMode(mode) if mode else nullcontext():
+                with copying_as_fake(mode) if mode else nullcontext():
                     copied = [copy.deepcopy((model, arguments_of(example)))]
                 _clear_hooks(copied[0][0])
                 with mode or nullcontext():
@@ -83,9 +91,8 @@ def _clear_hooks(copied: nn.Module) -> None:
         if isinstance(forward, types.FunctionType) and forward.__closure__:
             # the copy would run the model's own modules
             raise ValueError(f"the forward of '{name or '.'}' was replaced by a function")
-        hooks: Any = module._forward_hooks, module._forward_pre_hooks
-        for each in (*hooks, module._backward_hooks, module._backward_pre_hooks):
-            each.clear()
+        for hooks in all_hooks(module):
+            hooks.clear()
 
 
 def own_input(model: nn.Module) -> Tensor | None:
@@ -130,12 +137,12 @@ def shape_of(output: Any) -> Any:
     return f"{type(output).__name__}{f' of {len(output)}' if sized else ''}"
 
 
-def _take_out(mode: FakeTensorMode) -> None:
+def _take_out(mode: Any) -> None:
     """Remove the fake tensors of a mode from caches, where they would break a later forward."""
     gc.collect()
     # some objects lie about their class when asked, so the type is taken
-    fake = [each for each in gc.get_objects() if type(each) is FakeTensor]
-    held: list[Any] = [each for each in fake if each.fake_mode is mode]
+    fake: list[Any] = [each for each in gc.get_objects() if type(each) is FakeTensor]
+    held = [each for each in fake if each.fake_mode is mode]
     del fake
     for _ in range(_DEEPEST + 1):
         ids, inside, held = set(map(id, held)), held, []

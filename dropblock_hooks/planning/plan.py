@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
-from torch.utils._pytree import tree_leaves
 
+from .._torch import tree_leaves
 from ..attachment.faults import find_frozen, find_no_batch
 from ..attachment.place import Placement, install, place, site_keys
 from ..attachment.report import block_cell, entry_of, frozen_cell, is_clipped

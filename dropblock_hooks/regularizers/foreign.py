@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+from .._torch import children_of, parameters_of
 from ..checks import Range
 from ..functional.dropout import drop_units
 from ..quoting import kind_of, label, quote
@@ -213,7 +214,7 @@ def in_place_of(module: nn.Module) -> Regularizer | None:
         return None  # replaced on this one layer
     if unit_of(type(module).__name__) != "samples":
         return _OF_TORCH.get(type(module).forward)
-    if module._modules or module._parameters or getattr(module, "mode", "row") != "row":
+    if children_of(module) or parameters_of(module) or getattr(module, "mode", "row") != "row":
         return None
     return DropPath(0.0, scale_by_keep=bool(getattr(module, "scale_by_keep", True)))
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from .._torch import parameters_of
 from .wrappers import named_modules
 
 # the kinds of values that can be targets, by the form of their selectors
@@ -32,7 +33,7 @@ class Target:
 
     @property
     def selected(self) -> Any:  # the parameter, or the module
-        return self.module._parameters[self.local] if self.form == "param" else self.module
+        return parameters_of(self.module)[self.local] if self.form == "param" else self.module
 
     @property
     def frozen(self) -> bool:  # whether it is a parameter that gets no gradient
@@ -83,7 +84,7 @@ def is_share(value: Any) -> bool:
 
 
 def _parameters_in(module: nn.Module) -> dict[str, Any]:
-    return {local: value for local, value in module._parameters.items() if value is not None}
+    return {local: value for local, value in parameters_of(module).items() if value is not None}
 
 
 def rates_in(module: nn.Module) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from .._torch import children_of
 from ..quoting import listed, quote, shorten
 from .index import Index, NoMatchError, Target
 from .wrappers import bare_type
@@ -56,7 +57,7 @@ def _stages(index: Index) -> list[Stage]:
     if len(hosts) != 1:
         several = listed((host[:-1] for host in hosts), 12)
         found = f"several submodules have it: {several}" if hosts else "no module has it"
-        cure = f"name the layers ({listed(index.model._modules, 12)}), or give root="
+        cure = f"name the layers ({listed(children_of(index.model), 12)}), or give root="
         raise NoMatchError(f"stages come from timm's feature_info, and {found}; {cure}")
     (host,) = hosts
     entries = [e for e in _entries(index.modules[host[:-1]].module) or [] if "module" in e]
@@ -91,12 +92,12 @@ def _find(index: Index, prefix: str, names: list[str], local: str) -> str | None
     if len(found) == 1:
         return found[0]
     parent, _, number = local.rpartition(".")
-    children = list(index.modules[prefix[:-1]].module._modules)
+    children = list(children_of(index.modules[prefix[:-1]].module))
     inner = f"{prefix}{children[0]}." if len(children) == 1 else prefix  # it wraps another model
     n = sum(name.rpartition(".")[0] == parent for name in names)
     for container in (f"{parent}s", *_CONTAINERS) if parent and number.isdigit() else ():
         target = index.modules.get(inner + container)
-        if target is not None and len(target.module._modules) == n:
+        if target is not None and len(children_of(target.module)) == n:
             return f"{inner}{container}.{number}"
     return None
 
@@ -106,7 +107,7 @@ def _ends(index: Index, name: str | None) -> list[str]:
     found = [] if name is None else [name]
     while found:
         module = index.modules[found[-1]].module
-        if bare_type(module) not in (nn.Sequential, nn.ModuleList) or not module._modules:
+        if bare_type(module) not in (nn.Sequential, nn.ModuleList) or not children_of(module):
             break
-        found.append(f"{found[-1]}.{list(module._modules)[-1]}")
+        found.append(f"{found[-1]}.{list(children_of(module))[-1]}")
     return found

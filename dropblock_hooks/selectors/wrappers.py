@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 
 from torch import nn
 
+from .._torch import children_of
 from ..checks import closest
 from ..quoting import quote, shown
 
@@ -53,7 +54,7 @@ def named_modules(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.
     """All modules by the names of the bare model; a shared module has all of its names."""
     bare = _innermost(model)
     yield prefix, bare
-    for key, child in bare._modules.items():
+    for key, child in children_of(bare).items():
         if child is not None:
             yield from named_modules(child, f"{prefix}.{key}" if prefix else key)
 
@@ -61,7 +62,7 @@ def named_modules(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.
 def find_module(model: nn.Module, name: str) -> nn.Module | None:
     module = _innermost(model)
     for key in name.split(".") if name else ():
-        child = module._modules.get(key)
+        child = children_of(module).get(key)
         if child is None:
             return None
         module = _innermost(child)

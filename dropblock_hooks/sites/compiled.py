@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._torch import scale_tensor
 from ..axes.view import CHANNELS_FIRST, View
 from ..functional.cells import CALLED, FIRST_RATE, ON, SIZE, added, code_of
 from ..functional.operators import count, count_in_backward
@@ -48,7 +49,7 @@ def regularize(site: Site, x: Tensor, layer_input: Any, training: bool) -> Tenso
     if site.of_gradients:
         cells = read(site, training)
         count(site.counts, cells[CALLED])
-        scale = site.run.scaler._scale if site.scaled else None
+        scale = scale_tensor(site.run.scaler) if site.scaled else None
         copied: Tensor = _OnGradient.apply(x, cells, scale, site, view)
         return copied
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
+from .._torch import address_of, hooks_of_tensor, parameters_of, set_hooks_of_tensor, transforming
 from ..checkpointing import NO_TASK, graph_task
 from ..compiling import is_exporting
 from ..findings import Finding, Kind, Severity, tell
@@ -136,7 +137,7 @@ class ParameterHook(SiteHook):
 
     @classmethod
     def refusals(cls, target: Target, regularizer: Regularizer) -> Iterator[str | None]:
-        parameter: Any = target.module._parameters[target.local]
+        parameter: Any = parameters_of(target.module)[target.local]
         if regularizer.acts_on != "gradient":
             yield "param: takes regularizers of gradients"
         if isinstance(parameter, nn.parameter.UninitializedParameter):
@@ -157,7 +158,7 @@ class ParameterHook(SiteHook):
         self._unhook(self.held(module))
 
     def _unhook(self, parameter: Any) -> None:
-        hooks = getattr(parameter, "_backward_hooks", None) or {}
+        hooks = hooks_of_tensor(parameter)
         for key in [key for key, each in hooks.items() if getattr(each, "hook", None) is self]:
             del hooks[key]
 
@@ -199,21 +200,22 @@ class ParameterHook(SiteHook):
 
     def held(self, module: nn.Module) -> Any:
         """The parameter that a module holds now; torch.nn.utils.prune renames it."""
-        return module._parameters.get(self.local, module._parameters.get(f"{self.local}_orig"))
+        parameters = parameters_of(module)
+        return parameters.get(self.local, parameters.get(f"{self.local}_orig"))
 
     def follows(self, module: nn.Module) -> bool:
         """Whether the gradient of the parameter that this module holds now will be met."""
         if self.site.regularizer.accumulates:  # the step of the optimizer has a hook
             return not self.lost(module)
         parameter = self.held(module)
-        hooks = getattr(parameter, "_backward_hooks", None) or {}
+        hooks = hooks_of_tensor(parameter)
         for each in hooks.values():  # at every forward, so no generator
             if isinstance(each, GradHook) and each.hook is self:
-                return each.owner() is module and each.impl == parameter._cdata
+                return each.owner() is module and each.impl == address_of(parameter)
         return False
 
     def _act(self, module: nn.Module, *given: Any) -> None:
-        if is_compiling() or torch._C._are_functorch_transforms_active():
+        if is_compiling() or transforming():
             refuse_tracing(self.site, module.training)
         if is_compiling():
             parameter = self.held(module)
@@ -249,15 +251,15 @@ class ParameterHook(SiteHook):
             return
         self._unhook(parameter)
         # a leaf is found in the module; others may be gone by the backward
-        leaf = parameter.is_leaf and not torch._C._are_functorch_transforms_active()
+        leaf = parameter.is_leaf and not transforming()
         value, owner = None if leaf else parameter.detach(), weakref.ref(module)
-        parameter.register_hook(GradHook(self, owner, parameter._cdata, value))
-        hooks = parameter._backward_hooks
+        parameter.register_hook(GradHook(self, owner, address_of(parameter), value))
+        hooks = hooks_of_tensor(parameter)
         for key, each in list(hooks.items()):  # hooks of a layer stand in reverse
             if isinstance(each, GradHook) and each.hook.turn < self.turn:
                 hooks[key] = hooks.pop(key)
         # torch.utils.swap_tensors gives a parameter another C++ tensor, without the hooks
-        parameter._backward_hooks = hooks
+        set_hooks_of_tensor(parameter, hooks)
 
 
 @dataclass(eq=False)

@@ -14,7 +14,17 @@ import torch
 from torch import Tensor, compiler, nn
 from torch.compiler import is_compiling, is_dynamo_compiling
 
-from .._torch import set_eval_frame, transforming
+from .._torch import (
+    COMPILING,
+    EXPORTING,
+    forward_hooks,
+    forward_pre_hooks,
+    is_tracing,
+    remove_forward_hook,
+    set_eval_frame,
+    shares_memory,
+    transforming,
+)
 from ..checkpointing import NO_TASK, graph_task
 from ..compiling import TOO_OLD, is_exporting, refuse_version
 from ..findings import Finding, Kind, Severity
@@ -80,11 +90,12 @@ class SiteHook:
     def __call__(self, module: nn.Module, *given: Any) -> Any:
         """Run at every forward of the layer, in evaluation too, so this is short."""
         site = self.site
-        if is_dynamo_compiling() or compiler._is_compiling_flag:  # is_compiling() takes longer
+        # is_compiling() takes longer
+        if is_dynamo_compiling() or getattr(compiler, COMPILING, False):
             return self._compile(module, *given)
         if not site.enter(module.training):
             return None
-        if site.idle and self.direct and type(given[-1]) is Tensor and not torch._C._is_tracing():
+        if site.idle and self.direct and type(given[-1]) is Tensor and not is_tracing():
             # without reading the layout or drawing a mask
             site.count_idle(given[-1].numel(), module.training)
             return None
@@ -96,7 +107,7 @@ class SiteHook:
 
     def install(self, module: nn.Module) -> None:
         """Put it on the module: activations in written order, gradients in reverse order."""
-        hooks = module._forward_pre_hooks if self.at_input else module._forward_hooks
+        hooks = forward_pre_hooks(module) if self.at_input else forward_hooks(module)
         least = self.turn if self.turn == Turn.GRADIENTS else self.turn + 1
         later = [key for key, each in hooks.items() if (hook := ours(each)) and hook.turn >= least]
         if self.at_input:  # torch calls the method faster than the object
@@ -108,9 +119,10 @@ class SiteHook:
         if self.needs_input:
             self.first = _first_argument(module)
             module.register_forward_pre_hook(self.note_input, with_kwargs=True)
-        for key, each in list(module._forward_pre_hooks.items()):
+        before = forward_pre_hooks(module)
+        for key, each in list(before.items()):
             if getattr(each, "__name__", "") == "note_input":  # behind those that change the input
-                module._forward_pre_hooks[key] = module._forward_pre_hooks.pop(key)
+                before[key] = before.pop(key)
 
     def restore(self, module: nn.Module) -> None:
         take_off(self.run, module)
@@ -263,7 +275,7 @@ class SiteHook:
         """
         site = self.site
         training = module.training
-        if TOO_OLD or compiler._is_exporting_flag:
+        if TOO_OLD or getattr(compiler, EXPORTING, False):
             return self._export(module, *given)
         if not (training or site.is_on(False)):
             return None
@@ -398,8 +410,7 @@ def _gives_back(module: nn.Module, given: Tensor, output: Tensor) -> bool:
     """Whether a layer returns the memory of its input; an ``nn.Identity`` may."""
     if isinstance(module, nn.Identity):
         return False
-    alias = torch._C._is_alias_of  # type: ignore[attr-defined]  # torch's
-    return output is given or bool(alias(output, given))
+    return output is given or shares_memory(output, given)
 
 
 def _why_not_called(model: nn.Module, name: str) -> tuple[str, str]:
@@ -432,15 +443,13 @@ def ours(hook: Any) -> SiteHook | None:
 
 
 def hooks_on(module: nn.Module) -> list[SiteHook]:
-    registered = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
+    registered = (*forward_pre_hooks(module).values(), *forward_hooks(module).values())
     return [hook for hook in dict.fromkeys(map(ours, registered)) if hook is not None]
 
 
 def take_off(run: Run, module: nn.Module) -> None:
-    for hooks in (module._forward_hooks, module._forward_pre_hooks):
+    for hooks in (forward_hooks(module), forward_pre_hooks(module)):
         for key, hook in list(hooks.items()):
             owner = getattr(hook, "__self__", hook)
             if owner is run.grids or getattr(owner, "run", None) is run:
-                hooks.pop(key)
-                module._forward_hooks_with_kwargs.pop(key, None)
-                module._forward_pre_hooks_with_kwargs.pop(key, None)
+                remove_forward_hook(module, key)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 from torch.nn.utils.rnn import PackedSequence
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from .._torch import tree_flatten, tree_map, tree_unflatten
 from ..quoting import kind_of
 
 Index = int | str | None

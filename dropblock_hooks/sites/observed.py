@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
+from .._torch import scale_tensor
 from ..functional import measures
 from ..functional.operators import define
 from .operator import watch_gradient
@@ -29,7 +30,7 @@ def observe(site: Site, tensors: list[Tensor], given: list[Tensor], training: bo
     batch = given[0] if training and site.reads_batches else None
     site.use_observed(x.device, 0 if mapped is None else mapped.shape[1], batch is not None)
     observed: Any = site.observed
-    scale = site.run.scaler._scale if site.scaled else None
+    scale = scale_tensor(site.run.scaler) if site.scaled else None
     found: list[Tensor]
     state = observed.state
     alive = observed.alive

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._torch import hooks_of_tensor, is_view, recording_autograd, shares_memory, transforming
 from ..axes.view import View
 from ..checkpointing import NO_TASK, graph_task
 from ..compiling import define_operator, differentiate, find, is_exporting
@@ -38,17 +39,12 @@ from .site import (
 _SEEDS = 2**63 - 1
 _VIEW = "str layout, SymInt[] grid, SymInt prefix"
 _NONE = -1  # in place of the number of a site that is off, or of a call that is not observed
-_KEY = torch._C.DispatchKey
-_AUTOGRAD = (
-    *(_KEY.AutogradFunctionality, _KEY.AutogradOther, _KEY.AutogradNestedTensor),
-    *(_KEY.AutogradCPU, _KEY.AutogradCUDA, _KEY.ADInplaceOrView),
-)
 
 
 def regularize(site: Site, x: Tensor, given: Any, training: bool) -> Tensor:
     """The same as `act`, in code that torch.compile or torch.export traces."""
     exporting = is_exporting()
-    if exporting or torch._C._are_functorch_transforms_active():
+    if exporting or transforming():
         refuse_tracing(site, training)
     if exporting:  # the program keeps the present rates as constants
         return perform(site, x, None, site.values, input=given)
@@ -154,7 +150,7 @@ def regularize_gradients_op(grad: Tensor, x: Tensor | None, *saved: Any) -> list
     with _seeded(seed, grad.device):
         if x is None:
             return [_new(perform(site, grad, form, rates), grad)]
-        with _autograd():
+        with recording_autograd():
             leaves = [x.detach().requires_grad_()]
             given = leaves[0] if layer_input is None else layer_input
             if has_gradient(layer_input):
@@ -174,7 +170,7 @@ def has_gradient(x: Tensor | None) -> bool:
 def _new(y: Tensor, x: Tensor) -> Tensor:
     """`y` as a new tensor with the dtype and the strides of ``torch.empty_like(x)``."""
     strides = torch.empty_like(x, device="meta").stride()
-    aliased = torch._C._is_alias_of(y, x)  # type: ignore[attr-defined]  # torch's
+    aliased = shares_memory(y, x)
     fits = not aliased and y.dtype == x.dtype and y.stride() == strides
     return y.detach() if fits else torch.empty_like(x).copy_(y.detach())
 
@@ -189,17 +185,6 @@ def _seeded(seed: Tensor | None, device: torch.device) -> Iterator[None]:
             for each in devices:
                 generators: Any = torch.get_device_module(each).default_generators
                 generators[each.index].manual_seed(int(seed))
-        yield
-
-
-@contextmanager
-def _autograd() -> Iterator[None]:
-    """Record a graph inside an operator, where torch has switched autograd off."""
-    included = torch._C._dispatch_tls_local_include_set()
-    excluded = torch._C._dispatch_tls_local_exclude_set()
-    for key in _AUTOGRAD:
-        excluded = excluded.remove(key)
-    with torch._C._ForceDispatchKeyGuard(included, excluded), torch.enable_grad():
         yield
 
 
@@ -254,9 +239,9 @@ def watch_gradient(x: Tensor, see: Callable[[Tensor | None], None]) -> Tensor:
     """
     if not may_get_grad(x):
         return x
-    hooks: dict[int, Any] = x._backward_hooks or {}
+    hooks = hooks_of_tensor(x)
     regularized = any(getattr(hook, "func", None) is regularize_grad for hook in hooks.values())
-    if regularized or x._is_view() or x.is_leaf:
+    if regularized or is_view(x) or x.is_leaf:
         x = x.clone()
     x.register_hook(see)  # type: ignore[no-untyped-call]  # torch's
     return x
@@ -270,7 +255,7 @@ def watch_gradient(x: Tensor, see: Callable[[Tensor | None], None]) -> Tensor:
 )
 def observe_and_watch(handle: Tensor, tensors: Sequence[Tensor], *options: Any) -> list[Tensor]:
     """Observe one call; return its tensors with watched gradients, or nothing without any."""
-    if torch._C._are_functorch_transforms_active():
+    if transforming():
         return []
     *seen, gradients = options
     differentiable = any(map(may_get_grad, tensors))

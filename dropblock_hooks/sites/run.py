@@ -12,6 +12,7 @@ from torch import Tensor, distributed
 from torch.amp.grad_scaler import GradScaler
 from torch.utils.hooks import RemovableHandle
 
+from .._torch import scale_tensor
 from ..axes.grids import Grids
 from ..findings import Finding, Kind, Severity, tell
 from ..functional.masks import wide_dtype
@@ -156,7 +157,7 @@ class Run:
         """Return the number that the loss is multiplied by, without waiting for the device."""
         if not self.scaler or not is_enabled(self.scaler):
             return 1.0
-        scale = getattr(self.scaler, "_scale", None)
+        scale = scale_tensor(self.scaler)
         return as_factor(self.scaler.get_scale() if scale is None else scale, device)
 
     def seek_scaler(self) -> None:
@@ -168,7 +169,7 @@ class Run:
         given = {id(thing.scaler) for thing in things if type(thing) is Run}
         # type() instead of isinstance(), which would ask proxies for their class
         scalers = [thing for thing in things if issubclass(type(thing), GradScaler)]
-        used = [each for each in scalers if getattr(each, "_scale", None) is not None]
+        used = [each for each in scalers if scale_tensor(each) is not None]
         self.unknown_scaler = any(id(each) not in given and is_enabled(each) for each in used)
         tell(self.scaler_findings(), self.told)
 

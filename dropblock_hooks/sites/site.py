@@ -7,10 +7,19 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.compiler import is_compiling
 
-from .._torch import constant_when_traced, skip_functions
+from .._torch import (
+    FakeTensor,
+    constant_when_traced,
+    has_scale_tensor,
+    is_tracing,
+    is_transformed,
+    scale_tensor,
+    skip_functions,
+    transforming,
+    transforms_now,
+)
 from ..axes.facts import Facts
 from ..axes.reader import Reader
 from ..axes.view import CHANNELS_FIRST, View
@@ -31,7 +40,6 @@ from .run import Run, is_enabled
 
 NOT_DENSE = "the gradient is not dense: build the layer without sparse=True"
 Rates: TypeAlias = Mapping[str, Any]
-is_transformed = torch._C._functorch.is_functorch_wrapped_tensor
 
 
 class SiteError(ValueError):
@@ -114,7 +122,7 @@ class Site:
         self.scaled = bool(scaler) and is_enabled(scaler) and reads
         # whether compiled code has it in its graph; otherwise an operator there calls Python
         self.traced = self.regularizer.traced and len(self.regularizer.rates) <= MOST_RATES
-        if self.scaled and not hasattr(scaler, "_scale"):
+        if self.scaled and not has_scale_tensor(scaler):
             self.traced = False  # torch's own GradScaler has a tensor, which a graph can read
 
     def move(self, values: dict[str, float]) -> None:
@@ -156,8 +164,9 @@ class Site:
             if site.cells is None:  # equal blocks share compiled code, if all have tensors
                 site.take_place(board)
         self.take_place(board)
-        if self.scaled and getattr(self.run.scaler, "_scale", 0) is None:
-            self.run.scaler.scale(torch.zeros((), device=device))  # it makes the tensor now
+        scaler = self.run.scaler
+        if self.scaled and has_scale_tensor(scaler) and scale_tensor(scaler) is None:
+            scaler.scale(torch.zeros((), device=device))  # it makes the tensor now
 
     @constant_when_traced
     def use_observed(self, device: torch.device, channels: int, has_batches: bool) -> None:
@@ -295,7 +304,7 @@ class Site:
 
 def act(site: Site, x: Tensor, given: Any, training: bool, form: View | None = None) -> Tensor:
     """Return the regularized activation, or a copy whose gradient will be regularized."""
-    if torch._C._are_functorch_transforms_active() or torch._C._is_tracing():
+    if transforming() or is_tracing():
         refuse_tracing(site, training)
     if site.regularizer.samplewise and site.reader.auto and x.ndim:
         site.samples = x.shape[0]
@@ -425,17 +434,16 @@ def _update(site: Site, seen: Seen) -> int:
 
 def has_data(x: Any) -> bool:
     """Whether it is a tensor with numbers; one of a trace or a transform must not outlive that."""
-    traced = torch._C._are_functorch_transforms_active() or torch._C._is_tracing()
+    traced = transforming() or is_tracing()
     return isinstance(x, Tensor) and not (traced or x.is_meta or isinstance(x, FakeTensor))
 
 
 def refuse_tracing(site: Site, training: bool) -> None:
     traced: bool = torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]  # torch's
     exported = is_exporting() and site.regularizer.acts_on == "gradient"
-    transformed = torch._C._are_functorch_transforms_active()
+    transformed = transforming()
     if transformed and not is_compiling():  # torch.func.grad works in eager mode
-        stack = torch._C._functorch.get_interpreter_stack() or ()
-        transformed = not {each.key().name for each in stack} <= {"Grad", "Functionalize"}
+        transformed = not transforms_now() <= {"Grad", "Functionalize"}
     if site.is_on(training) and (traced or exported or transformed):
         raise site.error(
             "active regularizers can't be used in torch.jit.trace, torch.func.vmap, "

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
+from .._torch import do_not_compile
 from ..functional import foreach
 from ..functional.foreach import common_norm
 from ..quoting import add_note, kind_of, listed
@@ -100,7 +100,7 @@ def _before_step(
     return (args[0], evaluated, *args[2:]), kwargs
 
 
-@_disable_dynamo  # a compiled step runs this in eager mode
+@do_not_compile  # a compiled step runs this in eager mode
 @torch.no_grad()
 def _regularize(hooks: Sequence[Any], optimizer: Any) -> None:
     updated = _held(optimizer)
