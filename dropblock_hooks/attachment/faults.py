@@ -32,7 +32,7 @@ from ..checkpointing import NO_TASK, graph_task
 from ..findings import Finding, Kind, Severity, tell
 from ..observers.watchdog import Clock, Watchdog
 from ..selectors.wrappers import bare_type, find_module
-from ..sites.held import ParameterHook
+from ..sites.held import CURE_NO_OPTIMIZER, ParameterHook
 from ..sites.hooks import REPLACED, SiteHook
 from ..sites.run import Run, Window, windows, world_size
 from ..sites.site import Site
@@ -142,7 +142,7 @@ class ModelHook:
             window = replace(windows(run, self.hooks)[0], backward=False)
             tell(_idle(model, [hook for hook in self.hooks if hook.by_call], window), run.told)
             run.no_batch = find_no_batch([hook.site for hook in self.hooks], inputs)
-            tell(run.no_batch, run.told)
+            tell(run.no_batch + self._without_optimizer(), run.told)
         if self.every and run.ticker is None:
             self._count(model)
 
@@ -154,6 +154,16 @@ class ModelHook:
         clock.gap = None
         clock.plan(self.every, self.fewest)
         tell_alerts(self.run, self.hooks, alerts)  # which may raise an error
+
+    def _without_optimizer(self) -> list[Finding]:
+        """A finding if gradients are to be regularized at steps of an optimizer nobody gave."""
+        waiting = [hook for hook in self.parameters if hook.site.regularizer.accumulates]
+        if self.run.optimizers or not waiting or self.model is None:  # a copy gets its own later
+            return []
+        keys = tuple(hook.site.key for hook in waiting)
+        text = "it acts at the steps of the optimizer, and no optimizer is known in this forward"
+        kind, epoch = Kind.NO_OPTIMIZER, self.run.epoch
+        return [Finding(kind, Severity.WARNING, keys, text, CURE_NO_OPTIMIZER, epoch)]
 
     @constant_when_traced
     def _note_traced(self) -> None:

@@ -333,7 +333,7 @@ def drop_block2d(
 
     Args:
         input: floating-point tensor of the shape above. Its memory format is kept.
-        p: share of the elements to drop or distort, in [0, 1].
+        p: share of the elements to drop, in [0, 1].
         block_size: edge of the block, at least 1, or one for each spatial axis; clipped to the map.
         inplace: write the result into `input`.
         eps: smallest number of kept elements that the count ratio divides by.
@@ -424,6 +424,7 @@ def disout(
         >>> y = disout(torch.ones(2, 8, 14, 14), 0.2, 5)
 
     Args:
+        p: share of the elements to distort, in [0, 1].
         alpha: strength of the noise in standard deviations of the tensor, a number >= 0.
 
     Reference:

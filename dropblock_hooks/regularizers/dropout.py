@@ -27,7 +27,7 @@ class DropsShare:
     """Mix-in of regularizers that drop the share p on average.
 
     Args:
-        p: expected share of the elements to drop or distort, a number in [0, 1] or a schedule.
+        p: expected share of the elements to drop, a number in [0, 1] or a schedule.
     """
 
     def expected_share(self, values: Mapping[str, float], map_size: MapSize) -> float | None:
@@ -58,7 +58,7 @@ class Dropout(_DropsUnits):
     Use it on the outputs of linear layers; on feature maps, use `Dropout2d` or `DropBlock2d`.
 
     Example:
-        >>> spec = {"fc": Dropout(0.2, active="always")}
+        >>> spec = {"fc": Dropout(0.2)}
     """
 
     p: Probability = 0.5
@@ -273,7 +273,7 @@ class DropBlock2d(_DropBlocks, Regularizer):
     map of 7×7, a block of 7 drops whole channels.
 
     Example:
-        >>> spec = {"layer[34].*": DropBlock2d(p=0.2, block_size=(3, 5), normalize="sample")}
+        >>> spec = {"layer[34].*": DropBlock2d(p=0.2, block_size=5)}
     """
 
     spatial: ClassVar[int] = 2
@@ -298,6 +298,9 @@ class Disout(_Blocks, Regularizer):
 
     Example:
         >>> spec = {"layer[34].*": Disout(p=0.2, block_size=5, alpha=0.5)}
+
+    Args:
+        p: expected share of the elements to distort, a number in [0, 1] or a schedule.
 
     Equation:
         ``y = x + m * alpha * std(x) * z`` with standard normal z; m is 1 in blocks, else 0.

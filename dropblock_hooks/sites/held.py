@@ -24,6 +24,10 @@ from .hooks import Fault, SiteHook, Turn
 from .run import Window
 from .site import Site, refuse_tracing, regularize_grad
 
+CURE_NO_OPTIMIZER = (
+    "Pass it, attach(..., optimizer=optimizer), or set attached.optimizer = optimizer"
+)
+
 
 class RetuneHook(SiteHook):
     """Sets the rate that a layer holds to 0, and drops in its place.
@@ -195,8 +199,7 @@ class ParameterHook(SiteHook):
             text += ": no known optimizer with the parameter made a step, or it had no gradient"
             cure = "Pass all optimizers: attached.optimizer = [first, second]"
             return Kind.NEVER_ACTIVE, text, cure
-        cure = "Pass it, attach(..., optimizer=optimizer), or set attached.optimizer = optimizer"
-        return Kind.NO_OPTIMIZER, f"{text}: the optimizer is not known", cure
+        return Kind.NO_OPTIMIZER, f"{text}: the optimizer is not known", CURE_NO_OPTIMIZER
 
     def held(self, module: nn.Module) -> Any:
         """The parameter that a module holds now; torch.nn.utils.prune renames it."""

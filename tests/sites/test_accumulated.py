@@ -334,11 +334,12 @@ def test_an_update_without_the_optimizer_is_told_once():
     model = net()
     attached = attach(model, {"param:**": ClampGrad(-1, 1, **ONCE)})
     optimizer = SGD(model.parameters(), lr=0.1)
-    training(model, optimizer, 2)
+    with pytest.warns(HookWarning, match="no optimizer is known in this forward") as caught:
+        training(model, optimizer, 2)  # the first forward tells
+    assert len(caught) == 1
     assert {f.kind for f in attached.verify()} == {"no_optimizer"}
     assert "attached.optimizer" in str(attached.verify()[0])
-    with pytest.warns(HookWarning):
-        attached.step()
+    attached.step()  # told before
     training(model, optimizer, 1)
     attached.step()  # told before
     attached.optimizer = optimizer
