@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,11 +36,13 @@ def changes_of(texts: Sequence[str]) -> dict[str, Any]:
     Raises:
         ValueError: if a text has no `=`.
     """
+    changes = {}
     for text in texts:
-        if "=" not in text:
+        field, equals, value = text.partition("=")
+        if not equals:
             raise ValueError(f"--set takes FIELD=VALUE, such as epochs=90, got {text!r}")
-    pairs = (text.partition("=") for text in texts)
-    return {name: yaml.safe_load(value) for name, _, value in pairs}
+        changes[field] = yaml.safe_load(value)
+    return changes
 
 
 def seeds_of(text: str | None) -> list[int] | None:
@@ -55,11 +57,15 @@ def seeds_of(text: str | None) -> list[int] | None:
     """
     if text is None:
         return None
-    parts = [part.partition("-") for part in text.split(",")]
+
+    seeds: list[int] = []
     try:
-        return [n for low, _, high in parts for n in range(int(low), int(high or low) + 1)]
+        for part in text.split(","):
+            first, _, last = part.partition("-")
+            seeds += range(int(first), int(last or first) + 1)
     except ValueError:
         raise ValueError(f"--seeds takes seeds such as 1-6 or 1,4, got {text!r}") from None
+    return seeds
 
 
 class Progress:
@@ -70,34 +76,48 @@ class Progress:
     """
 
     def __init__(self, names: Sequence[str]) -> None:
-        self.names, self.ended = names, set[int]()
+        self.names = names
+        self.ended: set[int] = set()
         self.console = Console(stderr=True)
-        columns = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-        text = TextColumn("{task.description}")
-        self.bar = Bar(text, *columns, console=self.console, disable=not self.console.is_terminal)
+        self.bar = Bar(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=self.console,
+            disable=not self.console.is_terminal,
+        )
         self.task = self.bar.add_task("runs", total=len(names))
 
     def __call__(self, folders: Sequence[RunFolder]) -> None:
         """Show the runs that have ended since the last call."""
         self.bar.start()
         for index, folder in enumerate(folders):
-            if index in self.ended or (status := folder.status) == "open":
+            if index in self.ended:
                 continue
+            status = folder.status
+            if status == "open":
+                continue
+
             self.ended.add(index)
             self.bar.update(self.task, completed=len(self.ended))
             if not self.console.is_terminal or status != "finished":
-                done = f"{len(self.ended)} of {len(folders)}"
-                line = f"{done}: {self.names[index]}, seed {folder.run.seed}: {status}"
-                self.console.print(f"{line}{_detail(folder)}", highlight=False, soft_wrap=True)
+                count = f"{len(self.ended)} of {len(folders)}"
+                run = f"{self.names[index]}, seed {folder.run.seed}"
+                line = f"{count}: {run}: {status}{_detail(folder)}"
+                self.console.print(line, highlight=False, soft_wrap=True)
+
         if len(self.ended) == len(folders):
             self.bar.stop()
 
 
 def _detail(folder: RunFolder) -> str:
+    """The scores of a run, or why it failed."""
     result = folder.result()
     scores = result.scores if result else {}
-    shown = ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
-    return f": {shown or folder.error()}" if shown or folder.error() else ""
+    listed = ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
+    detail = listed or folder.error()
+    return f": {detail}" if detail else ""
 
 
 def run_all_with(options: argparse.Namespace, study: Study) -> Callable[..., None]:
@@ -114,21 +134,44 @@ def run_all_with(options: argparse.Namespace, study: Study) -> Callable[..., Non
         for folder in folders:
             if folder.status in ("failed", "open"):
                 folder.forget_failure()
-        shown = Progress(names)
-        work = {"workers": options.workers, "tests": not options.search}
+
+        progress = Progress(names)
         try:
-            if options.ray:
-                imports = study.path.parent
-                launch_on_ray(
-                    folders, options.ray, options.jobs, imports, lambda: shown(folders), **work
-                )
-            else:
-                jobs = min(options.jobs or default_jobs(folders[0].run.threads), len(folders))
-                launch(folders, jobs, lambda: shown(folders), **work)
+            _launch(options, study, folders, lambda: progress(folders))
         finally:
-            shown.bar.stop()
+            progress.bar.stop()
 
     return run_all
+
+
+def _launch(
+    options: argparse.Namespace,
+    study: Study,
+    folders: Sequence[RunFolder],
+    on_progress: Callable[[], None],
+) -> None:
+    """Train runs until all are settled, on Ray or on this machine."""
+    score_tests = not options.search
+    if options.ray:
+        launch_on_ray(
+            folders,
+            address=options.ray,
+            jobs=options.jobs,
+            imports=study.path.parent,
+            on_progress=on_progress,
+            workers=options.workers,
+            tests=score_tests,
+        )
+        return
+
+    jobs = options.jobs or default_jobs(folders[0].run.threads)
+    launch(
+        folders,
+        jobs=min(jobs, len(folders)),
+        on_progress=on_progress,
+        workers=options.workers,
+        tests=score_tests,
+    )
 
 
 SOURCE = "source.txt"
@@ -141,11 +184,13 @@ def begin_report(study: Study, folder: Path) -> None:
         ValueError: if the folder has the report of another study file.
     """
     note = folder / SOURCE
-    other = Path(note.read_text(encoding="utf-8")) if note.exists() else study.path
-    if other != study.path and other.exists():
-        raise ValueError(
-            f"{folder} has the report of {other}: rename {study.path}, or give another --out"
-        )
+    if note.exists():
+        other = Path(note.read_text(encoding="utf-8"))
+        if other != study.path and other.exists():
+            raise ValueError(
+                f"{folder} has the report of {other}: rename {study.path}, or give another --out"
+            )
+
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(note, str(study.path).encode())
     write_whole(folder / "study.yaml", settings_of(study).encode())
@@ -154,7 +199,9 @@ def begin_report(study: Study, folder: Path) -> None:
 def imports_of(folder: Path) -> Path:
     """The folder of the study file of a report, where its own factories are."""
     note = folder / SOURCE
-    return Path(note.read_text(encoding="utf-8")).parent if note.exists() else Path.cwd()
+    if not note.exists():
+        return Path.cwd()
+    return Path(note.read_text(encoding="utf-8")).parent
 
 
 def report(study: Study, folder: Path, pool: Path) -> int:
@@ -169,41 +216,59 @@ def show(path: Path, frame: pd.DataFrame) -> int:
     """Print a report up to its settings, and its path; return 0, or 3 where runs are missing."""
     text = path.read_text(encoding="utf-8").partition("## Settings")[0]
     lines = [line for line in text.splitlines() if not line.startswith("![")]
-    console = Console(width=None if sys.stdout.isatty() else 150)
-    console.print(Markdown("\n".join(lines)))
+
+    width = None if sys.stdout.isatty() else 150
+    Console(width=width).print(Markdown("\n".join(lines)))
     print(path)
-    return 0 if (frame["status"] == "finished").all() else 3
+
+    complete = (frame["status"] == "finished").all()
+    return 0 if complete else 3
 
 
 def mixed_versions(folders: Sequence[tuple[str, RunFolder]]) -> str:
     """A warning where runs were made with different versions or devices, otherwise nothing."""
-    last = pd.DataFrame([attempt for _, each in folders for attempt in each.attempts()[-1:]])
-    versions = last.drop(columns=["epochs", "began", "host"], errors="ignore")
-    mixed = [
-        f"{name} {', '.join(sorted(column.dropna().unique()))}"
-        for name, column in versions.items()
-        if column.nunique() > 1
-    ]
-    return f"**Versions or devices of the runs differ:** {'; '.join(mixed)}." if mixed else ""
+    notes: list[dict[str, Any]] = []
+    for _, folder in folders:
+        notes += folder.attempts()[-1:]
+    versions = pd.DataFrame(notes).drop(columns=["epochs", "began", "host"], errors="ignore")
+
+    mixed = []
+    for name, column in versions.items():
+        if column.nunique() > 1:
+            listed = ", ".join(sorted(column.dropna().unique()))
+            mixed.append(f"{name} {listed}")
+    if not mixed:
+        return ""
+    return f"**Versions or devices of the runs differ:** {'; '.join(mixed)}."
 
 
-def searched(study: Study, found: Sequence[Found], folder: Path) -> str:
+def searched(study: Study, results: Sequence[Found], folder: Path) -> str:
     """Write the choices of a search beside the study, and all candidates into a folder.
 
     Returns:
         What to print.
     """
-    chosen: Mapping[str, Any] = {each.condition: each.best for each in found if each.best}
+    target = study.path.with_name(f"{study.name}.chosen.yaml")
+    write_whole(target, _choices(study, results).encode())
+
+    tables = [result.table.assign(condition=result.condition) for result in results if result.runs]
+    if tables:
+        write_whole(folder / "search.csv", pd.concat(tables).to_csv(index=False).encode())
+
+    texts = []
+    for result in results:
+        table = result.table.to_string(index=False)
+        texts.append(f"{result.condition}: {result.sentence}\n{table}")
+    return "\n\n".join([*texts, f"{target}"])
+
+
+def _choices(study: Study, results: Sequence[Found]) -> str:
+    """The best values of each condition as YAML, with the runs and sentences as comments."""
     lines = [
         f"# The choices of a search, by the validation set. {study.path.name} reads this file."
     ]
-    lines += [f"# {each.condition}: {each.runs} runs; {each.sentence}" for each in found]
-    text = "\n".join(lines) + "\n" + yaml.safe_dump(chosen, sort_keys=False, allow_unicode=True)
-    target = study.path.with_name(f"{study.name}.chosen.yaml")
-    write_whole(target, text.encode())
-    if rows := [each.table.assign(condition=each.condition) for each in found if each.runs]:
-        write_whole(folder / "search.csv", pd.concat(rows).to_csv(index=False).encode())
-    tables = [
-        f"{each.condition}: {each.sentence}\n{each.table.to_string(index=False)}" for each in found
-    ]
-    return "\n\n".join([*tables, f"{target}"])
+    lines += [f"# {result.condition}: {result.runs} runs; {result.sentence}" for result in results]
+    comments = "\n".join(lines)
+
+    best = {result.condition: result.best for result in results if result.best}
+    return f"{comments}\n{yaml.safe_dump(best, sort_keys=False, allow_unicode=True)}"

@@ -26,6 +26,7 @@ from experiments.runs import RunFolder
 from experiments.train import train
 
 WAIT = 1.0  # seconds between two looks at runs that others work on
+POLL = 0.2  # seconds between two looks at the workers
 UNWRITABLE = 74  # exit status of a worker that can't write
 NO_ROOM = (errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EFBIG)  # with these, no run can go on
 IDLE = 3  # workers that die before they begin a run
@@ -50,94 +51,153 @@ def work(
         leave: asked between runs and epochs; true ends the worker.
     """
     while not leave():
-        left = [folder for folder in folders if folder.status == "open"]
-        if not left:
+        remaining = [folder for folder in folders if folder.status == "open"]
+        if not remaining:
             return
-        if not any(_attempt(folder, workers, tests, leave) for folder in left):
+        if not any(_attempt(folder, workers, tests, leave) for folder in remaining):
             time.sleep(WAIT)  # others work on all that is left
 
 
 def _attempt(folder: RunFolder, workers: int, tests: bool, leave: Callable[[], bool]) -> bool:
-    """Train a run, if nobody else works on it and it is still open."""
+    """Train a run, if nobody else works on it and it is still open.
+
+    Returns:
+        Whether to look for the next run at once: false where another worker has the run.
+    """
     if leave():
         return True
     with folder.claim() as mine:
-        if not mine or folder.status != "open" or not folder.begin():
-            return mine
+        if mine and folder.status == "open" and folder.begin():
+            _train(folder, workers, tests, leave)
+        return mine
 
-        def on_epoch(row: dict[str, Any]) -> None:
-            folder.note_epoch(row)
-            if leave():
-                raise SystemExit(1)
 
-        try:
-            result = train(folder.run, folder.path, on_epoch, workers, tests)
-        except OSError as error:
-            if error.errno in NO_ROOM:
-                raise
-            folder.fail(error)
-        except Exception as error:  # one run that fails must not stop the others
-            folder.fail(error)
-        else:
-            folder.finish(result)
-        return True
+def _train(folder: RunFolder, workers: int, tests: bool, leave: Callable[[], bool]) -> None:
+    """Train a run, and write its result or its failure. The lock must be held."""
+
+    def on_epoch(row: dict[str, Any]) -> None:
+        folder.note_epoch(row)
+        if leave():
+            raise SystemExit(1)
+
+    try:
+        result = train(folder.run, folder.path, on_epoch, workers, tests)
+    except OSError as error:
+        if error.errno in NO_ROOM:
+            raise
+        folder.fail(error)
+    except Exception as error:  # one run that fails must not stop the others
+        folder.fail(error)
+    else:
+        folder.finish(result)
+
+
+def _any_open(folders: Sequence[RunFolder]) -> bool:
+    """Whether a run is not settled."""
+    return any(folder.status == "open" for folder in folders)
 
 
 def launch(
-    folders: Sequence[RunFolder], jobs: int, told: Callable[[], None], **options: Any
+    folders: Sequence[RunFolder],
+    jobs: int,
+    on_progress: Callable[[], None],
+    workers: int = 0,
+    tests: bool = True,
 ) -> None:
     """Start workers on this machine, and start again those that die, until all runs are settled.
 
     Args:
         folders: of the runs.
         jobs: how many workers.
-        told: called now and then, to show the progress.
-        options: of `work`.
+        on_progress: called now and then, to show the progress.
+        workers: processes that load items, for each worker.
+        tests: whether the tests are scored.
 
     Raises:
         LaunchError: if workers die before they begin a run.
     """
-    context = multiprocessing.get_context("spawn")
-    started: list[SpawnProcess] = []
-    begun = useless = 0
+    crew = _Crew(folders, jobs, workers, tests)
     try:
-        while any(folder.status == "open" for folder in folders):
-            told()
-            died = [one for one in started if one.exitcode not in (None, 0)]
-            if any(one.exitcode == UNWRITABLE for one in died):
-                raise LaunchError(f"no run can be written to {folders[0].path.parent}: see above")
-            if died:
-                before, begun = begun, sum(len(folder.attempts()) for folder in folders)
-                useless = 0 if begun > before else useless + len(died)
-            if useless >= IDLE * jobs:
-                raise LaunchError("workers die before they begin a run: read their output above")
-            started = [one for one in started if one.exitcode is None]
-            while len(started) < jobs:
-                one = context.Process(target=_worker, args=(folders, len(started), options))
-                one.start()
-                started.append(one)
-            time.sleep(0.2)
+        while _any_open(folders):
+            on_progress()
+            crew.check()
+            crew.fill()
+            time.sleep(POLL)
     finally:
-        for one in started:
-            one.terminate()
-        for one in started:
-            one.join()
-    told()
+        crew.stop()
+    on_progress()
 
 
-def _worker(folders: Sequence[RunFolder], slot: int, options: dict[str, Any]) -> None:
+class _Crew:
+    """The workers of a launcher."""
+
+    def __init__(self, folders: Sequence[RunFolder], jobs: int, workers: int, tests: bool) -> None:
+        self.folders = folders
+        self.jobs = jobs
+        self.workers = workers
+        self.tests = tests
+        self.context = multiprocessing.get_context("spawn")
+        self.processes: list[SpawnProcess] = []
+        self.begins = 0  # of all runs, when a worker died last
+        self.useless = 0  # workers that died since a run was begun
+
+    def check(self) -> None:
+        """Stop the study if no run can be written, or if workers die again and again."""
+        died = [process for process in self.processes if process.exitcode not in (None, 0)]
+        if any(process.exitcode == UNWRITABLE for process in died):
+            pool = self.folders[0].path.parent
+            raise LaunchError(f"no run can be written to {pool}: see above")
+        if not died:
+            return
+
+        begins = sum(len(folder.attempts()) for folder in self.folders)
+        self.useless += len(died)
+        if begins > self.begins:
+            self.useless = 0
+        self.begins = begins
+        if self.useless >= IDLE * self.jobs:
+            raise LaunchError("workers die before they begin a run: read their output above")
+
+    def fill(self) -> None:
+        """Start workers in place of those that have ended."""
+        self.processes = [process for process in self.processes if process.exitcode is None]
+        while len(self.processes) < self.jobs:
+            slot = len(self.processes)
+            arguments = (self.folders, slot, self.workers, self.tests)
+            process = self.context.Process(target=_worker, args=arguments)
+            process.start()
+            self.processes.append(process)
+
+    def stop(self) -> None:
+        """End all workers."""
+        for process in self.processes:
+            process.terminate()
+        for process in self.processes:
+            process.join()
+
+
+def _worker(folders: Sequence[RunFolder], slot: int, workers: int, tests: bool) -> None:
     """Work in a process of its own, until the launcher is gone."""
     launcher = multiprocessing.parent_process()
     assert launcher is not None
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher ends its workers
-    if (count := torch.cuda.device_count()) > 1:  # each worker sees one GPU
-        shown = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))
-        os.environ["CUDA_VISIBLE_DEVICES"] = shown.split(",")[slot % count]
+    _see_one_gpu(slot)
+
     try:
-        work(folders, leave=lambda: os.getppid() != launcher.pid, **options)
+        work(folders, workers, tests, leave=lambda: os.getppid() != launcher.pid)
     except OSError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(UNWRITABLE)
+
+
+def _see_one_gpu(slot: int) -> None:
+    """Hide all GPUs from this process but one, where the machine has several."""
+    count = torch.cuda.device_count()
+    if count < 2:
+        return
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    devices = visible.split(",") if visible else [str(index) for index in range(count)]
+    os.environ["CUDA_VISIBLE_DEVICES"] = devices[slot % count]
 
 
 def launch_on_ray(
@@ -145,8 +205,9 @@ def launch_on_ray(
     address: str,
     jobs: int | None,
     imports: Path,
-    told: Callable[[], None],
-    **options: Any,
+    on_progress: Callable[[], None],
+    workers: int = 0,
+    tests: bool = True,
 ) -> None:
     """Work on the runs in Ray tasks. The folder of the runs must be on a disk that all nodes share.
 
@@ -157,56 +218,84 @@ def launch_on_ray(
         address: HOST:PORT of a cluster, or "local" to start one on this machine.
         jobs: tasks at once; None takes one for each CPU that a run needs.
         imports: folder of the study, which holds its factories.
-        told: called now and then, to show the progress.
-        options: of `work`.
+        on_progress: called now and then, to show the progress.
+        workers: processes that load items, for each task.
+        tests: whether the tests are scored.
 
     Raises:
         LaunchError: if nobody answers at the address, or tasks end and runs are still open.
     """
     import ray
 
-    if address != "local":
-        _check_answers(address)
-    root = str(Path(__file__).parents[1])
-    paths = os.pathsep.join([root, str(imports), os.environ.get("PYTHONPATH", "")])
-    environment = {"env_vars": {"PYTHONPATH": paths}}
-    where = {} if address == "local" else {"address": address}
+    _connect(address, imports)
     try:
-        ray.init(**where, runtime_env=environment, log_to_driver=False, include_dashboard=False)
-    except Exception as error:  # Ray has many kinds
-        hint = "a cluster with tokens needs RAY_AUTH_MODE=token and its RAY_AUTH_TOKEN"
-        raise LaunchError(f"Ray at {address}: {error} ({hint})") from error
-    try:
-        threads, gpus = folders[0].run.threads, ray.cluster_resources().get("GPU", 0)
-        count = jobs or max(1, int(ray.cluster_resources().get("CPU", 1) // threads))
-        task = ray.remote(num_cpus=threads, num_gpus=1 if gpus else 0, max_retries=3)(work)
-        left = [task.remote(list(folders), **options) for _ in range(min(count, len(folders)))]
-        while left:
-            done, left = ray.wait(left, timeout=1.0)
-            told()
-            for one in done:
-                try:
-                    ray.get(one)
-                except ray.exceptions.WorkerCrashedError:
-                    if any(folder.status == "open" for folder in folders):
-                        left.append(task.remote(list(folders), **options))
+        threads = folders[0].run.threads
+        resources = ray.cluster_resources()
+        if jobs is None:
+            jobs = max(1, int(resources.get("CPU", 1) // threads))
+
+        gpus = 1 if resources.get("GPU", 0) else 0
+        task = ray.remote(num_cpus=threads, num_gpus=gpus, max_retries=3)(work)
+        count = min(jobs, len(folders))
+        _run_tasks(lambda: task.remote(list(folders), workers, tests), count, folders, on_progress)
     except ray.exceptions.RayError as error:
         raise LaunchError(f"Ray at {address}: {error}") from error
     finally:
         ray.shutdown()
-    told()
-    if any(folder.status == "open" for folder in folders):
+
+    on_progress()
+    if _any_open(folders):
         raise LaunchError(
             f"all Ray tasks ended, and runs are still open: is {folders[0].path.parent} on a disk "
             "that all nodes share?"
         )
 
 
+def _connect(address: str, imports: Path) -> None:
+    """Connect to a Ray cluster whose tasks can import the experiments and the study's factories."""
+    import ray
+
+    where = {}
+    if address != "local":
+        _check_answers(address)
+        where["address"] = address
+
+    root = str(Path(__file__).parents[1])
+    paths = [root, str(imports), os.environ.get("PYTHONPATH", "")]
+    environment = {"env_vars": {"PYTHONPATH": os.pathsep.join(paths)}}
+    try:
+        ray.init(**where, runtime_env=environment, log_to_driver=False, include_dashboard=False)
+    except Exception as error:  # Ray has many kinds
+        hint = "a cluster with tokens needs RAY_AUTH_MODE=token and its RAY_AUTH_TOKEN"
+        raise LaunchError(f"Ray at {address}: {error} ({hint})") from error
+
+
+def _run_tasks(
+    start: Callable[[], Any],
+    count: int,
+    folders: Sequence[RunFolder],
+    on_progress: Callable[[], None],
+) -> None:
+    """Start so many Ray tasks, and start again those whose process dies, until all have ended."""
+    import ray
+
+    running = [start() for _ in range(count)]
+    while running:
+        ended, running = ray.wait(running, timeout=1.0)
+        on_progress()
+        for task in ended:
+            try:
+                ray.get(task)
+            except ray.exceptions.WorkerCrashedError:
+                if _any_open(folders):
+                    running.append(start())
+
+
 def _check_answers(address: str) -> None:
     """Refuse an address where nobody answers, before Ray waits for a minute."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
     if address == "auto":
         return
+    host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
         with socket.create_connection((host, int(port)), timeout=5):
             pass
@@ -219,5 +308,11 @@ def _check_answers(address: str) -> None:
 
 def default_jobs(threads: int) -> int:
     """One worker for each GPU; without a GPU, one for each CPU that a run needs."""
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return torch.cuda.device_count() or max(1, cpus // threads)
+    gpus = torch.cuda.device_count()
+    if gpus:
+        return gpus
+
+    cpus = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        cpus = len(os.sched_getaffinity(0))
+    return max(1, cpus // threads)

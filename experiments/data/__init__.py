@@ -22,7 +22,7 @@ RESERVED = (
     "train_loss", "nominal", "realized", "seconds", "error",
 )  # fmt: skip
 """Columns of runs.csv that no test can have as its name."""
-_AT_MOST = 100_000
+_AT_MOST = 100_000  # targets that are read to count classes
 
 
 @dataclass(frozen=True)
@@ -50,13 +50,15 @@ class Tensors(Dataset[tuple[Tensor, Tensor]]):
     """
 
     def __init__(self, inputs: Tensor, targets: Tensor) -> None:
-        self.inputs, self.targets = inputs, targets
+        self.inputs = inputs
+        self.targets = targets
 
     def __len__(self) -> int:
         return len(self.targets)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        return self.batch([index])[0][0], self.targets[index]
+        inputs, targets = self.batch([index])
+        return inputs[0], targets[0]
 
     def batch(self, indices: list[int]) -> tuple[Tensor, Tensor]:
         """The items with these numbers."""
@@ -72,30 +74,53 @@ def load_data(run: Run) -> Data:
     Raises:
         FactoryError: if the factory fails, or its result can't be trained on.
     """
-    made = call(run.data, run.data_args, seed=run.seed)
-    if isinstance(made, tuple) and 2 <= len(made) <= 3:
-        tests = made[1] if isinstance(made[1], Mapping) else {"test": made[1]}
-        made = Data(made[0], tests, *made[2:])
-    if not isinstance(made, Data):
+    data = _as_data(run.data, call(run.data, run.data_args, seed=run.seed))
+    _check_sets(run.data, data)
+    _check_tests(run.data, data.tests)
+
+    if data.classes is None:
+        data = replace(data, classes=_count_classes(data.train))
+    if data.classes is not None and data.classes < 2:
+        raise FactoryError(f"{run.data!r} has {data.classes} class: there is nothing to tell apart")
+    return data
+
+
+def _as_data(factory: str, result: Any) -> Data:
+    """What a factory returned as a Data; a tuple has a training set, tests and a validation set."""
+    if isinstance(result, Data):
+        return result
+    if not isinstance(result, tuple) or len(result) not in (2, 3):
         raise FactoryError(
-            f"{run.data!r} must return a Data, or a tuple (train, tests, validation), got "
-            f"{type(made).__name__}"
+            f"{factory!r} must return a Data, or a tuple (train, tests, validation), got "
+            f"{type(result).__name__}"
         )
-    sets = {"train": made.train, **made.tests, "validation": made.validation}
-    for name, one in sets.items():
-        if one is not None and not (hasattr(one, "__len__") and hasattr(one, "__getitem__")):
-            raise FactoryError(f"{run.data!r}: {name} needs a length and items by number")
-        if one is not None and not len(one):  # type: ignore[arg-type]
-            raise FactoryError(f"{run.data!r}: {name} is empty")
-    if taken := [name for name in made.tests if name in (*RESERVED, "validation")]:
-        raise FactoryError(f"{run.data!r}: a test can't have the name {taken[0]!r}")
-    if not made.tests:
-        raise FactoryError(f"{run.data!r}: tests must hold at least one data set")
-    if made.classes is None:
-        made = replace(made, classes=_count_classes(made.train))
-    if made.classes is not None and made.classes < 2:
-        raise FactoryError(f"{run.data!r} has {made.classes} class: there is nothing to tell apart")
-    return made
+
+    train, tests, *validation = result
+    if not isinstance(tests, Mapping):
+        tests = {"test": tests}
+    return Data(train, tests, *validation)
+
+
+def _check_sets(factory: str, data: Data) -> None:
+    """Refuse a data set without a length, without items by number, or without items."""
+    sets = {"train": data.train, **data.tests}
+    if data.validation is not None:
+        sets["validation"] = data.validation
+
+    for name, dataset in sets.items():
+        if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+            raise FactoryError(f"{factory!r}: {name} needs a length and items by number")
+        if len(dataset) == 0:
+            raise FactoryError(f"{factory!r}: {name} is empty")
+
+
+def _check_tests(factory: str, tests: Mapping[str, Any]) -> None:
+    """Refuse no tests, and tests that have the name of another column."""
+    for name in tests:
+        if name in (*RESERVED, "validation"):
+            raise FactoryError(f"{factory!r}: a test can't have the name {name!r}")
+    if not tests:
+        raise FactoryError(f"{factory!r}: tests must hold at least one data set")
 
 
 def _count_classes(train: Any) -> int | None:
@@ -103,11 +128,16 @@ def _count_classes(train: Any) -> int | None:
     names = getattr(train, "classes", None)
     if names is not None:
         return len(names)
+
     first = torch.as_tensor(train[0][1])
     if first.ndim or first.is_floating_point() or first.is_complex():
         return None
+
     targets = getattr(train, "targets", None)
     if targets is None:
-        targets = [int(train[index][1]) for index in range(min(len(train), _AT_MOST))]
-    found = torch.as_tensor(targets)
-    return 1 if len(found.unique()) == 1 else int(found.max()) + 1
+        count = min(len(train), _AT_MOST)
+        targets = [int(train[index][1]) for index in range(count)]
+    numbers = torch.as_tensor(targets)
+    if len(numbers.unique()) == 1:
+        return 1
+    return int(numbers.max()) + 1
