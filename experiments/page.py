@@ -5,7 +5,7 @@ python -m experiments.page      # writes them anew from experiments/results
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pandas as pd
@@ -13,90 +13,133 @@ import pandas as pd
 from experiments.plots import COLORS, forest, save
 from experiments.report import cell, difference_table, insert, read_report
 from experiments.stats import compare
+from experiments.study import Study
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "experiments/results"
 NETWORKS = {"main-resnet": "ResNet", "main-inception": "InceptionNeXt"}
-STUDIES = {name: read_report(RESULTS / name)[:2] for name in (*NETWORKS, "how")}
-COMPARED = {name: compare(frame, study) for name, (study, frame) in STUDIES.items()}
 PAGES = {
-    ROOT / "experiments/README.md": None,
+    ROOT / "experiments/README.md": None,  # all parts
     ROOT / "README.md": ("verdict", "nothing", "against"),
 }
 
 
+@cache
+def _report(name: str) -> tuple[Study, pd.DataFrame]:
+    """The study of a report, and its runs."""
+    study, frame, _ = read_report(RESULTS / name)
+    return study, frame
+
+
+@cache
+def _compared(name: str) -> pd.DataFrame:
+    """The comparisons of a report."""
+    study, frame = _report(name)
+    return compare(frame, study)
+
+
 def blocks() -> dict[str, str]:
     """The text of each generated part, by name."""
-    both, how = of_both(), COMPARED["how"]
+    both = of_both()
     against_none = both[both["primary"] & (both["b"] == "none")]
-    studies = {**NETWORKS, "how": "schedules and blocks"}
+    verdicts = []
+    for regularizer in ("DropBlock2d", "Dropout2d", "DropPath"):
+        rows = against_none[against_none["a"].str.endswith(regularizer)]
+        verdicts.append(f"{regularizer}: {_words(rows)}")
+
+    how = _compared("how")
+    of_how = how[how["primary"]]
+    is_size = of_how["a"].str.startswith("block")
+
+    titles = {**NETWORKS, "how": "schedules and blocks"}
+    certainties = [f"{title}: {_certainty(name)}" for name, title in titles.items()]
+
+    _, frame_of_how = _report("how")
     return {
-        "verdict": "; ".join(
-            f"{name}: {_words(against_none[against_none['a'].str.endswith(name)])}"
-            for name in ("DropBlock2d", "Dropout2d", "DropPath")
-        ),
-        "nothing": _of_each(_pair, "DropBlock2d", "none"),
-        "against": _of_each(_pair, "DropBlock2d", "Dropout2d"),
-        "rate": _of_each(_tried, "rate"),
-        "schedule": _words(how[how["primary"] & ~how["a"].str.startswith("block")]),
-        "size": _words(how[how["primary"] & how["a"].str.startswith("block")]),
-        "lr": _of_each(_tried, "lr"),
-        "baseline": _of_each(_baseline),
-        "sure": "; ".join(f"{title}: {_certainty(name)}" for name, title in studies.items()),
-        "table": f"\n\n{difference_table(both, STUDIES['how'][1])}\n\n",
+        "verdict": "; ".join(verdicts),
+        "nothing": _for_each({name: _pair(name, "DropBlock2d", "none") for name in NETWORKS}),
+        "against": _for_each({name: _pair(name, "DropBlock2d", "Dropout2d") for name in NETWORKS}),
+        "rate": _for_each({name: _rates(name) for name in NETWORKS}),
+        "schedule": _words(of_how[~is_size]),
+        "size": _words(of_how[is_size]),
+        "lr": _for_each({name: _learning_rates(name) for name in NETWORKS}),
+        "baseline": _for_each({name: _baseline(name) for name in NETWORKS}),
+        "sure": "; ".join(certainties),
+        "table": f"\n\n{difference_table(both, frame_of_how)}\n\n",
     }
 
 
 def of_both() -> pd.DataFrame:
     """The comparisons of both networks, one below the other."""
-    tables = ((network, COMPARED[name]) for name, network in NETWORKS.items())
-    return pd.concat(table.assign(a=f"{network}: " + table["a"]) for network, table in tables)
+    tables = []
+    for name, network in NETWORKS.items():
+        table = _compared(name)
+        tables.append(table.assign(a=f"{network}: " + table["a"]))
+    return pd.concat(tables)
 
 
 def _words(rows: pd.DataFrame) -> str:
     """How many comparisons have each verdict."""
-    counts = {word: (rows["word"] == word).sum() for word in COLORS}
-    return ", ".join(f"{count} {word}" for word, count in counts.items() if count)
+    counts = rows["word"].value_counts()
+    return ", ".join(f"{counts[word]} {word}" for word in COLORS if word in counts)
 
 
-def _of_each(text: Callable[..., str], *args: str) -> str:
-    """A text for each network."""
-    return "; ".join(f"{network}: {text(name, *args)}" for name, network in NETWORKS.items())
+def _for_each(texts: dict[str, str]) -> str:
+    """The text of each network, behind its name."""
+    return "; ".join(f"{NETWORKS[name]}: {text}" for name, text in texts.items())
 
 
 def _pair(name: str, a: str, b: str) -> str:
     """Differences on primary tests, such as `clean +0.29 [-0.16, +0.73] same`."""
-    rows = COMPARED[name].query("primary and a == @a and b == @b")
+    rows = _compared(name).query("primary and a == @a and b == @b")
     return ", ".join(f"{row['test']} {cell(row)} {row['word']}" for _, row in rows.iterrows())
 
 
 def _baseline(name: str) -> str:
-    means = STUDIES[name][1].query("condition == 'none'")[["clean", "occluded"]].mean()
-    return ", ".join(f"{test} {mean:.1%}" for test, mean in means.items())
+    """The accuracy without a regularizer on the primary tests."""
+    _, frame = _report(name)
+    runs = frame[frame["condition"] == "none"]
+    return ", ".join(f"{test} {runs[test].mean():.1%}" for test in ("clean", "occluded"))
 
 
-def _tried(name: str, field: str) -> str:
-    """What the searches for DropBlock2d found on the validation set, by rate or learning rate."""
-    tables = (pd.read_csv(RESULTS / name / f"{each}.csv") for each in ("rates", "lrs"))
-    rates, lrs = (table.query("condition == 'DropBlock2d'") for table in tables)
-    used = rates.head(1).assign(lr=STUDIES[name][0].conditions["none"].lr)
-    found = rates if field == "rate" else pd.concat([used, lrs])
-    return ", ".join(f"{row[field]:g} ({row['mean']:.1%})" for row in found.to_dict("records"))
+def _rates(name: str) -> str:
+    """The rates that the search for DropBlock2d tried, with their validation accuracy."""
+    return _tried(_searched(name, "rates"), "rate")
+
+
+def _learning_rates(name: str) -> str:
+    """The learning rate of the study, and those that were tried besides, at the best rate."""
+    study, _ = _report(name)
+    used = _searched(name, "rates").head(1).assign(lr=study.conditions["none"].lr)
+    return _tried(pd.concat([used, _searched(name, "lrs")]), "lr")
+
+
+def _searched(name: str, table: str) -> pd.DataFrame:
+    """The candidates of a search for DropBlock2d, the best first."""
+    return pd.read_csv(RESULTS / name / f"{table}.csv").query("condition == 'DropBlock2d'")
+
+
+def _tried(candidates: pd.DataFrame, field: str) -> str:
+    """The values of a field, with their validation accuracy."""
+    rows = candidates.to_dict("records")
+    return ", ".join(f"{row[field]:g} ({row['mean']:.1%})" for row in rows)
 
 
 def _certainty(name: str) -> str:
-    rows = COMPARED[name].query("primary and test == 'occluded'")
+    """The number of seeds, and half the width of the intervals on occluded images."""
+    rows = _compared(name).query("primary and test == 'occluded'")
     halves = (rows["high"] - rows["low"]) / 2
     return f"{rows['n'].min()} seeds, ±{halves.min():.0f} to {halves.max():.0f} points"
 
 
 def pages() -> dict[Path, str]:
     """Each page as it should be."""
-    made = blocks()
-    return {
-        path: insert(path.read_text(encoding="utf-8"), {name: made[name] for name in names or made})
-        for path, names in PAGES.items()
-    }
+    texts = blocks()
+    made = {}
+    for path, names in PAGES.items():
+        of_page = texts if names is None else {name: texts[name] for name in names}
+        made[path] = insert(path.read_text(encoding="utf-8"), of_page)
+    return made
 
 
 if __name__ == "__main__":

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 COLORS = {"better": "C2", "worse": "C3", "same": "C0", "open": "0.5"}
@@ -18,27 +20,40 @@ def forest(compared: pd.DataFrame, unit: str = "points") -> Figure:
         unit: of the differences.
     """
     tests = list(dict.fromkeys(compared["test"]))
-    labels = list(dict.fromkeys(compared["a"] + " − " + compared["b"]))
-    size = (2.2 + 2.4 * len(tests), 1.2 + 0.34 * len(labels))
-    figure = Figure(figsize=size, layout="constrained")
-    axes = figure.subplots(1, len(tests), squeeze=False, sharey=True)[0]
-    for ax, test in zip(axes, tests, strict=True):
-        rows = compared[compared["test"] == test]
-        ax.axvline(0, color="0.3", lw=0.8)
-        margin = rows["margin"].max()
-        if margin == margin:
-            ax.axvspan(-margin, margin, color="0.92", zorder=0)
-        for row in rows.itertuples():
-            y, color = labels.index(f"{row.a} − {row.b}"), COLORS[row.word]
-            ax.plot([row.low, row.high], [y, y], color=color, lw=2)
-            ax.plot(
-                row.difference, y, "o", color=color, ms=5, mfc=color if row.primary else "white"
-            )
-        ax.set_title(test, fontsize=10)
-        ax.set_xlabel(unit, fontsize=9)
-        ax.set_yticks(range(len(labels)), labels, fontsize=8)
-    axes[0].set_ylim(len(labels) - 0.5, -0.5)
+    labels = list(dict.fromkeys(_labels_of(compared)))
+    width = 2.2 + 2.4 * len(tests)
+    height = 1.2 + 0.34 * len(labels)
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    columns = figure.subplots(1, len(tests), squeeze=False, sharey=True)[0]
+    for axes, test in zip(columns, tests, strict=True):
+        _draw_differences(axes, compared[compared["test"] == test], labels)
+        axes.set_title(test, fontsize=10)
+        axes.set_xlabel(unit, fontsize=9)
+        axes.set_yticks(range(len(labels)), labels, fontsize=8)
+
+    columns[0].set_ylim(len(labels) - 0.5, -0.5)
     return figure
+
+
+def _labels_of(compared: pd.DataFrame) -> pd.Series:
+    """A label such as `DropBlock2d − none` for each comparison."""
+    return compared["a"] + " − " + compared["b"]
+
+
+def _draw_differences(axes: Axes, rows: pd.DataFrame, labels: list[str]) -> None:
+    """Draw the intervals of one test; the place of a label is its height."""
+    axes.axvline(0, color="0.3", lw=0.8)
+    margin = rows["margin"].max()
+    if not math.isnan(margin):
+        axes.axvspan(-margin, margin, color="0.92", zorder=0)
+
+    heights = [labels.index(label) for label in _labels_of(rows)]
+    for y, row in zip(heights, rows.itertuples(), strict=True):
+        color = COLORS[row.word]
+        inside = color if row.primary else "white"
+        axes.plot([row.low, row.high], [y, y], color=color, lw=2)
+        axes.plot(row.difference, y, "o", color=color, ms=5, mfc=inside)
 
 
 def learning(epochs: pd.DataFrame) -> Figure:
@@ -48,15 +63,18 @@ def learning(epochs: pd.DataFrame) -> Figure:
         epochs: what `experiments.stats.epochs_of` returned.
     """
     figure = Figure(figsize=(8, 3), layout="constrained")
-    loss, rate = figure.subplots(1, 2)
+    losses, rates = figure.subplots(1, 2)
+    losses.set(yscale="log", title="training loss", xlabel="epoch")
+    rates.set(title="rate: realized, and nominal (dotted)", xlabel="epoch")
+
     for index, (name, rows) in enumerate(epochs.groupby("condition", sort=False)):
-        loss.plot(rows["epoch"], rows["loss"], color=f"C{index}", label=name)
+        color = f"C{index}"
+        losses.plot(rows["epoch"], rows["loss"], color=color, label=name)
         if rows["nominal"].notna().any():
-            rate.plot(rows["epoch"], rows["nominal"], color=f"C{index}", lw=1, ls=":")
-            rate.plot(rows["epoch"], rows["realized"], color=f"C{index}", label=name)
-    loss.set(yscale="log", title="training loss", xlabel="epoch")
-    rate.set(title="rate: realized, and nominal (dotted)", xlabel="epoch")
-    loss.legend(fontsize=8)
+            rates.plot(rows["epoch"], rows["nominal"], color=color, lw=1, ls=":")
+            rates.plot(rows["epoch"], rows["realized"], color=color, label=name)
+
+    losses.legend(fontsize=8)
     return figure
 
 

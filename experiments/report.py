@@ -14,8 +14,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,12 +35,19 @@ def read_report(folder: Path) -> tuple[Study, pd.DataFrame, pd.DataFrame]:
     Raises:
         OSError: if a file is missing.
     """
-    study = replace(read_study(folder / "study.yaml"), name=folder.resolve().name)
-    runs, epochs = folder / "runs.csv", folder / "epochs.csv"
+    study = read_study(folder / "study.yaml")
+    study = replace(study, name=folder.resolve().name)
+
     frame = pd.DataFrame(columns=["status"])
-    if runs.exists():
-        frame = pd.read_csv(runs, dtype={"error": str}).fillna({"error": ""})
-    return study, frame, pd.read_csv(epochs) if epochs.exists() else pd.DataFrame()
+    runs_path = folder / "runs.csv"
+    if runs_path.exists():
+        frame = pd.read_csv(runs_path, dtype={"error": str}).fillna({"error": ""})
+
+    epochs = pd.DataFrame()
+    epochs_path = folder / "epochs.csv"
+    if epochs_path.exists():
+        epochs = pd.read_csv(epochs_path)
+    return study, frame, epochs
 
 
 def write_report(
@@ -56,6 +64,7 @@ def write_report(
     """
     folder.mkdir(parents=True, exist_ok=True)
     compared = compare(frame, study) if tests_in(frame) else pd.DataFrame()
+
     pictures = []
     if len(compared) and compared["low"].notna().any():
         save(forest(compared, _unit(frame)), folder / "forest.png")
@@ -63,13 +72,15 @@ def write_report(
     if len(epochs):
         save(learning(epochs), folder / "learning.png")
         pictures.append("learning.png")
+
     files = {
         "study.yaml": settings_of(study),
         "runs.csv": frame.to_csv(index=False),
         "comparisons.csv": compared.to_csv(index=False),
-        **({"epochs.csv": epochs.to_csv(index=False)} if len(epochs) else {}),
         "report.md": make_report(study, frame, compared, pictures, notes),
     }
+    if len(epochs):
+        files["epochs.csv"] = epochs.to_csv(index=False)
     for name, text in files.items():
         write_whole(folder / name, text.encode())
     return folder / "report.md"
@@ -89,114 +100,177 @@ def make_report(
 ) -> str:
     """The report as Markdown."""
     parts = [f"# {study.name}"]
-    parts += [f"**Question.** {' '.join(study.file.question.split())}"] * bool(study.file.question)
-    parts += [*warnings(study, frame), *([notes] if notes else [])]
+    if study.file.question:
+        question = " ".join(study.file.question.split())
+        parts.append(f"**Question.** {question}")
+    parts += warnings(study, frame)
+    if notes:
+        parts.append(notes)
+
     if len(compared):
         parts += ["## Answer", *answer(compared, frame), difference_table(compared, frame)]
     if "forest.png" in pictures:
         parts += ["![differences](forest.png)", "Gray bands are margins. White dots: not primary."]
+
     parts += ["## Means", mean_table(study, frame)]
     if "learning.png" in pictures:
-        parts += ["![training](learning.png)"]
+        parts.append("![training](learning.png)")
     parts += ["## Settings", f"```yaml\n{settings_of(study)}```"]
     return "\n\n".join(parts) + "\n"
 
 
 def warnings(study: Study, frame: pd.DataFrame) -> list[str]:
     """The first lines of a report: unfinished, failed or diverged runs, and chance level."""
-    runs, finished = len(frame), int((frame["status"] == "finished").sum())
+    runs = len(frame)
+    finished = int((frame["status"] == "finished").sum())
     if runs == finished:
         lines = [f"{len(study.conditions)} conditions, {len(study.seeds)} seeds: {runs} runs."]
     else:
         lines = [
-            f"**Unfinished: {finished} of {runs} runs are finished.** Comparisons use these alone."
+            f"**Unfinished: {finished} of {runs} runs are finished.** Comparisons use these alone.",
+            *_failures(frame),
         ]
-        for row in frame[frame["status"].isin(["failed", "diverged"])].itertuples():
-            why = f": {row.error}" if isinstance(row.error, str) and row.error else ""
-            lines.append(f"- {row.condition}, seed {row.seed}: {row.status}{why}")
-    tests = tests_in(frame)
-    chance = frame["chance"].mean() if "chance" in frame else float("nan")
-    if tests:
-        sign = 1 if study.file.higher_is_better else -1
-        best = sign * (sign * frame.groupby("condition")[tests[0]].mean()).max()
-        if at_chance(best, chance, sign):
-            lines.append(
-                f"**All conditions are at chance level** on {tests[0]} ({best:.1%}; the most "
-                f"frequent class alone gives {chance:.1%}). Nothing can be compared."
-            )
+    lines += _chance_level(study, frame)
     return ["\n".join(lines)]
+
+
+def _failures(frame: pd.DataFrame) -> list[str]:
+    """A line for each run that failed or diverged, with the reason."""
+    lines = []
+    for row in frame[frame["status"].isin(["failed", "diverged"])].itertuples():
+        has_reason = isinstance(row.error, str) and row.error
+        reason = f": {row.error}" if has_reason else ""
+        lines.append(f"- {row.condition}, seed {row.seed}: {row.status}{reason}")
+    return lines
+
+
+def _chance_level(study: Study, frame: pd.DataFrame) -> list[str]:
+    """A warning if no condition is better than always the most frequent class."""
+    tests = tests_in(frame)
+    if not tests:
+        return []
+
+    first = tests[0]
+    chance = frame["chance"].mean() if "chance" in frame else float("nan")
+    means = frame.groupby("condition")[first].mean()
+    sign = 1 if study.file.higher_is_better else -1
+    best = means.max() if sign > 0 else means.min()
+    if not at_chance(best, chance, sign):
+        return []
+    return [
+        f"**All conditions are at chance level** on {first} ({best:.1%}; the most "
+        f"frequent class alone gives {chance:.1%}). Nothing can be compared."
+    ]
 
 
 def answer(compared: pd.DataFrame, frame: pd.DataFrame) -> list[str]:
     """One sentence for each primary comparison."""
     rows = compared[compared["primary"]]
     sentences = [f"- {sentence(row, frame)}" for _, row in rows.iterrows()]
-    count = len(rows)
+    comparisons = "1 primary comparison" if len(rows) == 1 else f"{len(rows)} primary comparisons"
     note = (
-        f"Intervals of the {count} primary comparison{'s' * (count != 1)} hold together with "
-        f"{LEVEL:.0%}. They are paired by seed."
+        f"Intervals of the {comparisons} hold together with {LEVEL:.0%}. They are paired by seed."
     )
     return ["\n".join(sentences), note]
 
 
 def sentence(row: pd.Series, frame: pd.DataFrame) -> str:
     """A comparison in one sentence."""
-    where, margin = f"on {row['test']}", f"{row['margin']:g} {_unit(frame)}"
-    margin = margin.removesuffix("s") if row["margin"] == 1 else margin
-    words = {
-        "better": f"{row['a']} is better than {row['b']} {where}",
-        "worse": f"{row['a']} is worse than {row['b']} {where}",
-        "same": f"{row['a']} is the same as {row['b']} within {margin} {where}",
-        "open": f"Open: {row['a']} against {row['b']} {where}",
+    unit = _unit(frame)
+    margin = f"{row['margin']:g} {unit}"
+    if row["margin"] == 1:
+        margin = margin.removesuffix("s")
+
+    a = row["a"]
+    b = row["b"]
+    where = f"on {row['test']}"
+    verdicts = {
+        "better": f"{a} is better than {b} {where}",
+        "worse": f"{a} is worse than {b} {where}",
+        "same": f"{a} is the same as {b} within {margin} {where}",
+        "open": f"Open: {a} against {b} {where}",
     }
-    return f"{words[row['word']]}: {cell(row)} {_unit(frame)}, n = {row['n']}."
+    return f"{verdicts[row['word']]}: {cell(row)} {unit}, n = {row['n']}."
 
 
 def cell(row: pd.Series) -> str:
     """A difference with its interval, such as `+0.28 [-0.12, +0.69]`."""
-    if row["low"] != row["low"]:
-        return "no interval" if row["n"] == 0 else f"{row['difference']:+.2f} (no interval)"
-    return f"{row['difference']:+.2f} [{row['low']:+.2f}, {row['high']:+.2f}]"
+    difference = f"{row['difference']:+.2f}"
+    if not math.isnan(row["low"]):
+        return f"{difference} [{row['low']:+.2f}, {row['high']:+.2f}]"
+    if row["n"] == 0:
+        return "no interval"
+    return f"{difference} (no interval)"
 
 
 def difference_table(compared: pd.DataFrame, frame: pd.DataFrame) -> str:
     """The comparisons as rows and the tests as columns; bold intervals leave out 0."""
     tests = list(dict.fromkeys(compared["test"]))
     primary = set(compared.loc[compared["primary"], "test"])
-    heads = [f"{test}{'' if test in primary else ' (not primary)'}" for test in tests]
-    lines = [f"| {_unit(frame)} | {' | '.join(heads)} |", f"| --- |{' ---: |' * len(tests)}"]
-    for (a, b), rows in compared.groupby(["a", "b"], sort=False):
-        cells = []
-        for test in tests:
-            row = rows[rows["test"] == test].iloc[0]
-            text = cell(row)
-            bold = row["low"] > 0 or row["high"] < 0
-            cells.append(f"{f'**{text}**' if bold else text} {row['word']}")
-        lines.append(f"| {_escaped(a)} − {_escaped(b)} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    heads = [test if test in primary else f"{test} (not primary)" for test in tests]
+
+    rows = []
+    for (a, b), comparisons in compared.groupby(["a", "b"], sort=False):
+        by_test = comparisons.set_index("test")
+        cells = [_verdict(by_test.loc[test]) for test in tests]
+        rows.append([f"{_escaped(a)} − {_escaped(b)}", *cells])
+    return _table([_unit(frame), *heads], rows)
+
+
+def _verdict(row: pd.Series) -> str:
+    """A difference, its interval and its word; bold if the interval leaves out 0."""
+    text = cell(row)
+    if row["low"] > 0 or row["high"] < 0:
+        text = f"**{text}**"
+    return f"{text} {row['word']}"
 
 
 def mean_table(study: Study, frame: pd.DataFrame) -> str:
     """Means and standard deviations of each condition, its rates and the time of an epoch."""
-    tests, scale = tests_in(frame), scale_of(frame) if tests_in(frame) else 1.0
-    heads = ["condition", "n", *tests, "nominal rate", "realized rate", "s per epoch"]
-    lines = [f"| {' | '.join(heads)} |", f"| --- |{' ---: |' * (len(heads) - 1)}"]
-    first = None
+    tests = tests_in(frame)
+    scale = scale_of(frame) if tests else 1.0
+    finished = frame[frame["status"] == "finished"]
+
+    rows = []
+    first_seconds = None
     for name in study.conditions:
-        rows = frame[(frame["condition"] == name) & (frame["status"] == "finished")]
-        cells = [f"{scale * rows[t].mean():.2f} ± {scale * rows[t].std():.2f}" for t in tests]
-        cells = [text.replace(" ± nan", "") if len(rows) else "" for text in cells]
-        rates = [_number(rows, column, ".4f") for column in ("nominal", "realized")]
-        seconds = rows["seconds"].median() if "seconds" in rows and len(rows) else float("nan")
-        first = seconds if first is None else first
-        time = "" if seconds != seconds else f"{seconds:.2f} ({seconds / first:.2f} ×)"
-        lines.append(f"| {' | '.join([_escaped(name), str(len(rows)), *cells, *rates, time])} |")
-    return "\n".join(lines)
+        runs = finished[finished["condition"] == name]
+        scores = [_mean_and_deviation(runs[test], scale) for test in tests]
+        rates = [_number(runs, column, ".4f") for column in ("nominal", "realized")]
+
+        seconds = float("nan")
+        if "seconds" in runs and len(runs):
+            seconds = runs["seconds"].median()
+        if first_seconds is None:
+            first_seconds = seconds
+        time = "" if math.isnan(seconds) else f"{seconds:.2f} ({seconds / first_seconds:.2f} ×)"
+        rows.append([_escaped(name), str(len(runs)), *scores, *rates, time])
+
+    heads = ["condition", "n", *tests, "nominal rate", "realized rate", "s per epoch"]
+    return _table(heads, rows)
+
+
+def _mean_and_deviation(scores: pd.Series, scale: float) -> str:
+    """The mean of scores, and the standard deviation of two or more."""
+    if not len(scores):
+        return ""
+    mean = f"{scale * scores.mean():.2f}"
+    deviation = scale * scores.std()
+    return mean if math.isnan(deviation) else f"{mean} ± {deviation:.2f}"
 
 
 def _number(rows: pd.DataFrame, column: str, style: str) -> str:
-    value = rows[column].mean() if column in rows and len(rows) else float("nan")
-    return "" if value != value else f"{value:{style}}"
+    """The mean of a column; nothing if it has no values."""
+    if column not in rows or not len(rows):
+        return ""
+    value = rows[column].mean()
+    return "" if math.isnan(value) else f"{value:{style}}"
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown: its first column is aligned to the left, the others to the right."""
+    rule = ["---", *["---:"] * (len(heads) - 1)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in [heads, rule, *rows])
 
 
 def _unit(frame: pd.DataFrame) -> str:
@@ -218,8 +292,9 @@ def insert(page: str, blocks: Mapping[str, str]) -> str:
         ValueError: if the page has no place for a block.
     """
     for name, text in blocks.items():
-        pattern = re.compile(rf"(<!-- {re.escape(name)} -->).*?(<!-- end -->)", re.DOTALL)
-        if not pattern.search(page):
+        begin = re.escape(f"<!-- {name} -->")
+        place = re.search(rf"({begin}).*?(<!-- end -->)", page, re.DOTALL)
+        if place is None:
             raise ValueError(f"the page has no place for {name!r}: <!-- {name} --> <!-- end -->")
-        page = pattern.sub(lambda found, text=text: f"{found[1]}{text}{found[2]}", page, count=1)
+        page = page[: place.end(1)] + text + page[place.start(2) :]
     return page

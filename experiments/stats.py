@@ -31,20 +31,31 @@ def frame_of(folders: Sequence[tuple[str, RunFolder]]) -> pd.DataFrame:
     Args:
         folders: what `experiments.runs.folders_of` returned.
     """
-    rows = []
-    for name, folder in folders:
-        seed, status = folder.run.seed, folder.status
-        row: dict[str, object] = {"condition": name, "seed": seed, "status": status}
-        result = folder.result()
-        if result is not None and result.epochs:
-            epochs = pd.DataFrame(result.epochs)
-            row |= {key: value for key, value in result.scores.items() if key != "validation"}
-            row |= {"chance": result.chance, "train_loss": epochs["loss"].iloc[-1]}
-            row |= {"nominal": epochs["nominal"].mean(), "realized": epochs["realized"].mean()}
-            row |= {"seconds": epochs["seconds"].median()}
-        row["error"] = folder.error()
-        rows.append(row)
-    return pd.DataFrame(rows)
+    return pd.DataFrame([_row_of(name, folder) for name, folder in folders])
+
+
+def _row_of(condition: str, folder: RunFolder) -> dict[str, object]:
+    """What a report needs to know of a run."""
+    row: dict[str, object] = {
+        "condition": condition,
+        "seed": folder.run.seed,
+        "status": folder.status,
+    }
+
+    result = folder.result()
+    if result is not None and result.epochs:
+        for test, score in result.scores.items():
+            if test != "validation":
+                row[test] = score
+        epochs = pd.DataFrame(result.epochs)
+        row["chance"] = result.chance
+        row["train_loss"] = epochs["loss"].iloc[-1]
+        row["nominal"] = epochs["nominal"].mean()
+        row["realized"] = epochs["realized"].mean()
+        row["seconds"] = epochs["seconds"].median()
+
+    row["error"] = folder.error()
+    return row
 
 
 def epochs_of(folders: Sequence[tuple[str, RunFolder]]) -> pd.DataFrame:
@@ -53,15 +64,20 @@ def epochs_of(folders: Sequence[tuple[str, RunFolder]]) -> pd.DataFrame:
     Args:
         folders: what `experiments.runs.folders_of` returned.
     """
-    rows = []
+    keys = ["condition", "epoch"]
+    values = ["loss", "nominal", "realized"]
+
+    rows: list[dict[str, object]] = []
     for name, folder in folders:
         result = folder.result()
-        rows += [{"condition": name, **epoch} for epoch in (result.epochs if result else [])]
+        if result is not None:
+            rows += [{"condition": name, **epoch} for epoch in result.epochs]
     if not rows:
-        return pd.DataFrame(columns=["condition", "epoch", "loss", "nominal", "realized"])
+        return pd.DataFrame(columns=[*keys, *values])
+
     table = pd.DataFrame(rows).astype({"nominal": float, "realized": float})
-    means = table.groupby(["condition", "epoch"], sort=False)[["loss", "nominal", "realized"]]
-    return means.mean().reset_index()
+    means = table.groupby(keys, sort=False)[values].mean()
+    return means.reset_index()
 
 
 def tests_in(frame: pd.DataFrame) -> list[str]:
@@ -71,8 +87,10 @@ def tests_in(frame: pd.DataFrame) -> list[str]:
 
 def scale_of(frame: pd.DataFrame) -> float:
     """100 where all scores are shares, so that differences are in points; otherwise 1."""
-    values = frame[tests_in(frame)].to_numpy(dtype=float)
-    return 100.0 if np.all(np.isnan(values) | ((values >= 0) & (values <= 1))) else 1.0
+    scores = frame[tests_in(frame)].to_numpy(dtype=float)
+    scores = scores[~np.isnan(scores)]
+    are_shares = np.all((scores >= 0) & (scores <= 1))
+    return 100.0 if are_shares else 1.0
 
 
 def compare(frame: pd.DataFrame, study: Study) -> pd.DataFrame:
@@ -82,22 +100,42 @@ def compare(frame: pd.DataFrame, study: Study) -> pd.DataFrame:
     low and high (the simultaneous interval), margin, word, and p (of the paired t-test, not
     corrected for the number of comparisons).
     """
-    primary = study.file.primary or dict.fromkeys(tests_in(frame)[:1], 1.0)
-    scale, sign = scale_of(frame), 1 if study.file.higher_is_better else -1
+    tests = tests_in(frame)
+    primary = study.file.primary or dict.fromkeys(tests[:1], 1.0)
+    scale = scale_of(frame)
+    sign = 1 if study.file.higher_is_better else -1
+
     family = max(1, len(study.pairs) * len(primary))
+    level = 1 - (1 - LEVEL) / family
     rows = []
     for a, b in study.pairs:
-        for test in tests_in(frame):
-            deltas = scale * paired(frame, a, b, test)
-            low, high = interval(deltas, 1 - (1 - LEVEL) / family)
+        for test in tests:
+            differences = scale * paired(frame, a, b, test)
+            names = {"a": a, "b": b, "test": test, "primary": test in primary}
             margin = primary.get(test, np.nan)
-            row = {"a": a, "b": b, "test": test, "primary": test in primary}
-            row |= {"n": len(deltas), "difference": pd.Series(deltas).mean()}
-            row |= {"low": low, "high": high, "sd": pd.Series(deltas).std()}
-            row |= {"margin": margin, "word": word(sign * low, sign * high, margin)}
-            p = np.nan if np.allclose(deltas, deltas[:1]) else stats.ttest_1samp(deltas, 0).pvalue
-            rows.append({**row, "p": p})
+            rows.append({**names, **_judged(differences, level, margin, sign)})
     return pd.DataFrame(rows)
+
+
+def _judged(differences: np.ndarray, level: float, margin: float, sign: int) -> dict[str, object]:
+    """The statistics of the differences of a comparison, and its word."""
+    low, high = interval(differences, level)
+    series = pd.Series(differences)
+
+    p = np.nan
+    if not np.allclose(differences, differences[:1]):
+        p = stats.ttest_1samp(differences, 0).pvalue
+
+    return {
+        "n": len(differences),
+        "difference": series.mean(),
+        "low": low,
+        "high": high,
+        "sd": series.std(),
+        "margin": margin,
+        "word": word(sign * low, sign * high, margin),
+        "p": p,
+    }
 
 
 def paired(frame: pd.DataFrame, a: str, b: str, test: str) -> np.ndarray:
@@ -118,7 +156,8 @@ def interval(differences: np.ndarray, level: float) -> tuple[float, float]:
     n = len(differences)
     if n < 2:
         return np.nan, np.nan
-    half = stats.t.ppf((1 + level) / 2, n - 1) * differences.std(ddof=1) / np.sqrt(n)
+    quantile = stats.t.ppf((1 + level) / 2, n - 1)
+    half = quantile * differences.std(ddof=1) / np.sqrt(n)
     mean = differences.mean()
     return float(mean - half), float(mean + half)
 
@@ -130,10 +169,15 @@ def word(low: float, high: float, margin: float) -> str:
         >>> word(0.2, 0.8, 1.0), word(0.2, 1.8, 1.0), word(-0.2, 1.8, 1.0)
         ('same', 'better', 'open')
     """
-    low, high = min(low, high), max(low, high)
-    if -margin <= low and high <= margin:
+    lower = min(low, high)
+    upper = max(low, high)
+    if -margin <= lower and upper <= margin:
         return "same"
-    return "better" if low > 0 else "worse" if high < 0 else "open"
+    if lower > 0:
+        return "better"
+    if upper < 0:
+        return "worse"
+    return "open"
 
 
 def at_chance(best: float, chance: float, sign: int) -> bool:

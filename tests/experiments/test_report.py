@@ -1,6 +1,7 @@
 """Reports: what they say first, and that all that is committed is what the runs tell."""
 
 import functools
+import importlib
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -75,6 +76,16 @@ def test_a_committed_study_is_its_config(folder):
     assert asked.conditions == run.conditions
     assert (asked.seeds, asked.pairs) == (run.seeds, run.pairs)
     assert asked.file.primary == run.file.primary
+
+
+def test_an_import_of_the_page_reads_no_report(monkeypatch):
+    def refuse(folder):
+        raise AssertionError(f"{folder} was read")
+
+    monkeypatch.setattr("experiments.report.read_report", refuse)
+    importlib.reload(page)
+    monkeypatch.undo()
+    importlib.reload(page)
 
 
 def test_the_generated_parts_of_the_pages_are_what_the_runs_tell():
