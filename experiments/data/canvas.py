@@ -12,7 +12,9 @@ of a run draws training and validation from the rest, and all images.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache, lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,14 +27,49 @@ from experiments.data import Data, Tensors
 from experiments.data.digits import tests_of
 from experiments.seeds import own_generator
 
-CLASSES, COPIES, TEST_IMAGES, SIZE = 10, 3, 1000, 64
+CLASSES = 10
+COPIES = 3  # digits in an image
+TEST_IMAGES = 1000
+SIZE = 64  # of an image, in pixels
 SIDES = range(14, 25)  # of an enlarged digit, in pixels
-CLUTTER = 6, range(8, 9)  # number of patches, and their sides
-OTHER_CLUTTER = 16, range(4, 13)
 OCCLUDERS = (0.75, 1.0, 1.5)  # sides of the squares that hide digits, as shares of the digit's box
 GRAY = 128
 
 Numbers = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Clutter:
+    """The patches of an image: their number, and their sides in pixels."""
+
+    count: int
+    sides: range
+
+
+CLUTTER = Clutter(6, range(8, 9))
+OTHER_CLUTTER = Clutter(16, range(4, 13))
+
+
+class Canvases(NamedTuple):
+    """Images with their contents.
+
+    Attributes:
+        images: bytes (count, 1, 64, 64).
+        labels: (count,).
+        digits: (count, 3, 4): number of the digit, and top, left and side of its box.
+    """
+
+    images: Tensor
+    labels: Tensor
+    digits: Numbers
+
+
+class Box(NamedTuple):
+    """A square on the canvas, in pixels."""
+
+    top: int
+    left: int
+    side: int
 
 
 def canvas(seed: int, train_images: int = 2000, validation: float = 0.0) -> Data:
@@ -49,48 +86,66 @@ def canvas(seed: int, train_images: int = 2000, validation: float = 0.0) -> Data
     Raises:
         ValueError: if a class would lack digits or images.
     """
-    digits, held = split_digits(seed, validation), round(validation * train_images)
-    fewest = min(
-        len(numbers) for part in ("train", "validation") for numbers in digits[part] or [[]]
-    )
-    if train_images - held < CLASSES or (validation and (held < CLASSES or fewest < COPIES)):
+    digits = split_digits(seed, validation)
+    held = round(validation * train_images)
+    kept = train_images - held
+    fewest_digits = min(len(numbers) for numbers in digits["train"] + digits["validation"])
+
+    possible = kept >= CLASSES
+    if validation and (held < CLASSES or fewest_digits < COPIES):
+        possible = False
+    if not possible:
         raise ValueError(
             f"each class of canvas needs {COPIES} digits and an image in training and in "
             f"validation, got train_images {train_images} and validation {validation:g}"
         )
-    train, labels, _ = compose("train", digits["train"], train_images - held, seed)
-    order = torch.randperm(len(labels), generator=own_generator(seed, "split"))
-    parts = compose("validation", digits["validation"], held, seed) if held else None
+
+    train = compose("train", digits["train"], kept, seed)
+    order = torch.randperm(kept, generator=own_generator(seed, "split"))
+    validation_set = None
+    if held:
+        parts = compose("validation", digits["validation"], held, seed)
+        validation_set = Tensors(parts.images, parts.labels)
+
     return Data(
-        Tensors(train[order], labels[order]),
-        _tests(seed),
-        None if parts is None else Tensors(*parts[:2]),
+        train=Tensors(train.images[order], train.labels[order]),
+        tests=_tests(seed),
+        validation=validation_set,
         classes=CLASSES,
     )
 
 
 @lru_cache(maxsize=1)
 def _tests(seed: int) -> dict[str, Tensors]:
-    images, labels, boxes = clean_canvases(seed)
+    """The tests of a seed, of the same images."""
+    clean = clean_canvases(seed)
+    labels = clean.labels
+
     numbers = [seed * TEST_IMAGES + number for number in range(TEST_IMAGES)]
-    noisy = tests_of(images.float().mul(1 / 255), labels, numbers, noise=0.25)
-    digits = split_digits(0, 0.0)["test"]
-    cluttered = torch.empty_like(images)
-    for number, shown in enumerate(boxes):
-        generator = own_generator(seed, f"canvas/other clutter/{number}")
-        patches = _draw_clutter(digits, OTHER_CLUTTER, generator)
-        cluttered[number, 0] = torch.from_numpy(_paint(shown, patches))
-    hidden = occluded(images, torch.from_numpy(boxes[:, :, 1:]))
+    damaged = tests_of(clean.images.float().mul(1 / 255), labels, numbers, noise=0.25)
+    boxes = torch.from_numpy(clean.digits[:, :, 1:])
+    hidden = occluded(clean.images, boxes)
     return {
-        "clean": Tensors(images, labels),
+        "clean": Tensors(clean.images, labels),
         "occluded": Tensors(hidden, labels.repeat_interleave(COPIES)),
-        "noisy": noisy["noisy"],
-        "clutter": Tensors(cluttered, labels),
+        "noisy": damaged["noisy"],
+        "clutter": Tensors(_with_other_clutter(clean, seed), labels),
     }
 
 
-def clean_canvases(seed: int = 0) -> tuple[Tensor, Tensor, Numbers]:
-    """The 1,000 images of a test, their labels, and their digits with top, left and side."""
+def _with_other_clutter(canvases: Canvases, seed: int) -> Tensor:
+    """The images again, with more patches of other sizes."""
+    digits = split_digits(0, 0.0)["test"]
+    images = torch.empty_like(canvases.images)
+    for number, shown in enumerate(canvases.digits):
+        generator = own_generator(seed, f"canvas/other clutter/{number}")
+        patches = _draw_clutter(digits, OTHER_CLUTTER, generator)
+        images[number, 0] = torch.from_numpy(_paint(shown, patches))
+    return images
+
+
+def clean_canvases(seed: int = 0) -> Canvases:
+    """The 1,000 images of a test."""
     return compose("test", split_digits(0, 0.0)["test"], TEST_IMAGES, seed)
 
 
@@ -108,22 +163,26 @@ def split_digits(seed: int, validation: float) -> dict[str, list[Numbers]]:
     for label in range(CLASSES):
         numbers = np.flatnonzero(_scikit_digits().target == label)
         numbers = _shuffled(numbers, 0, f"canvas test digits/{label}")
-        test, rest = np.split(numbers, [round(len(numbers) / 3)])
-        rest = _shuffled(np.sort(rest), seed, f"canvas validation digits/{label}")
-        held, train = np.split(rest, [round(validation * len(rest))])
-        for split, part in zip(splits, (train, held, test), strict=True):
-            splits[split].append(np.sort(part))
+        tests = round(len(numbers) / 3)
+
+        others = np.sort(numbers[tests:])
+        others = _shuffled(others, seed, f"canvas validation digits/{label}")
+        held = round(validation * len(others))
+
+        splits["train"].append(np.sort(others[held:]))
+        splits["validation"].append(np.sort(others[:held]))
+        splits["test"].append(np.sort(numbers[:tests]))
     return splits
 
 
 def _shuffled(numbers: Numbers, seed: int, purpose: str) -> Numbers:
-    return numbers[torch.randperm(len(numbers), generator=own_generator(seed, purpose)).numpy()]
+    """The numbers in an order of their own."""
+    order = torch.randperm(len(numbers), generator=own_generator(seed, purpose))
+    return numbers[order.numpy()]
 
 
-def compose(
-    split: str, digits: Sequence[Numbers], count: int, seed: int = 0
-) -> tuple[Tensor, Tensor, Numbers]:
-    """The first images of a split, bytes (count, 1, 64, 64), their labels and digits.
+def compose(split: str, digits: Sequence[Numbers], count: int, seed: int = 0) -> Canvases:
+    """The first images of a split.
 
     Image n shows the class n modulo 10. It depends on n, not on how many images are made.
     """
@@ -134,59 +193,84 @@ def compose(
         shown[number] = _draw_digits(digits[number % CLASSES], generator)
         patches = _draw_clutter(digits, CLUTTER, generator)
         images[number, 0] = _paint(shown[number], patches)
-    return torch.from_numpy(images), torch.arange(count) % CLASSES, shown
+
+    labels = torch.arange(count) % CLASSES
+    return Canvases(torch.from_numpy(images), labels, shown)
 
 
 def _draw_digits(numbers: Numbers, generator: Generator) -> Numbers:
     """Three of the numbers, each with top, left and side of its box; boxes do not overlap."""
-    chosen = numbers[torch.randperm(len(numbers), generator=generator)[:COPIES].numpy()]
+    order = torch.randperm(len(numbers), generator=generator)
+    chosen = numbers[order[:COPIES].numpy()]
     sides = _draw_sides(SIDES, COPIES, generator).tolist()
-    while True:  # until a place is left for each
-        placed: list[tuple[int, int, int]] = []
-        for side in sides:
-            free = np.ones((SIZE - side + 1, SIZE - side + 1), dtype=bool)
-            for top, left, taken in placed:
-                rows = slice(max(0, top - side + 1), top + taken)
-                free[rows, max(0, left - side + 1) : left + taken] = False
-            places = np.flatnonzero(free)
-            if not len(places):
-                break
-            drawn = int(torch.randint(len(places), (1,), generator=generator))
-            placed.append((*divmod(int(places[drawn]), len(free)), side))
-        else:
-            return np.column_stack([chosen, placed])
+
+    boxes = None
+    while boxes is None:
+        boxes = _draw_boxes(sides, generator)
+    return np.column_stack([chosen, boxes])
+
+
+def _draw_boxes(sides: Sequence[int], generator: Generator) -> list[Box] | None:
+    """A box for each side, apart from the others; None if no place is left for one."""
+    boxes: list[Box] = []
+    for side in sides:
+        free = _free_corners(side, boxes)
+        places = np.flatnonzero(free)
+        if len(places) == 0:
+            return None
+        drawn = int(torch.randint(len(places), (1,), generator=generator))
+        top, left = divmod(int(places[drawn]), len(free))
+        boxes.append(Box(top, left, side))
+    return boxes
+
+
+def _free_corners(side: int, boxes: Sequence[Box]) -> NDArray[np.bool_]:
+    """Where the upper left corner of one more box can be: (rows, columns)."""
+    corners = SIZE - side + 1
+    free = np.ones((corners, corners), dtype=bool)
+    for box in boxes:
+        first_row = max(0, box.top - side + 1)
+        first_column = max(0, box.left - side + 1)
+        free[first_row : box.top + box.side, first_column : box.left + box.side] = False
+    return free
 
 
 def _draw_sides(among: range, count: int, generator: Generator) -> Numbers:
+    """Sides in pixels, all equally likely."""
     return torch.randint(among[0], among[-1] + 1, (count,), generator=generator).numpy()
 
 
-def _draw_clutter(
-    digits: Sequence[Numbers], kind: tuple[int, range], generator: Generator
-) -> Numbers:
+def _draw_clutter(digits: Sequence[Numbers], clutter: Clutter, generator: Generator) -> Numbers:
     """Patches: digit, its side, top and left in it; side, top and left on the canvas."""
-    count, among = kind
+    count = clutter.count
     every = np.concatenate(digits)
-    numbers = every[torch.randint(len(every), (count,), generator=generator).numpy()]
-    enlarged, sides = (_draw_sides(one, count, generator) for one in (SIDES, among))
-    within = torch.rand(4, count, generator=generator, dtype=torch.float64).numpy()
-    rooms = np.stack([enlarged - sides, enlarged - sides, SIZE - sides, SIZE - sides]) + 1
-    cut_top, cut_left, top, left = (within * rooms).astype(np.int64)
-    return np.column_stack([numbers, enlarged, cut_top, cut_left, sides, top, left])
+    drawn = torch.randint(len(every), (count,), generator=generator)
+    enlarged = _draw_sides(SIDES, count, generator)
+    sides = _draw_sides(clutter.sides, count, generator)
+    shares = torch.rand(4, count, generator=generator, dtype=torch.float64).numpy()
+
+    in_digit = enlarged - sides + 1  # places in one direction
+    on_canvas = SIZE - sides + 1
+    places = shares * np.stack([in_digit, in_digit, on_canvas, on_canvas])
+    cut_top, cut_left, top, left = places.astype(np.int64)
+    return np.column_stack([every[drawn.numpy()], enlarged, cut_top, cut_left, sides, top, left])
 
 
 def _paint(digits: Numbers, clutter: Numbers) -> NDArray[np.uint8]:
     """One canvas (64, 64): black, and where digits and patches meet, the brighter pixel."""
-    made = np.zeros((SIZE, SIZE), dtype=np.uint8)
+    image = np.zeros((SIZE, SIZE), dtype=np.uint8)
     table = _enlarged_digits()
+
     for number, top, left, side in digits.tolist():
-        place = made[top : top + side, left : left + side]
+        place = image[top : top + side, left : left + side]
         np.maximum(place, table[side][number], out=place)
+
     for number, enlarged, cut_top, cut_left, side, top, left in clutter.tolist():
-        patch = table[enlarged][number, cut_top : cut_top + side, cut_left : cut_left + side]
-        place = made[top : top + side, left : left + side]
+        digit = table[enlarged][number]
+        patch = digit[cut_top : cut_top + side, cut_left : cut_left + side]
+        place = image[top : top + side, left : left + side]
         np.maximum(place, patch, out=place)
-    return made
+    return image
 
 
 @cache
@@ -210,10 +294,14 @@ def occluders(boxes: Tensor) -> Tensor:
         >>> occluders(torch.tensor([[[0, 0, 16], [0, 30, 16], [30, 0, 16]]]))[0].tolist()
         [[2, 2, 12], [0, 30, 16], [26, -4, 24]]
     """
-    order = torch.arange(len(boxes)).unsqueeze(1) + torch.arange(COPIES)
+    images = torch.arange(len(boxes)).unsqueeze(1)
+    order = images + torch.arange(COPIES)
     factors = torch.tensor(OCCLUDERS, dtype=torch.float64)[order % len(OCCLUDERS)]
-    sides = (boxes[..., 2] * factors).round().long()
-    corners = boxes[..., :2] + ((boxes[..., 2] - sides) // 2).unsqueeze(-1)
+
+    box_sides = boxes[..., 2]
+    sides = (box_sides * factors).round().long()
+    margins = (box_sides - sides) // 2
+    corners = boxes[..., :2] + margins.unsqueeze(-1)
     return torch.cat([corners, sides.unsqueeze(-1)], dim=-1)
 
 
@@ -222,5 +310,7 @@ def occluded(images: Tensor, boxes: Tensor) -> Tensor:
     hidden = images.repeat_interleave(COPIES, dim=0)
     squares = occluders(boxes).flatten(0, 1).tolist()
     for image, (top, left, side) in zip(hidden, squares, strict=True):
-        image[:, max(0, top) : top + side, max(0, left) : left + side] = GRAY
+        rows = slice(max(0, top), top + side)
+        columns = slice(max(0, left), left + side)
+        image[:, rows, columns] = GRAY
     return hidden

@@ -30,30 +30,43 @@ def digits(
     source = load_digits()
     if not 10 <= train_images < len(source.target):
         raise ValueError(f"train_images must be from 10 to 1796, got {train_images}")
-    for name, share in (("validation", validation), ("label_noise", label_noise)):
-        if not 0 <= share < 1:
-            raise ValueError(f"{name} must be in [0, 1), got {share}")
+    _check_share("validation", validation)
+    _check_share("label_noise", label_noise)
+
     images = torch.from_numpy(source.images).float().div(16).unsqueeze(1)
     images = v2.Resize((image_size, image_size))(images).clamp(0, 1)
     targets = torch.from_numpy(source.target).long()
+
     order = torch.randperm(len(targets), generator=own_generator(seed, "split"))
-    chosen, rest = order[:train_images], order[train_images:]
-    labels = noisy_labels(targets[chosen], label_noise, own_generator(seed, "noise"))
+    chosen = order[:train_images]
+    others = order[train_images:]
+    chosen_images = images[chosen]
+    chosen_labels = noisy_labels(targets[chosen], label_noise, own_generator(seed, "noise"))
+
     kept = train_images - round(validation * train_images)
-    held = Tensors(images[chosen[kept:]], labels[kept:]) if validation else None
+    held = None
+    if validation:
+        held = Tensors(chosen_images[kept:], chosen_labels[kept:])
     return Data(
-        Tensors(images[chosen[:kept]], labels[:kept]),
-        tests_of(images[rest], targets[rest], rest.tolist(), noise=0.25),
-        held,
+        train=Tensors(chosen_images[:kept], chosen_labels[:kept]),
+        tests=tests_of(images[others], targets[others], others.tolist(), noise=0.25),
+        validation=held,
         classes=10,
     )
+
+
+def _check_share(name: str, share: float) -> None:
+    """Refuse a share of all images, and numbers that are no share."""
+    if not 0 <= share < 1:
+        raise ValueError(f"{name} must be in [0, 1), got {share}")
 
 
 def noisy_labels(labels: Tensor, share: float, generator: torch.Generator) -> Tensor:
     """A copy in which this share of the labels is another one of the ten classes."""
     if not share:
         return labels
-    chosen = torch.randperm(len(labels), generator=generator)[: round(share * len(labels))]
+    count = round(share * len(labels))
+    chosen = torch.randperm(len(labels), generator=generator)[:count]
     shift = torch.randint(1, 10, (len(chosen),), generator=generator)
     noisy = labels.clone()
     noisy[chosen] = (noisy[chosen] + shift) % 10
@@ -73,14 +86,19 @@ def tests_of(
         numbers: of the images in their data set.
         noise: standard deviation of the noise.
     """
-    hidden, noisy = images.clone(), images.clone()
-    side = images.shape[-1]
-    for number, one, grainy in zip(numbers, hidden, noisy, strict=True):
+    hidden = images.clone()
+    noisy = images.clone()
+    image_side = images.shape[-1]
+    side = image_side // 2  # of the square
+
+    for index, number in enumerate(numbers):
         generator = own_generator(number, "occluded")
-        top, left = torch.randint(0, side - side // 2 + 1, (2,), generator=generator).tolist()
-        one[:, top : top + side // 2, left : left + side // 2] = 0.5
-        drawn = torch.randn(grainy.shape, generator=own_generator(number, "noisy"))
-        grainy.add_(noise * drawn).clamp_(0, 1)
+        top, left = torch.randint(0, image_side - side + 1, (2,), generator=generator).tolist()
+        hidden[index, :, top : top + side, left : left + side] = 0.5
+
+        drawn = torch.randn(images[index].shape, generator=own_generator(number, "noisy"))
+        noisy[index].add_(noise * drawn).clamp_(0, 1)
+
     return {
         "clean": Tensors(images, labels),
         "occluded": Tensors(hidden, labels),

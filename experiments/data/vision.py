@@ -25,33 +25,41 @@ NORMS = {
 def _cifar(kind: Any, seed: int, root: str = "data", image_size: int = 32, **options: Any) -> Data:
     """CIFAR from the files that torchvision leaves in `root`; options as of `_data`."""
     try:
-        parts = [kind(root, train=train) for train in (True, False)]
+        train = kind(root, train=True)
+        test = kind(root, train=False)
     except RuntimeError as error:
         raise ValueError(
             f"{error} In {Path(root).resolve()} must be the files that "
             f"torchvision.datasets.{kind.__name__}(root, download=True) leaves"
         ) from error
-    return _data(*parts, seed, image_size, v2.Resize((image_size, image_size)), **options)
+    fit = v2.Resize((image_size, image_size))
+    return _data(train, test, seed, image_size, fit, **options)
 
 
-cifar10, cifar100 = partial(_cifar, datasets.CIFAR10), partial(_cifar, datasets.CIFAR100)
+cifar10 = partial(_cifar, datasets.CIFAR10)
+cifar100 = partial(_cifar, datasets.CIFAR100)
 
 
 def imagefolder(seed: int, root: str, image_size: int = 224, **options: Any) -> Data:
     """Images in `root/train/CLASS` and `root/val/CLASS`; options as of `_data`."""
     folder = Path(root).resolve()
     try:
-        parts = [datasets.ImageFolder(str(folder / name)) for name in ("train", "val")]
+        train = datasets.ImageFolder(str(folder / "train"))
+        test = datasets.ImageFolder(str(folder / "val"))
     except OSError as error:
         raise ValueError(
             f"{error} Images must be in {folder}/train/CLASS and {folder}/val/CLASS"
         ) from error
-    if differ := sorted({*parts[0].classes} ^ {*parts[1].classes}):
+
+    different = sorted(set(train.classes) ^ set(test.classes))
+    if different:
         raise ValueError(
-            f"{folder}: train and val must have the same classes, they differ in {differ}"
+            f"{folder}: train and val must have the same classes, they differ in {different}"
         )
-    fit = v2.Compose([v2.Resize(round(image_size * 256 / 224)), v2.CenterCrop(image_size)])
-    return _data(*parts, seed, image_size, fit, **options)
+
+    enlarged = round(image_size * 256 / 224)
+    fit = v2.Compose([v2.Resize(enlarged), v2.CenterCrop(image_size)])
+    return _data(train, test, seed, image_size, fit, **options)
 
 
 def _data(
@@ -85,17 +93,22 @@ def _data(
     }
     if augmentation not in changes:
         raise ValueError(f"augmentation must be one of {list(changes)}, got {augmentation!r}")
-    norm = v2.Normalize(*NORMS[type(train).__name__])
-    last = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), norm]
-    chosen = torch.randperm(len(train), generator=own_generator(seed, "split")).tolist()
-    chosen = chosen[: train_images or len(chosen)]
+
+    normalize = v2.Normalize(*NORMS[type(train).__name__])
+    as_floats = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), normalize]
+    plain = v2.Compose([fit, *as_floats])
+    augmented = v2.Compose([*changes[augmentation], *as_floats])
+
+    order = torch.randperm(len(train), generator=own_generator(seed, "split")).tolist()
+    chosen = order[: train_images or len(order)]
     kept = len(chosen) - round(validation * len(chosen))
-    plain = v2.Compose([fit, *last])
-    changed = v2.Compose([*changes[augmentation], *last])
+    held = None
+    if validation:
+        held = Subset(_with(train, plain), chosen[kept:])
     return Data(
-        Subset(_with(train, changed), chosen[:kept]),
-        {"clean": _with(test, plain)},
-        Subset(_with(train, plain), chosen[kept:]) if validation else None,
+        train=Subset(_with(train, augmented), chosen[:kept]),
+        tests={"clean": _with(test, plain)},
+        validation=held,
         classes=len(train.classes),
     )
 
