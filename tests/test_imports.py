@@ -47,7 +47,7 @@ INTERNAL = [
     "tests/test_schedules.py",
     "tests/test_tables.py",
 ]
-"""Tests that import internals: only those of kernels, which nothing public chooses, may be added."""
+"""Tests that import internals. Only tests of kernels may be added: nothing public chooses one."""
 
 FOLDERS = ("experiments", "scripts", "tests", "docs/recipes")
 FILES = [

@@ -60,21 +60,16 @@ def is_available() -> bool:
     """Whether Triton is switched on, installed and new enough. A warning tells what is missing."""
     if os.environ.get(SWITCH) == "0":
         return False
-    cure = f"Set {SWITCH}=0 to use torch operations without this warning"
+    several = "so regularizers on a GPU start several kernels where one would do. Install triton"
+    cure = "Set DROPBLOCK_HOOKS_TRITON=0 to use torch operations without this warning"
     try:
         version = str(importlib.import_module("triton").__version__)
     except ImportError as error:
-        warn(
-            f"Triton can't be imported ({error}), so regularizers on a GPU start several kernels "
-            f"where one would do. Install triton. {cure}"
-        )
+        warn(f"Triton can't be imported ({error}), {several}. {cure}")
         return False
     if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
         oldest = ".".join(map(str, OLDEST))
-        warn(
-            f"triton {version} is older than {oldest}, so regularizers on a GPU start several "
-            f"kernels where one would do. Install triton>={oldest}. {cure}"
-        )
+        warn(f"triton {version} is older than {oldest}, {several}>={oldest}. {cure}")
         return False
     return True
 
@@ -110,7 +105,8 @@ def _give_up(kernel: Any, error: Exception) -> None:
     warn(
         f"the Triton kernel {kernel.__name__} can't be used here "
         f"({type(error).__name__}: {str(error)[:500]}), so regularizers on a GPU use torch "
-        f"operations, which start more kernels. Set {SWITCH}=0 to use them without this warning"
+        "operations, which start more kernels. Set DROPBLOCK_HOOKS_TRITON=0 to use them without "
+        "this warning"
     )
 
 
