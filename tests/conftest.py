@@ -58,10 +58,24 @@ def own_registry(monkeypatch):
     monkeypatch.setattr(registry, "_CLASSES", own)
 
 
-@pytest.fixture
-def kernels(monkeypatch):
-    """Triton kernels on a CPU, where an interpreter runs them: the form that a GPU has."""
+def use_kernels(monkeypatch):
+    """Run Triton kernels on a CPU, where an interpreter runs them: the form that a GPU has."""
+    triton = pytest.importorskip("triton", reason="Triton comes with torch on Linux only")
+    if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 3):
+        pytest.skip("the interpreter of Triton 3.2 does not run with NumPy 1.25 and newer")
     monkeypatch.setattr(launch, "DEVICES", {"cpu"})
     monkeypatch.setattr(operators, "SEEDED", set())
     launch.is_available.cache_clear()
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    """Kernels in place of torch operations, in a whole test."""
+    use_kernels(monkeypatch)
     return launch
+
+
+@pytest.fixture(name="use_kernels")
+def _use_kernels(monkeypatch):
+    """Begin to use kernels in a part of a test."""
+    return lambda: use_kernels(monkeypatch)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from dropblock_hooks import Disout, DropBlock1d, DropBlock2d, DropBlock3d, attach, functional
-from dropblock_hooks.functional import operators, sparse
+from dropblock_hooks.functional import sparse
 from dropblock_hooks.functional.dropblock import drop_blocks, places_of
 from dropblock_hooks.functional.kernels import launch
 from tests.cases import rest_slow
@@ -27,13 +27,17 @@ CASES = [(name, p, way) for name in MAPS for p in RATES for way in WAYS]
 QUICK = [case for case in CASES if case[1] == 0.1 and (case[2] != "kernels" or "7" in case[0])]
 
 
-def use(way, monkeypatch):
-    """Draw blocks in this way on a CPU."""
-    least = 0 if way == "sparse" else 2**62
-    monkeypatch.setattr(sparse, "LEAST", dict.fromkeys(sparse.LEAST, least))
-    if way == "kernels":
-        monkeypatch.setattr(launch, "DEVICES", {"cpu"})
-        monkeypatch.setattr(operators, "SEEDED", set())
+@pytest.fixture
+def use(monkeypatch, use_kernels):
+    """Draw blocks in a way on a CPU."""
+
+    def use(way):
+        least = 0 if way == "sparse" else 2**62
+        monkeypatch.setattr(sparse, "LEAST", dict.fromkeys(sparse.LEAST, least))
+        if way == "kernels":
+            use_kernels()
+
+    return use
 
 
 def chances(size, block, p, border):
@@ -58,9 +62,9 @@ def largest_z(dropped, number, wanted):
 
 @pytest.mark.parametrize("border", ["inside", "across"])
 @pytest.mark.parametrize(("name", "p", "way"), rest_slow(CASES, QUICK))
-def test_the_chance_of_each_position(name, p, way, border, monkeypatch):
+def test_the_chance_of_each_position(name, p, way, border, use):
     torch.manual_seed(2)
-    use(way, monkeypatch)
+    use(way)
     size, block = MAPS[name]
     maps, calls = WAYS[way]
     dropped = torch.zeros(size, dtype=torch.float64)
@@ -100,8 +104,8 @@ def test_blocks_across_the_border_are_cut_blocks(kernels):
 
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
 @pytest.mark.parametrize("way", WAYS)
-def test_the_backward_drops_the_same(way, layout, monkeypatch):
-    use(way, monkeypatch)
+def test_the_backward_drops_the_same(way, layout, use):
+    use(way)
     x = torch.randn(2, 3, 8, 8) + 5
     if layout == "channels_last":
         x = x.contiguous(memory_format=torch.channels_last)
@@ -114,9 +118,9 @@ def test_the_backward_drops_the_same(way, layout, monkeypatch):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_disout_distorts_each_position_with_the_same_chance(way, monkeypatch):
+def test_disout_distorts_each_position_with_the_same_chance(way, use):
     torch.manual_seed(1)
-    use(way, monkeypatch)
+    use(way)
     x = torch.randn(250, 4, 5, 5)
     y = functional.disout(x, 0.2, 3, border="across")
     changed = (y != x).sum((0, 1)).double()

@@ -23,7 +23,6 @@ from dropblock_hooks.functional.cells import (
     size_of,
 )
 from dropblock_hooks.functional.dropblock import expected_share, gamma_on
-from dropblock_hooks.functional.kernels import launch
 from tests.cases import rest_slow
 
 FORMATS = {
@@ -38,12 +37,12 @@ SHAPES = {1: (4, 6, 11), 2: (4, 6, 9, 9), 3: (2, 3, 5, 6, 7)}
 
 
 @pytest.fixture(params=["seeds", "uniform numbers", "kernels"])
-def way(request, monkeypatch):
+def way(request, monkeypatch, use_kernels):
     """How a CPU draws blocks: as a CPU, as any other device, or as a GPU."""
     if request.param != "seeds":
         monkeypatch.setattr(operators, "SEEDED", set())
     if request.param == "kernels":
-        monkeypatch.setattr(launch, "DEVICES", {"cpu"})
+        use_kernels()
     return request.param
 
 
@@ -74,14 +73,16 @@ SOME = [("contiguous", torch.float32), ("channels_last", torch.bfloat16)]
 def test_torchs_own_checks(layout, dtype, way):
     x = FORMATS[layout](torch.randn(SHAPES[2])).to(dtype)
     for normalize in NORMALIZE:
-        given = arguments(x, normalize=normalize, share=normalize == "sample")
+        method = "across" if normalize is None else "exact"
+        given = arguments(x, 0.3, 3, method, normalize, share=normalize == "sample")
         torch.library.opcheck(operators.drop_blocks, given)
         torch.library.opcheck(operators.drop_blocks, (x.detach().requires_grad_(), *given[1:]))
     y, mask, factors, _ = operators.drop_blocks(*given)
-    again = (y, mask, factors, given[3], given[5], "exact", given[-2], given[-1])
+    again = (y, mask, factors, given[3], given[5], given[6], given[-2], given[-1])
     torch.library.opcheck(operators.drop_blocks_again, again)
     torch.library.opcheck(
-        operators.draw_mask, (x, torch.tensor(0.3, dtype=torch.float64), given[3], [3, 3], False)
+        operators.draw_mask,
+        (x, torch.tensor(0.3, dtype=torch.float64), given[3], [3, 3], given[6], False),
     )
 
 

@@ -123,7 +123,7 @@ def _draw_kernel(
         else:
             chance = _gamma(p, table, NODES)
     else:
-        chance = tl.to_tensor(rate).to(tl.float32)
+        chance = tl.full([], rate, tl.float32)
     limit = limit_of(chance, key)
 
     if BIG:
@@ -336,11 +336,11 @@ def _apply_kernel(
     else:
         safe = 0
     if FACTOR == 0:
-        factor = tl.to_tensor(number).to(WIDE)
+        factor = tl.full([], number, WIDE)
     elif FACTOR == 1:
         factor = _counted_factor(dropped + safe, n_elements, WIDE)
     else:
-        factor = tl.load(factors + safe).to(WIDE) * tl.to_tensor(number).to(WIDE)
+        factor = tl.load(factors + safe).to(WIDE) * tl.full([], number, WIDE)
     if PER_SAMPLE:
         factor = factor[:, None]
 
@@ -396,7 +396,7 @@ def _finish_kernel(
     added = called + elements * n_elements + changed * total.to(changed.dtype)
     before = tl.load(counts + place)
     after = before + tl.where(counting != 0, added, 0.0)
-    after = tl.where(place == WIDTH - 1, tl.to_tensor(size).to(after.dtype), after)
+    after = tl.where(place == WIDTH - 1, tl.full([], size, after.dtype), after)
     tl.store(new_counts + place, after)
 
 

@@ -34,7 +34,7 @@ def _clamp_kernel(
     if SCALE_ON_DEVICE:
         loss_scale = tl.load(scale).to(tl.float32)
     else:
-        loss_scale = tl.to_tensor(scale).to(tl.float32)
+        loss_scale = tl.full([], scale, tl.float32)
     program = tl.program_id(0)
     if BIG:
         program = program.to(tl.int64)
@@ -46,14 +46,14 @@ def _clamp_kernel(
     clamped = value
     magnitude = tl.abs(value)
     if HAS_LOW:
-        clamped = tl.maximum(clamped, tl.to_tensor(low).to(tl.float32) * loss_scale)
+        clamped = tl.maximum(clamped, tl.full([], low, tl.float32) * loss_scale)
         if not HAS_HIGH:
             magnitude = tl.maximum(-value, 0.0)
     if HAS_HIGH:
-        clamped = tl.minimum(clamped, tl.to_tensor(high).to(tl.float32) * loss_scale)
+        clamped = tl.minimum(clamped, tl.full([], high, tl.float32) * loss_scale)
         if not HAS_LOW:
             magnitude = tl.maximum(value, 0.0)
-    highest = tl.to_tensor(most).to(tl.float32)  # a larger bound would become Inf
+    highest = tl.full([], most, tl.float32)  # a larger bound would become Inf
     clamped = tl.minimum(tl.maximum(clamped, -highest), highest)
     clamped = tl.where(finite, clamped, value)
     result = clamped.to(y.dtype.element_ty)

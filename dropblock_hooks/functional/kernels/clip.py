@@ -27,7 +27,7 @@ def loss_scale(scale, ON_DEVICE: tl.constexpr):
     if ON_DEVICE:
         factor = tl.load(scale).to(tl.float64)
     else:
-        factor = tl.to_tensor(scale).to(tl.float64)
+        factor = tl.full([], scale, tl.float64)
     return factor
 
 
@@ -147,8 +147,8 @@ def _clip_kernel(
     unit_norm = tl.zeros([UNITS], dtype=tl.float64) + factor
     if BY_WEIGHTS:
         of_weights = _norms_of(weights, unit, units, weight_splits, UNITS, WEIGHT_SPLITS)
-        unit_norm = tl.maximum(of_weights, tl.to_tensor(least).to(tl.float64)) * factor
-    limit = unit_norm * tl.to_tensor(bound).to(tl.float64)
+        unit_norm = tl.maximum(of_weights, tl.full([], least, tl.float64)) * factor
+    limit = unit_norm * tl.full([], bound, tl.float64)
     over = (norm > limit) & (norm < float("inf"))
     ratio = tl.where(over, limit / tl.maximum(norm, limit), 1.0)
     # two factors, because float32 would round a very small ratio to 0

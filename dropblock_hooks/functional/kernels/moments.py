@@ -56,7 +56,7 @@ def _is_due(state, training: tl.constexpr, calls_at, every, GATED: tl.constexpr)
         calls = tl.load(state + calls_at).to(tl.int64)
         due = (calls % every == 0) & (tl.load(state + training) > 0)
     else:
-        due = tl.to_tensor(1) == 1
+        due = tl.full([], 1, tl.int32) == 1
     return due
 
 
@@ -111,10 +111,10 @@ def _measure_kernel(
     """Measure a part of a tensor. A bin is an octave, then: not finite, zero, does not exist."""
     program = tl.program_id(0)
     factor = loss_scale(scale, SCALE_ON_DEVICE).to(tl.float32)
-    total = tl.to_tensor(0.0).to(tl.float64)
-    square = tl.to_tensor(0.0).to(tl.float64)
-    largest = tl.to_tensor(0.0).to(WIDE)
-    bad = tl.to_tensor(0).to(tl.int64)
+    total = tl.full([], 0.0, tl.float64)
+    square = tl.full([], 0.0, tl.float64)
+    largest = tl.full([], 0.0, WIDE)
+    bad = tl.full([], 0, tl.int64)
     number = tl.zeros([BINS], dtype=tl.int32)
     if _is_due(state, TRAINING, calls_at, every, GATED):
         for step in range(program, outer * n_columns, programs):
@@ -210,7 +210,7 @@ def _add_kernel(
         if bad == 0:
             column = tl.arange(0, 8)
             added = tl.where(column == 0, 1.0, 0.0).to(tl.float64)
-            added = tl.where(column == 1, tl.to_tensor(n_elements).to(tl.float64), added)
+            added = tl.where(column == 1, tl.full([], n_elements, tl.float64), added)
             added = tl.where(column == 2, total, added)
             added = tl.where(column == 3, norm * norm, added)
             added = tl.where(column == 4, norm, added)
@@ -298,7 +298,7 @@ def _largest_kernel(
 ):
     """The largest magnitude, or positive value, as the bits of a float64; Inf if one is NaN."""
     program = tl.program_id(0)
-    largest = tl.to_tensor(0.0).to(tl.float64)
+    largest = tl.full([], 0.0, tl.float64)
     for step in range(program, outer * n_columns, programs):
         place = step // n_columns
         column = step % n_columns * SIZE + tl.arange(0, SIZE)

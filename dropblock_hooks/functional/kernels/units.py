@@ -40,7 +40,7 @@ def _drop_elements_kernel(
         key = tl.load(seed)
     else:
         key = seed
-    limit = limit_of(tl.to_tensor(p).to(tl.float32), key)
+    limit = limit_of(tl.full([], p, tl.float32), key)
     program = tl.program_id(0)
     if BIG:
         program = program.to(tl.int64)
@@ -59,7 +59,7 @@ def _drop_elements_kernel(
         place = program * (4 * SIZE) + part * SIZE + step
         exists = place < n_elements
         keeps = exists & (drawn >= limit)
-        value = tl.load(x + place, mask=keeps, other=0.0).to(WIDE) * tl.to_tensor(factor).to(WIDE)
+        value = tl.load(x + place, mask=keeps, other=0.0).to(WIDE) * tl.full([], factor, WIDE)
         tl.store(y + place, value.to(y.dtype.element_ty), mask=exists)
         number += (exists & (drawn < limit)).to(tl.int32)
     if COUNTS:
@@ -82,7 +82,7 @@ def _draw_units_kernel(
         key = tl.load(seed)
     else:
         key = seed
-    limit = limit_of(tl.to_tensor(p).to(tl.float32), key)
+    limit = limit_of(tl.full([], p, tl.float32), key)
     unit = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
     drawn, _, _, _ = random_bits(key, unit)
     exists = unit < n_units
@@ -132,7 +132,7 @@ def _apply_units_kernel(
     else:
         keeps = (tl.load(kept + row, mask=row < n_rows, other=0) != 0)[:, None] & exists
     of_x = (place * x_outer + within * x_inner)[:, None] + column[None, :] * x_column
-    value = tl.load(x + of_x, mask=keeps, other=0.0).to(WIDE) * tl.to_tensor(factor).to(WIDE)
+    value = tl.load(x + of_x, mask=keeps, other=0.0).to(WIDE) * tl.full([], factor, WIDE)
     of_y = (place * y_outer + within * y_inner)[:, None] + column[None, :] * y_column
     tl.store(y + of_y, value.to(y.dtype.element_ty), mask=exists)
 
