@@ -301,7 +301,11 @@ class Attachment:
         return suggestions(sites, share)
 
     def state_dict(self) -> dict[str, Any]:
-        """Epoch and counts, as plain numbers and text; not the statistics of observers."""
+        """Epoch and counts, as plain numbers and text; not the statistics of observers.
+
+        The memory of a class of your own is in it, if ``bind`` returns an object with
+        ``state_dict`` and ``load_state_dict``.
+        """
         return save(self.sites, self._run)
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:

@@ -1,11 +1,17 @@
 """The state of an attachment as plain numbers and text, and back."""
 
+import copy
 import math
 import re
+import types
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..checks import NON_NEGATIVE, as_number
+from ..findings import Finding, Kind, Severity, tell
+from ..observers.base import Watch
+from ..regularizers.base import Regularizer
+from ..regularizers.foreign import Foreign
 from ..sites.counter import Snapshot
 from ..sites.run import Run
 from ..sites.site import Site
@@ -22,6 +28,7 @@ class Saved(NamedTuple):
     stepped: bool
     forwards: int
     counts: dict[str, tuple[Snapshot, Snapshot]]
+    memories: dict[str, Any]  # of the sites whose regularizer has a memory, by key
 
 
 def save(sites: Sequence[Site], run: Run) -> dict[str, Any]:
@@ -36,6 +43,9 @@ def save(sites: Sequence[Site], run: Run) -> dict[str, Any]:
             **_elements(life._asdict()),
             "window": _elements(site.tally.window()._asdict()),
         }
+        if hasattr(site.bound, "state_dict") and not isinstance(site.bound, Watch):
+            counts[site.key]["memory"] = copy.deepcopy(site.bound.state_dict())
+    tell(_not_saved(sites, run), run.told)
     return {
         "version": _VERSION,
         "epoch": run.epoch,
@@ -44,6 +54,27 @@ def save(sites: Sequence[Site], run: Run) -> dict[str, Any]:
         "forwards": run.counter.life().calls,
         "sites": counts,
     }
+
+
+def _not_saved(sites: Sequence[Site], run: Run) -> list[Finding]:
+    """A finding if what `Regularizer.bind` returns may keep what the state does not have."""
+    keys = []
+    for site in sites:
+        bound, cls = site.bound, type(site.regularizer)
+        known = cls.bind is Regularizer.bind or isinstance(site.regularizer, Foreign)
+        if known or isinstance(bound, Watch) or hasattr(bound, "state_dict"):
+            continue
+        plain = isinstance(bound, types.FunctionType) and bound.__closure__ is None
+        if not plain and getattr(bound, "__self__", None) is not site.regularizer:
+            keys.append(site.key)
+    if not keys:
+        return []
+    text = "what its bind() keeps between calls is not in the state, so a resumed training differs"
+    cure = (
+        "Return an object from bind() that has state_dict() and load_state_dict(state); without a "
+        "memory, let state_dict() return {}"
+    )
+    return [Finding(Kind.NOT_SAVED, Severity.WARNING, tuple(keys), text, cure, run.epoch)]
 
 
 def _elements(counts: Mapping[str, Any]) -> dict[str, Any]:
@@ -73,6 +104,7 @@ def check(state: Any, sites: Sequence[Site], run: Run, strict: bool) -> Saved:
         epochs, forwards, stepped = int(state["epochs"]), int(state["forwards"]), state["stepped"]
         there = {key: str(saved["regularizer"]) for key, saved in state["sites"].items()}
         counts = {key: _counts(saved) for key, saved in state["sites"].items()}
+        memories = {k: saved["memory"] for k, saved in state["sites"].items() if "memory" in saved}
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise ValueError(f"the state of the Attachment is damaged: {error!r}") from error
     different = []
@@ -85,7 +117,7 @@ def check(state: Any, sites: Sequence[Site], run: Run, strict: bool) -> Saved:
         raise ValueError(f"the state is of another spec (strict=False takes what fits):\n{lines}")
     if here and here.keys().isdisjoint(there):
         warn("the state has none of these sites, so only its epoch is restored")
-    return Saved(epoch, bool(stepped), forwards, counts)
+    return Saved(epoch, bool(stepped), forwards, counts, memories)
 
 
 def _timeless(regularizer: str, epochs: int | None) -> str:
@@ -107,4 +139,6 @@ def restore(saved: Saved, sites: Sequence[Site], run: Run) -> None:
     for site in sites:
         if site.key in saved.counts:
             site.tally.restore(*saved.counts[site.key])
+        if site.key in saved.memories and hasattr(site.bound, "load_state_dict"):
+            site.bound.load_state_dict(copy.deepcopy(saved.memories[site.key]))
     run.looked, run.fresh = False, True

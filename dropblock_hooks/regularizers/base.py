@@ -146,7 +146,11 @@ class Regularizer:
         return f"a parameter has no {missing}, which {self.label} needs"
 
     def bind(self) -> Callable[[Tensor, Now], Applied]:
-        """Return the callable of a site: ``apply``, or an object with a state of its own."""
+        """Return the callable of a site: ``apply``, or an object with a memory of its own.
+
+        The object has ``state_dict()`` and ``load_state_dict(state)``, and is copied with the
+        model.
+        """
         return self.apply
 
     def block_in_force(self, map_size: tuple[int, ...]) -> MapSize:
