@@ -50,7 +50,8 @@ _EQUAL_SEEDS = Finding(
     Severity.WARNING,
     (),
     "several ranks have the same torch.initial_seed() and draw the same masks",
-    "Seed each rank differently: torch.manual_seed(seed + rank)",
+    "Seed each data-parallel rank differently: torch.manual_seed(seed + rank). The ranks of one "
+    "tensor-parallel group need equal seeds",
 )
 
 

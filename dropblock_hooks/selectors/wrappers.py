@@ -79,9 +79,23 @@ def bare_type(module: nn.Module) -> type[nn.Module]:
     return kind
 
 
+def is_distributed(value: object) -> bool:
+    """Whether it is a DTensor, of which each process may hold a part."""
+    return type(value).__name__ == "DTensor"
+
+
 def shard_refusal(owner: nn.Module) -> str | None:
-    """Why the gradients of this module's parameters can't be regularized under FSDP, or None."""
+    """Why the gradients of this module's parameters can't be regularized, or None.
+
+    FSDP and tensor parallelism shard them.
+    """
     if not getattr(owner, "_is_fsdp_managed_module", False):  # fully_shard sets it, so does FSDP
+        if any(map(is_distributed, owner._parameters.values())):
+            return (
+                "tensor parallelism shards the parameter, and each process has a part of its "
+                "gradient only: regularize the gradient at the output of the layer, or call "
+                "torch.nn.utils.clip_grad_norm_ after the backward"
+            )
         return None
     return (
         "FSDP shards the parameter, and each process has a part of its gradient only: regularize "

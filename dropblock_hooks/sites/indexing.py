@@ -12,6 +12,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from .._torch import tree_flatten, tree_map, tree_unflatten
 from ..quoting import kind_of
+from ..selectors.wrappers import is_distributed
 
 Index = int | str | None
 Found = tuple[list[Tensor], Callable[..., Any], Callable[[], Any]]
@@ -19,7 +20,8 @@ Found = tuple[list[Tensor], Callable[..., Any], Callable[[], Any]]
 
 def is_dense(value: Any) -> TypeGuard[Tensor]:
     dense = isinstance(value, Tensor) and value.layout is torch.strided
-    return dense and value.is_floating_point() and not value.is_nested
+    dense = dense and value.is_floating_point() and not value.is_nested
+    return dense and type(value).__name__ != "DTensor"  # `is_distributed`, at every forward
 
 
 def get(value: Any, index: Index) -> Tensor:
@@ -29,6 +31,11 @@ def get(value: Any, index: Index) -> Tensor:
     found: Any = value if index is None else value[index]
     if is_dense(found):
         return found
+    if is_distributed(found):
+        raise ValueError(
+            "is a DTensor, of which each process may hold a part: build the layer with "
+            "use_local_output=True, as parallelize_module does by default, or name another layer"
+        )
     if isinstance(found, Tensor) and found.is_floating_point():
         raise ValueError(
             f"must be a dense tensor, got {'a nested' if found.is_nested else 'a sparse'} tensor: "
