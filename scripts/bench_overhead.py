@@ -2,17 +2,22 @@
 
 Examples:
     python scripts/bench_overhead.py --set kernels
+    python scripts/bench_overhead.py --set gpu
     python scripts/bench_overhead.py --model resnet50 --spec spec.yaml
     python scripts/bench_overhead.py --model mine:make_net --spec '{"layer4": "Dropout2d(0.1)"}'
 """
 
 import argparse
+import json
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-SETS = ("kernels", "formats", "others", "observers", "sites", "compiled", "models")
+from experiments.overhead.sets import GROUPS, SETS, sets_of
 
 
 def read_options(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -21,53 +26,100 @@ def read_options(arguments: list[str] | None = None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--set", choices=[*SETS, "all"], default="kernels", help="what is timed")
+    add(
+        "--set", choices=[*SETS, *GROUPS], default="kernels",
+        help="what is timed (kernels); all: each set that runs on a CPU; gpu: those for a GPU",
+    )  # fmt: skip
     add("--model", help="your own case: a timm model, or package.module:factory; with --spec")
     add("--spec", help="a spec file, or YAML")
     add("--size", default="8x3x224x224", help="of a batch, with --model (8x3x224x224)")
     add("--backend", default="inductor", help="of torch.compile, with --model (inductor)")
     add("--rounds", type=int, default=15, help="paired timings (15)")
     add("--threads", type=int, default=2, help="of torch on the CPU (2)")
-    add("--device", choices=["cpu", "cuda"], default="cpu")
-    add("--out", type=Path, default=Path("runs/overhead"), help="folder of rows.csv")
+    add("--device", choices=["cpu", "cuda"], help="(cuda for the sets of GPUs, else cpu)")
+    add("--out", type=Path, default=Path("runs/overhead"), help="folder of the results")
     return parser.parse_args(arguments)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Time, print the table, and write rows.csv; return the exit status."""
+    """Time, print the table, and write the files; return the exit status: 1 if a variant failed."""
     options = read_options(arguments)
     if (options.model is None) != (options.spec is None):
         raise ValueError("--model and --spec go together")
     sys.path.insert(0, str(Path.cwd()))  # for your own factories
     import pandas as pd
+
+    from experiments.overhead.machine import machine_of
+    from experiments.overhead.timing import COLUMNS
+    from experiments.overhead.variants import set_up
+
+    device = device_of(options)
+    set_up(device, options.threads)
+    machine = machine_of(device)
+    for name, value in machine.items():
+        print(f"{name}: {value}")
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "machine.json").write_text(json.dumps(machine, indent=2) + "\n")
+
+    table = pd.DataFrame(columns=COLUMNS)
+    rows = []
+    try:
+        for row in measured(options, device):
+            rows.append(row)
+            table = pd.DataFrame(rows, columns=COLUMNS)
+            table.to_csv(options.out / "rows.csv", index=False)
+    finally:
+        if rows:  # also those before an error, or before an interrupt
+            shown = table.dropna(axis="columns", how="all")
+            print(shown.to_string(index=False, na_rep="", float_format="{:.4g}".format))
+    failed = table["error"].notna().sum()
+    if failed:
+        print(f"{failed} rows have no times: see the column error", file=sys.stderr)
+    return int(failed > 0)
+
+
+def device_of(options: argparse.Namespace) -> Any:
+    """The device to measure on.
+
+    Raises:
+        ValueError: if it is not there, or does not fit the set.
+    """
     import torch
+
+    needs_gpu = options.model is None and any(
+        each.needs_gpu for each in sets_of(options.set).values()
+    )
+    name = options.device or ("cuda" if needs_gpu else "cpu")
+    if needs_gpu and name != "cuda":
+        raise ValueError(f"--set {options.set} measures a GPU: leave out --device {name}")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ValueError(
+            "there is no CUDA device that torch can use: run this on a machine with a GPU and a "
+            f"torch for CUDA, or choose --device cpu and one of these sets: "
+            f"{', '.join(GROUPS['all'])}"
+        )
+    return torch.device(name)
+
+
+def measured(options: argparse.Namespace, device: Any) -> Iterator[dict[str, Any]]:
+    """The rows of what the options ask for, as they are measured."""
     import yaml
 
-    from experiments.overhead import layers, models
+    from experiments.overhead import models
     from experiments.overhead.timing import measure
     from experiments.study import read_spec
 
-    if options.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("there is no CUDA device")
-    torch.set_num_threads(options.threads)
-    device = torch.device(options.device)
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {device}")
     if options.model is not None:
         spec = read_spec({"spec": yaml.safe_load(options.spec)}, Path.cwd())["spec"]
         size = tuple(int(edge) for edge in options.size.split("x"))
-        works = [models.own_case(options.model, spec, size, options.backend)]
-    else:
-        makers = {**vars(layers), "models": models.models}
-        sets = SETS if options.set == "all" else [options.set]
-        works = (work for name in sets for work in makers[name]())
-    rows = []
-    options.out.mkdir(parents=True, exist_ok=True)
-    for work in works:
-        rows += measure(work, options.rounds, device)
-        table = pd.DataFrame(rows)
-        table.to_csv(options.out / "rows.csv", index=False)
-    print(table.to_string(index=False, na_rep="", float_format="{:.4g}".format))
-    return 0
+        work = models.own_case(options.model, spec, size, options.backend)
+        yield from measure(work, options.rounds, device)
+        return
+    for name, each in sets_of(options.set).items():
+        began = time.monotonic()
+        for work in each.works():
+            yield from measure(work, options.rounds, device, began + each.seconds)
+        print(f"{name}: {time.monotonic() - began:.0f} s", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -51,6 +51,13 @@ def attached(item: Any) -> nn.Module:
     return layer
 
 
+def on_output(
+    function: Function, module: nn.Module, inputs: tuple[Any, ...], output: Tensor
+) -> Tensor:
+    """With its function bound, a forward hook that calls this function of the output."""
+    return function(output)
+
+
 def steps_of(functions: Mapping[str, Function], x: Tensor, backward: bool = True) -> Made:
     """Steps that run a function of the activation forward and backward, or forward alone."""
     x = x.detach().requires_grad_(backward)
@@ -85,7 +92,7 @@ def drop_block(
             "attached": attached(DropBlock2d(p=p, block_size=BLOCK, layout="NCHW")),
         }
         for name, peer in PEERS.items():
-            asked = nominal(name, shape[2:], BLOCK, p)
+            asked = nominal(name, shape[2:], BLOCK, p, device)
             functions[name] = partial(peer, p=asked, block_size=BLOCK)
         if compiled:
             torch.compiler.reset()
@@ -97,9 +104,18 @@ def drop_block(
     names = ["F.dropout2d", "functional", "share_channels", "attached", *PEERS]
     against = [(name, "floor") for name in [*names, "attached - functional"]]
     against += [("share_channels" if "shared" in name else "functional", name) for name in PEERS]
-    options = [str(dtype).removeprefix("torch.")] * (dtype != torch.float32)
-    options += ["channels_last"] * (memory_format == torch.channels_last) + ["compiled"] * compiled
-    return Work(" ".join([f"drop_block2d p={p:g}", *options]), make, against, shape)
+    name = work_name(f"drop_block2d p={p:g}", dtype, memory_format)
+    return Work(f"{name} compiled" if compiled else name, make, against, shape)
+
+
+def work_name(name: str, dtype: torch.dtype, memory_format: torch.memory_format) -> str:
+    """A name with the dtype and the memory format, where they are not the default ones."""
+    words = [name]
+    if dtype != torch.float32:
+        words.append(str(dtype).removeprefix("torch."))
+    if memory_format == torch.channels_last:
+        words.append("channels_last")
+    return " ".join(words)
 
 
 def kernels() -> Iterator[Work]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -31,35 +31,60 @@ COMPILED = ("resnet50", "vit_tiny_patch16_224")
 WAYS = ("bare", "attached", "watched")
 
 
-def model_work(name: str, training: bool = True, compiled: bool = False) -> Work:
+def model_work(name: str, training: bool = True) -> Work:
     """A training step, or a forward in evaluation, of a model: bare, attached and watched."""
-    ways = WAYS[:2] if compiled else WAYS
 
     def make(device: torch.device) -> Made:
         bare = timm.create_model(name).to(device).train(training)
-        made = {way: copy.deepcopy(bare) for way in ways}
+        made = {way: copy.deepcopy(bare) for way in WAYS}
         attach(made["attached"], SPECS[name])
-        for way, model in made.items():
-            if compiled:
-                model.compile()
-            if way == "watched":
-                watch(model)
-        return _steps(made, torch.randn(SIZE, device=device))
+        watch(made["watched"])
+        x = torch.randn(SIZE, device=device)
+        return _steps(made, x)
 
-    kind = f"{'compiled ' * compiled}{'training step' if training else 'evaluation'}"
-    return Work(f"{name}, {kind}", make, [(way, "bare") for way in ways[1:]], SIZE)
+    kind = "training step" if training else "evaluation"
+    against = [(way, "bare") for way in WAYS if way != "bare"]
+    return Work(f"{name}, {kind}", make, against, SIZE)
+
+
+def compiled_work(name: str) -> Work:
+    """A compiled training step of a model, bare and attached."""
+    apart = {
+        "bare": partial(_compiled_step, name, None, SIZE, "inductor"),
+        "attached": partial(_compiled_step, name, SPECS[name], SIZE, "inductor"),
+    }
+    against = [("attached", "bare")]
+    return Work(f"{name}, compiled training step", against=against, shape=SIZE, apart=apart)
+
+
+def _compiled_step(
+    model: str, spec: Any, size: tuple[int, ...], backend: str, device: torch.device
+) -> Callable[[], None]:
+    """A compiled training step. Its own process calls this function."""
+    made = _model(model, size).to(device).train()
+    if spec is not None:
+        attach(made, spec)
+    made.compile(backend=backend)
+    x = torch.randn(size, device=device)
+    return partial(train_step, made, x)
+
+
+def _model(model: str, size: tuple[int, ...]) -> nn.Module:
+    """A model of timm, or that of a user's factory."""
+    if ":" not in model:
+        made: nn.Module = timm.create_model(model)
+        return made
+    offered = {"num_classes": 10, "in_chans": size[1]}
+    return call(model, {}, **offered)
 
 
 def _steps(made: Mapping[str, nn.Module], x: Tensor) -> Made:
     """A training step of each model, or a forward if it is in evaluation mode."""
-    torch.compiler.reset()
-    torch._dynamo.config.skip_nnmodule_hook_guards = False  # or sites are skipped (limits.md)
-    return Made(
-        {
-            way: partial(train_step if model.training else evaluate, model, x)
-            for way, model in made.items()
-        }
-    )
+    steps = {}
+    for way, model in made.items():
+        step = train_step if model.training else evaluate
+        steps[way] = partial(step, model, x)
+    return Made(steps)
 
 
 def train_step(model: nn.Module, x: Tensor) -> None:
@@ -87,11 +112,11 @@ def models() -> Iterator[Work]:
     """Training and evaluation of four timm models; two of them compiled."""
     for name in SPECS:
         yield from (model_work(name, training) for training in (True, False))
-    yield from (model_work(name, compiled=True) for name in COMPILED)
+    yield from (compiled_work(name) for name in COMPILED)
 
 
 def own_case(model: str, spec: Any, size: tuple[int, ...], backend: str) -> Work:
-    """A training step of a user's own model: bare, attached and compiled.
+    """A training step of a user's own model: bare and attached, and both compiled.
 
     Args:
         model: a timm model, or `package.module:factory`, which gets `num_classes` and `in_chans` if
@@ -107,14 +132,16 @@ def own_case(model: str, spec: Any, size: tuple[int, ...], backend: str) -> Work
         raise FactoryError(f"{model!r} is no model of timm: or give package.module:factory")
 
     def make(device: torch.device) -> Made:
-        offered = {"num_classes": 10, "in_chans": size[1]}
-        bare = call(model, {}, **offered) if ":" in model else timm.create_model(model)
-        made = {"bare": bare.to(device).train(), "attached": copy.deepcopy(bare)}
-        attach(made["attached"], spec)
-        for way in ("bare", "attached"):
-            made[f"compiled {way}"] = copy.deepcopy(made[way])
-            made[f"compiled {way}"].compile(backend=backend)
-        return _steps(made, torch.randn(size, device=device))
+        bare = _model(model, size).to(device).train()
+        attached = copy.deepcopy(bare)
+        attach(attached, spec)
+        x = torch.randn(size, device=device)
+        return _steps({"bare": bare, "attached": attached}, x)
 
-    pairs = [(way, "bare") for way in ("bare", "attached", "compiled bare")]
-    return Work(f"{model}, training step", make, [*pairs, ("compiled attached", "compiled bare")])
+    apart = {
+        "compiled bare": partial(_compiled_step, model, None, size, backend),
+        "compiled attached": partial(_compiled_step, model, spec, size, backend),
+    }
+    against = [(way, "bare") for way in ("bare", "attached", "compiled bare")]
+    against.append(("compiled attached", "compiled bare"))
+    return Work(f"{model}, training step", make, against, apart=apart)

@@ -7,21 +7,25 @@ machine slows both sides, so it moves the ratio little.
 from __future__ import annotations
 
 import itertools
+import math
+import os
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from experiments.overhead.memory import Step, peak_bytes, saved_share, synchronize
+from experiments.overhead.memory import Step
+from experiments.overhead.variants import Apart, Facts, Here, Recipe, Variant, reason_of
 
 CPU = torch.device("cpu")
 LEAST_SECONDS = 0.002  # of a timing; quicker steps are repeated within it
 MOST_REPEATS = 1000
 MOST_SECONDS = 120  # of all rounds of a work; slower works have fewer rounds, but at least 3
+LEAST_ROUNDS = 3
 
 
 class Made(NamedTuple):
@@ -36,23 +40,40 @@ class Made(NamedTuple):
     activation: Tensor | None = None
 
 
+def _nothing(device: torch.device) -> Made:
+    return Made({})
+
+
 @dataclass(frozen=True)
 class Work:
     """A piece of work that can be done in several ways.
 
     Attributes:
         name: of the work.
-        make: makes the steps on a device.
+        make: makes the steps of this process on a device.
         against: pairs of a variant and a reference. "a - b" is the cost of a above b.
         shape: of the activation.
         units: references that are not timed, in seconds.
+        apart: variant -> makes its step in a process of its own.
+        at_once: the number of these processes that start and compile at the same time.
+        replays: whether a GPU replays CUDA graphs, which shows its own time without Python's.
+        budgets: variant -> the most kernels that it may start above its reference. None does not
+            count kernels.
+        least_seconds: of a timing; quicker steps are repeated within it.
+        most_seconds: of all rounds.
     """
 
     name: str
-    make: Callable[[torch.device], Made]
-    against: Sequence[tuple[str, str]]
+    make: Callable[[torch.device], Made] = _nothing
+    against: Sequence[tuple[str, str]] = ()
     shape: Sequence[int] = ()
     units: Mapping[str, float] = field(default_factory=dict)
+    apart: Mapping[str, Recipe] = field(default_factory=dict)
+    at_once: int = 1
+    replays: bool = False
+    budgets: Mapping[str, int] | None = None
+    least_seconds: float | None = None
+    most_seconds: float | None = None
 
     @property
     def variants(self) -> list[str]:
@@ -62,44 +83,190 @@ class Work:
         return list(dict.fromkeys(name for name in names if name not in self.units))
 
 
-def measure(work: Work, rounds: int, device: torch.device = CPU) -> list[dict[str, Any]]:
+class Measured:
+    """The variants of a work that run, what was measured of them, and why others failed."""
+
+    def __init__(self) -> None:
+        self.variants: dict[str, Variant] = {}
+        self.facts: dict[str, Facts] = {}
+        self.seconds: dict[str, list[float]] = {}
+        self.failed: dict[str, str] = {}
+
+    def call(self, name: str, method: Callable[[Any], Any], argument: object) -> Any:
+        """The result of a call; None if it fails, and its variant is left out from then on."""
+        try:
+            return method(argument)
+        except Exception as error:  # whatever it is, the row of this variant shows it
+            self.failed[name] = reason_of(error)
+            variant = self.variants.pop(name, None)
+            self.facts.pop(name, None)
+            self.seconds.pop(name, None)
+            if variant is not None:
+                variant.close()
+            return None
+
+    def close(self) -> None:
+        """End the processes of all variants."""
+        for variant in self.variants.values():
+            variant.close()
+
+
+def measure(
+    work: Work, rounds: int, device: torch.device = CPU, deadline: float = math.inf
+) -> list[dict[str, Any]]:
     """Time all variants of a work, and compare them: one row for each pair of `against`.
 
     A row has the seconds of the first call, the median time of the variant in ms, the median and
     the quartiles of the paired ratios, the bytes saved for the backward as a share of the
-    activation, the peak memory of a step in MB above the memory in use before, and the number of
-    rounds.
+    activation, the peak memory of a step in MB above the memory in use before, the launches of a
+    step with their budget, the number of rounds, and the reason why a variant has no time.
+
+    Args:
+        work: what is done.
+        rounds: the number of paired timings, at least 2.
+        device: where it is done.
+        deadline: a time of `time.monotonic`. After it there are fewer rounds, and a work that has
+            not begun has rows without times.
     """
+    if time.monotonic() > deadline:
+        reason = "not measured: the limit of its set was reached"
+        return [_row(work, pair, {"error": reason}) for pair in work.against]
+    measured = Measured()
+    try:
+        _start(work, measured, device, deadline)
+        interleave(measured, rounds, *_limits(work, deadline))
+    finally:
+        measured.close()
+    return [_compared(work, pair, measured) for pair in work.against]
+
+
+def _limits(work: Work, deadline: float) -> tuple[float, float]:
+    """The seconds that a timing takes at least, and that all rounds take at most."""
+    least = LEAST_SECONDS if work.least_seconds is None else work.least_seconds
+    most = MOST_SECONDS if work.most_seconds is None else work.most_seconds
+    left = max(0.0, deadline - time.monotonic())
+    return least, min(most, left)
+
+
+def _start(work: Work, measured: Measured, device: torch.device, deadline: float) -> None:
+    """Make all variants, and run each for the first times."""
     made = work.make(device)
-    first = {name: seconds_of(step, 1, device) for name, step in made.steps.items()}
-    saved = {name: saved_share(step, made.activation) for name, step in made.steps.items()}
-    peak = {name: peak_bytes(step, device) / 1e6 for name, step in made.steps.items()}
-    seconds = interleave(made.steps, rounds, device)
-    done = len(next(iter(seconds.values())))
-    seconds |= {unit: [value] * done for unit, value in work.units.items()}
-    rows = []
-    for variant, reference in work.against:
-        name, minus, above = variant.partition(" - ")
-        cost = seconds[name]
-        if minus:
-            cost = [a - b for a, b in zip(cost, seconds[above], strict=True)]
-        q25, ratio, q75 = paired_ratios(cost, seconds[reference])
-        row = {
-            "work": work.name,
-            "shape": "x".join(map(str, work.shape)),
-            "variant": variant,
-            "reference": reference,
-            "first_s": first.get(variant),
-            "ms": 1e3 * statistics.median(cost),
-            "q25": q25,
-            "ratio": ratio,
-            "q75": q75,
-            "saved": saved.get(variant),
-            "peak_mb": peak.get(variant),
-            "rounds": done,
-        }
-        rows.append(row)
-    return rows
+    counts = work.budgets is not None
+    for name, step in made.steps.items():
+        variant = Here(step, device, made.activation, work.replays, counts)
+        measured.variants[name] = variant
+        _look(measured, [name], deadline)
+
+    threads = max(1, (os.cpu_count() or 1) // work.at_once)
+    names = list(work.apart)
+    for begin in range(0, len(names), work.at_once):
+        batch = names[begin : begin + work.at_once]
+        for name in batch:
+            recipe = work.apart[name]
+            measured.variants[name] = Apart(recipe, device, threads)
+        _look(measured, batch, deadline)
+
+
+def _look(measured: Measured, names: Iterable[str], deadline: float) -> None:
+    for name in names:
+        facts = measured.call(name, measured.variants[name].look, deadline)
+        if facts is not None:
+            measured.facts[name] = facts
+
+
+def interleave(measured: Measured, rounds: int, least_seconds: float, most_seconds: float) -> None:
+    """Time each variant once in each round, in turn.
+
+    Args:
+        measured: has the variants, and gets their seconds.
+        rounds: at least 2.
+        least_seconds: of a timing; quicker steps are repeated within it.
+        most_seconds: of all rounds; there are fewer rounds where they would take longer.
+
+    Raises:
+        ValueError: for fewer than 2 rounds.
+    """
+    if rounds < 2:
+        raise ValueError(f"rounds must be at least 2, got {rounds}")
+    warm = {}
+    for name, variant in list(measured.variants.items()):
+        timings = [measured.call(name, variant.seconds, 1)]
+        if name in measured.variants:
+            timings.append(measured.call(name, variant.seconds, 1))
+        if name in measured.variants:
+            warm[name] = min(timings)
+    if not warm:
+        return
+
+    fewest = min(warm.values())
+    repeats = min(MOST_REPEATS, max(1, int(least_seconds / fewest)))
+    round_seconds = repeats * sum(warm.values())
+    rounds = min(rounds, max(LEAST_ROUNDS, int(most_seconds / round_seconds)))
+    measured.seconds = {name: [] for name in warm}
+    for _ in range(rounds):
+        for name, variant in list(measured.variants.items()):
+            seconds = measured.call(name, variant.seconds, repeats)
+            if seconds is not None:
+                measured.seconds[name].append(seconds)
+
+
+def _compared(work: Work, pair: tuple[str, str], measured: Measured) -> dict[str, Any]:
+    """The row of a variant and its reference."""
+    variant, reference = pair
+    name, minus, above = variant.partition(" - ")
+    for part in (name, above, reference):
+        if part in measured.failed:
+            reason = measured.failed[part]
+            told = reason if part == name else f"{part} failed: {reason}"
+            return _row(work, pair, {"error": told})
+
+    cost = measured.seconds[name]
+    if minus:
+        cost = [a - b for a, b in zip(cost, measured.seconds[above], strict=True)]
+    units = {unit: [value] * len(cost) for unit, value in work.units.items()}
+    compared_to = {**measured.seconds, **units}[reference]
+    q25, ratio, q75 = paired_ratios(cost, compared_to)
+    columns = {
+        "ms": 1e3 * statistics.median(cost),
+        "q25": q25,
+        "ratio": ratio,
+        "q75": q75,
+        "launches": _launches(work, measured, name, above),
+        "rounds": len(cost),
+    }
+    if not minus:
+        facts = measured.facts[name]
+        columns["first_s"] = facts.first_s
+        columns["saved"] = facts.saved
+        columns["peak_mb"] = facts.peak_mb
+    return _row(work, pair, columns)
+
+
+def _launches(work: Work, measured: Measured, name: str, above: str) -> int | None:
+    """The launches of a variant, or its launches above those of another one."""
+    launches = measured.facts[name].launches
+    if launches is None or not above:
+        return launches
+    return launches - (measured.facts[above].launches or 0)
+
+
+def _row(work: Work, pair: tuple[str, str], columns: Mapping[str, Any]) -> dict[str, Any]:
+    """A row with all columns, empty where nothing was measured."""
+    variant, reference = pair
+    name = variant.partition(" - ")[0]
+    row = dict.fromkeys(COLUMNS)
+    row["work"] = work.name
+    row["shape"] = "x".join(map(str, work.shape))
+    row["variant"] = variant
+    row["reference"] = reference
+    row["budget"] = (work.budgets or {}).get(name)
+    return {**row, **columns}
+
+
+COLUMNS = (
+    *("work", "shape", "variant", "reference", "first_s", "ms", "q25", "ratio", "q75"),
+    *("saved", "peak_mb", "launches", "budget", "rounds", "error"),
+)
 
 
 def paired_ratios(a: Sequence[float], b: Sequence[float]) -> tuple[float, float, float]:
@@ -112,33 +279,3 @@ def paired_ratios(a: Sequence[float], b: Sequence[float]) -> tuple[float, float,
     ratios = [x / y for x, y in zip(a, b, strict=True)]
     q25, q50, q75 = statistics.quantiles(ratios, n=4, method="inclusive")
     return q25, q50, q75
-
-
-def interleave(
-    steps: Mapping[str, Step], rounds: int, device: torch.device = CPU
-) -> dict[str, list[float]]:
-    """Seconds of each step in each round; in a round, all steps take their turn.
-
-    Raises:
-        ValueError: for fewer than 2 rounds.
-    """
-    if rounds < 2:
-        raise ValueError(f"rounds must be at least 2, got {rounds}")
-    warm = [min(seconds_of(step, 1, device) for _ in range(2)) for step in steps.values()]
-    repeats = min(MOST_REPEATS, max(1, int(LEAST_SECONDS / min(warm))))
-    rounds = min(rounds, max(3, int(MOST_SECONDS / (repeats * sum(warm)))))
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
-    for _ in range(rounds):
-        for name, step in steps.items():
-            seconds[name].append(seconds_of(step, repeats, device))
-    return seconds
-
-
-def seconds_of(step: Step, repeats: int, device: torch.device) -> float:
-    """Seconds of a call, as the mean of several."""
-    synchronize(device)
-    began = time.perf_counter()
-    for _ in range(repeats):
-        step()
-    synchronize(device)
-    return (time.perf_counter() - began) / repeats

@@ -8,31 +8,27 @@ import functools
 import pytest
 import torch
 
-from experiments.overhead import layers, models
 from experiments.overhead.memory import peak_bytes, saved_share
+from experiments.overhead.sets import sets_of
 
-SETS = {
-    "kernels": layers.kernels,
-    "formats": layers.formats,
-    "others": layers.others,
-    "observers": layers.observers,
-    "sites": layers.sites,
-    "compiled": layers.compiled,
-    "models": models.models,
-}
+CPU = torch.device("cpu")
 CASES = [
     pytest.param(work, variant, id=f"{name}: {work.name} {list(work.shape)}: {variant}",
                  marks=[pytest.mark.compiled] * ("compiled" in work.name))
-    for name, works in SETS.items() for work in works() for variant in work.variants
+    for name, each in sets_of("all").items() for work in each.works() for variant in work.variants
 ]  # fmt: skip
-made = functools.lru_cache(maxsize=1)(lambda make: make(torch.device("cpu")))
+made = functools.lru_cache(maxsize=1)(lambda make: make(CPU))
 
 
 @pytest.mark.parametrize(("work", "variant"), CASES)
 def test_variant(benchmark, work, variant):
     steps, activation = made(work.make)
-    step = steps[variant]
+    if variant in work.apart:
+        torch.compiler.reset()  # in this process, a variant could run the code of another one
+        step = work.apart[variant](CPU)
+    else:
+        step = steps[variant]
     benchmark.group = f"{work.name} {list(work.shape)}"
-    benchmark.extra_info["peak_mb"] = peak_bytes(step, torch.device("cpu")) / 1e6
+    benchmark.extra_info["peak_mb"] = peak_bytes(step, CPU) / 1e6
     benchmark.extra_info["saved"] = saved_share(step, activation)
     benchmark.pedantic(step, rounds=10, warmup_rounds=2)

@@ -5,79 +5,14 @@ the bare layer copies the gradient of the sum. A site that has a new gradient sa
 site of gradients has one kernel less there than here.
 """
 
-from collections import Counter
-
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes
 
-from dropblock_hooks import (
-    ActivationStats,
-    AdaptiveClipGrad,
-    Capture,
-    ClampGrad,
-    ClipGradNorm,
-    Disout,
-    DropBlock2d,
-    DropGrad2d,
-    Dropout,
-    Dropout2d,
-    DropPath,
-    GaussianDropout,
-    GaussianNoise,
-    GradientStats,
-    ScaleGrad,
-    Watchdog,
-    ZeroGrad,
-    attach,
-    register,
-)
+from dropblock_hooks import Dropout, attach, register
 from dropblock_hooks.functional.kernels import launch
-
-# operators that start nothing: they allocate, look, or draw a seed on the host
-FREE = {
-    *("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "promote_types"),
-    *("detach", "alias", "_unsafe_view", "lift_fresh", "randint", "_local_scalar_dense"),
-}
-AT_A_LAYER = {
-    DropBlock2d(0.1, 5): 5,
-    DropBlock2d(0.1, 5, normalize="expected"): 5,
-    DropBlock2d(0.1, 5, normalize="sample"): 5,
-    DropBlock2d(0.1, 5, share_channels=True): 5,
-    Disout(0.1, 5): 8,
-    Dropout(0.1): 4,
-    Dropout2d(0.1): 5,
-    DropPath(0.1): 5,
-    GaussianNoise(0.1): 3,
-    GaussianDropout(0.1): 4,
-    ClampGrad(-1.0, 1.0): 4,
-    ClipGradNorm(1.0): 5,
-    ClipGradNorm(1.0, per="sample"): 5,
-    ClipGradNorm(1.0, per="channel"): 5,
-    ScaleGrad(0.5): 2,
-    ZeroGrad(): 2,
-    DropGrad2d(0.1): 6,
-    Capture(): 1,
-    ActivationStats(every=1): 3,
-    GradientStats(every=1): 3,
-    Watchdog(): 4,
-}
-AT_A_PARAMETER = {ClampGrad(-1.0, 1.0): 4, ClipGradNorm(1.0): 5, AdaptiveClipGrad(0.01): 6}
-
-
-class Operators(TorchDispatchMode):
-    """Counts the operators that start a kernel, by name."""
-
-    def __init__(self):
-        super().__init__()
-        self.names = Counter()
-
-    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
-        name = operator.overloadpacket.__name__
-        if not (operator.is_view or name in FREE):
-            self.names[name] += 1
-        return operator(*args, **(kwargs or {}))
+from experiments.overhead.launches import AT_A_LAYER, AT_A_PARAMETER, launches_of, operators_of
 
 
 @pytest.fixture(autouse=True)
@@ -100,11 +35,7 @@ def started(spec):
         if attached:
             attach(model, attached)
         model(x).sum().backward()  # which allocates what stays
-        before = launch.launched
-        with Operators() as operators:
-            model(x).sum().backward()
-        operators.names["a Triton kernel"] = launch.launched - before
-        counts.append(operators.names)
+        counts.append(operators_of(lambda model=model: model(x).sum().backward()))
     counts[0].subtract(counts[1])
     return +counts[0]
 
@@ -128,3 +59,15 @@ def test_the_count_sees_a_kernel_that_is_not_needed(own_registry):
             return super().apply(x + 0, now)
 
     assert started({"0": Wasteful(0.1)}).total() == started({"0": Dropout(0.1)}).total() + 1
+
+
+def test_a_launch_of_triton_counts():
+    x = torch.randn(8, 8, 14, 14)
+    bare = launches_of(lambda: x * 2, x.device)
+    assert bare == 1
+    model = nn.Identity()
+    attach(model, {".": Dropout(0.1)})
+    model(x)  # which allocates what stays
+    names = operators_of(lambda: model(x))
+    assert names["a Triton kernel"] == 1
+    assert launches_of(lambda: model(x), x.device) == names.total()

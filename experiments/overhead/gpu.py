@@ -1,0 +1,120 @@
+"""Works for a GPU: the time of kernels without Python, and the kernels that a site starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+import torchvision
+from torch import Tensor, nn
+
+from dropblock_hooks import DropBlock2d, Watchdog, attach, functional
+from experiments.overhead.launches import AT_A_LAYER, AT_A_PARAMETER
+from experiments.overhead.layers import Function, attached, floor, on_output, steps_of, work_name
+from experiments.overhead.memory import Step
+from experiments.overhead.peers import PEERS, nominal
+from experiments.overhead.timing import Made, Work
+
+RATE = 0.1
+SHAPES = ((32, 256, 56, 56), (128, 512, 28, 28), (128, 1024, 14, 14), (128, 2048, 7, 7))
+FORMATS = (
+    (torch.float32, torch.contiguous_format),
+    (torch.bfloat16, torch.contiguous_format),
+    (torch.bfloat16, torch.channels_last),
+)
+TINY = (8, 8, 14, 14)  # an activation whose kernels take no time, so that Python's time is seen
+HOST = "1 µs"
+OBSERVED = {Watchdog(every=None): 4}
+"""Budgets of items whose launches are counted on a GPU only."""
+
+
+def kernels() -> Iterator[Work]:
+    """Dropouts and DropBlock against the floor, torch and the peers, by replays of CUDA graphs."""
+    for shape in SHAPES:
+        for dtype, memory_format in FORMATS:
+            yield kernel(shape, dtype, memory_format)
+
+
+def kernel(
+    shape: tuple[int, int, int, int], dtype: torch.dtype, memory_format: torch.memory_format
+) -> Work:
+    """The forward and backward of dropouts and DropBlock on one activation."""
+    block_size = 7 if min(shape[2:]) > 7 else 3
+    ours: dict[str, Function] = {
+        "dropout": partial(functional.dropout, p=RATE),
+        "dropout2d": partial(functional.dropout2d, p=RATE),
+        "drop_path": partial(functional.drop_path, p=RATE),
+        "drop_block2d": partial(functional.drop_block2d, p=RATE, block_size=block_size),
+    }
+    torchs: dict[str, Function] = {
+        "F.dropout": partial(F.dropout, p=RATE),
+        "F.dropout2d": partial(F.dropout2d, p=RATE),
+    }
+
+    def make(device: torch.device) -> Made:
+        functions = {"floor": floor, **ours, **torchs}
+        functions["attached"] = attached(DropBlock2d(RATE, block_size, layout="NCHW"))
+        for name, peer in PEERS.items():
+            asked = nominal(name, shape[2:], block_size, RATE, device)
+            functions[name] = partial(peer, p=asked, block_size=block_size)
+        x = torch.randn(shape, device=device, dtype=dtype).to(memory_format=memory_format)
+        return steps_of(functions, x)
+
+    against = [(name, "floor") for name in [*ours, "attached", *torchs, *PEERS]]
+    against += [("dropout", "F.dropout"), ("dropout2d", "F.dropout2d")]
+    against += [("drop_block2d", "torchvision"), ("drop_block2d", "timm")]
+    name = work_name(f"GPU time, block {block_size}", dtype, memory_format)
+    return Work(name, make, against, shape, replays=True, most_seconds=6)
+
+
+def launches() -> Iterator[Work]:
+    """Kernels that a site starts in a step above those of its layer, and the time of the host."""
+    peers: dict[str, Function] = {
+        "hook with x * 1.1": floor,
+        "hook with F.dropout": partial(F.dropout, p=RATE),
+        "hook with F.dropout2d": partial(F.dropout2d, p=RATE),
+        "hook with torchvision": partial(torchvision.ops.drop_block2d, p=RATE, block_size=5),
+    }
+    yield site("a site of a layer", "0", {**AT_A_LAYER, **OBSERVED}, peers)
+    yield site("a site of a parameter", "param:0.weight", AT_A_PARAMETER, {})
+
+
+def site(name: str, place: str, budgets: Mapping[Any, int], hooks: Mapping[str, Function]) -> Work:
+    """Steps of a small convolution: bare, with each item at a place, and with each hook."""
+    named = {repr(item): item for item in budgets}
+
+    def make(device: torch.device) -> Made:
+        x = torch.randn(TINY, device=device)
+        steps = {"bare": _step(_layer(device), x)}
+        for label, item in named.items():
+            model = _layer(device)
+            attach(model, {place: item})
+            steps[label] = _step(model, x)
+        for label, function in hooks.items():
+            model = _layer(device)
+            model[0].register_forward_hook(partial(on_output, function))
+            steps[label] = _step(model, x)
+        return Made(steps)
+
+    against = [(f"{label} - bare", HOST) for label in [*named, *hooks]]
+    most = {label: budgets[item] for label, item in named.items()}
+    return Work(
+        name, make, against, TINY, units={HOST: 1e-6}, budgets=most, least_seconds=0.01,
+        most_seconds=15,
+    )  # fmt: skip
+
+
+def _layer(device: torch.device) -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(TINY[1], TINY[1], 1)).to(device)
+
+
+def _step(model: nn.Module, x: Tensor) -> Step:
+    def step() -> None:
+        for parameter in model.parameters():
+            parameter.grad = None
+        model(x).sum().backward()
+
+    return step

@@ -1,0 +1,123 @@
+"""How many kernels a step starts, and the most that a site may start."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dropblock_hooks import (
+    ActivationStats,
+    AdaptiveClipGrad,
+    Capture,
+    ClampGrad,
+    ClipGradNorm,
+    Disout,
+    DropBlock2d,
+    DropGrad2d,
+    Dropout,
+    Dropout2d,
+    DropPath,
+    GaussianDropout,
+    GaussianNoise,
+    GradientStats,
+    ScaleGrad,
+    Watchdog,
+    ZeroGrad,
+)
+from dropblock_hooks.functional.kernels import launch
+from experiments.overhead.memory import Step, synchronize
+
+AT_A_LAYER: Mapping[Any, int] = {
+    DropBlock2d(0.1, 5): 5,
+    DropBlock2d(0.1, 5, normalize="expected"): 5,
+    DropBlock2d(0.1, 5, normalize="sample"): 5,
+    DropBlock2d(0.1, 5, share_channels=True): 5,
+    Disout(0.1, 5): 8,
+    Dropout(0.1): 4,
+    Dropout2d(0.1): 5,
+    DropPath(0.1): 5,
+    GaussianNoise(0.1): 3,
+    GaussianDropout(0.1): 4,
+    ClampGrad(-1.0, 1.0): 4,
+    ClipGradNorm(1.0): 5,
+    ClipGradNorm(1.0, per="sample"): 5,
+    ClipGradNorm(1.0, per="channel"): 5,
+    ScaleGrad(0.5): 2,
+    ZeroGrad(): 2,
+    DropGrad2d(0.1): 6,
+    Capture(): 1,
+    ActivationStats(every=1): 3,
+    GradientStats(every=1): 3,
+    Watchdog(): 4,
+}
+"""The most kernels that one step may start for a regularizer or observer of a layer."""
+AT_A_PARAMETER: Mapping[Any, int] = {
+    ClampGrad(-1.0, 1.0): 4,
+    ClipGradNorm(1.0): 5,
+    AdaptiveClipGrad(0.01): 6,
+}
+"""The same for a regularizer of a parameter."""
+
+# calls of the CUDA runtime and driver that put work on the GPU; some have a suffix, such as ExC
+CALLS = ("cudaLaunchKernel", "cuLaunchKernel", "cudaMemsetAsync", "cudaMemcpyAsync")
+# operators that start nothing: they allocate, look, or draw a seed on the host
+FREE = {
+    *("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "promote_types"),
+    *("detach", "alias", "_unsafe_view", "lift_fresh", "randint", "_local_scalar_dense"),
+}
+
+
+class Operators(TorchDispatchMode):
+    """Counts the operators that start a kernel, by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: Counter[str] = Counter()
+
+    def __torch_dispatch__(
+        self, operator: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Count an operator, and run it."""
+        name = operator.overloadpacket.__name__
+        if not (operator.is_view or name in FREE):
+            self.names[name] += 1
+        return operator(*args, **(kwargs or {}))
+
+
+def launches_of(step: Step, device: torch.device) -> int:
+    """The number of kernels that a step starts.
+
+    On a GPU the profiler counts them, with copies and memsets. On a CPU an operator of torch counts
+    as one kernel, and so does a Triton kernel.
+
+    Example:
+        >>> launches_of(lambda: torch.ones(3).exp().sum(), torch.device("cpu"))  # with the fill
+        3
+    """
+    if device.type != "cuda":
+        return operators_of(step).total()
+    synchronize(device)
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+        step()
+        synchronize(device)
+    return launches_in(profiler.key_averages())
+
+
+def operators_of(step: Step) -> Counter[str]:
+    """The operators of torch and the Triton kernels that a step starts, by name."""
+    before = launch.launched
+    with Operators() as operators:
+        step()
+    names = operators.names
+    names["a Triton kernel"] = launch.launched - before
+    return names
+
+
+def launches_in(events: Iterable[Any]) -> int:
+    """The number of launches among the averaged events of a profiler."""
+    return sum(event.count for event in events if event.key.startswith(CALLS))

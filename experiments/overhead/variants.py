@@ -1,0 +1,221 @@
+"""Variants that are ready to be timed: in this process, or each in a process of its own.
+
+Compiled models need processes of their own. torch's compiler keeps its state for the whole process,
+so one variant could run code that was compiled for another. A process that crashes does not take
+the other measurements with it.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from experiments.overhead.launches import launches_of
+from experiments.overhead.memory import Step, peak_bytes, saved_share, synchronize
+from experiments.overhead.replay import replayed
+
+Recipe = Callable[[torch.device], Step]
+"""Makes a step in another process. It can be pickled, such as a `partial` of a function."""
+_LONGEST = 300  # characters of a reason
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is measured once for a variant.
+
+    Attributes:
+        first_s: seconds of the first call.
+        saved: bytes saved for the backward, as a share of the activation.
+        peak_mb: peak memory of a step, above the memory in use before it.
+        launches: kernels that a step starts.
+    """
+
+    first_s: float
+    saved: float | None = None
+    peak_mb: float | None = None
+    launches: int | None = None
+
+
+class Variant(Protocol):
+    """A variant that is ready to be timed."""
+
+    def look(self, deadline: float) -> Facts:
+        """Run it for the first times, and say what is measured once."""
+
+    def seconds(self, repeats: int) -> float:
+        """Seconds of a call, as the mean of several."""
+
+    def close(self) -> None:
+        """Give its memory and its process back."""
+
+
+class Here:
+    """A variant in this process.
+
+    Args:
+        step: does the work once.
+        device: where it runs.
+        activation: saved bytes are counted as a share of it. None does not count them.
+        replays: whether replays of a CUDA graph are timed in place of calls.
+        counts: whether launches are counted.
+    """
+
+    def __init__(
+        self,
+        step: Step,
+        device: torch.device,
+        activation: Tensor | None = None,
+        replays: bool = False,
+        counts: bool = False,
+    ) -> None:
+        self.step = step
+        self.device = device
+        self.activation = activation
+        self.replays = replays
+        self.counts = counts
+        self.timed = step
+        self.runs = 1
+
+    def look(self, deadline: float) -> Facts:
+        """Run it for the first times, and say what is measured once."""
+        first = seconds_of(self.step, 1, self.device)
+        saved = saved_share(self.step, self.activation)
+        peak = peak_bytes(self.step, self.device) / 1e6
+        launches = launches_of(self.step, self.device) if self.counts else None
+        if self.replays:
+            self.timed, self.runs = replayed(self.step, self.device)
+        return Facts(first, saved, peak, launches)
+
+    def seconds(self, repeats: int) -> float:
+        """Seconds of a call, as the mean of several."""
+        return seconds_of(self.timed, repeats, self.device) / self.runs
+
+    def close(self) -> None:
+        """Nothing: the memory is freed with the object."""
+
+
+class Apart:
+    """A variant in a process of its own, which is started at once.
+
+    Args:
+        recipe: makes the step there.
+        device: where it runs.
+        threads: of the compiler, for kernels.
+    """
+
+    def __init__(self, recipe: Recipe, device: torch.device, threads: int) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        self.connection, other_end = spawn.Pipe()
+        self.cache = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        self.process = spawn.Process(
+            target=serve,
+            args=(other_end, recipe, device, torch.get_num_threads(), threads, self.cache.name),
+            daemon=False,  # the compiler starts processes, too
+        )
+        self.process.start()
+        other_end.close()
+
+    def look(self, deadline: float) -> Facts:
+        """Wait for what is measured once, until a time of `time.monotonic`."""
+        left = max(0.0, deadline - time.monotonic())
+        facts: Facts = self._receive(min(left, 1e6))
+        return facts
+
+    def seconds(self, repeats: int) -> float:
+        """Seconds of a call, as the mean of several."""
+        self.connection.send(repeats)
+        taken: float = self._receive(None)
+        return taken
+
+    def _receive(self, timeout: float | None) -> Any:
+        """The next answer of the process.
+
+        Raises:
+            RuntimeError: it has failed, ended, or not answered in time.
+        """
+        if not self.connection.poll(timeout):
+            raise RuntimeError("not ready in time: the limit of its set was reached")
+        try:
+            answer = self.connection.recv()
+        except EOFError:
+            self.process.join()
+            code = self.process.exitcode
+            raise RuntimeError(f"its process ended with the exit code {code}") from None
+        if isinstance(answer, Failure):
+            raise RuntimeError(answer.reason)
+        return answer
+
+    def close(self) -> None:
+        """End the process."""
+        self.connection.close()
+        self.process.join(timeout=0.1)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+        self.cache.cleanup()
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What a process answers that can't go on."""
+
+    reason: str
+
+
+def serve(
+    connection: Connection,
+    recipe: Recipe,
+    device: torch.device,
+    threads: int,
+    compile_threads: int,
+    cache: str,
+) -> None:
+    """Make a step, say what is measured once, and time the step as often as it is asked."""
+    try:
+        set_up(device, threads)
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache  # or the first call would find old kernels
+        torch._inductor.config.compile_threads = compile_threads
+        variant = Here(recipe(device), device)
+        connection.send(variant.look(deadline=0.0))
+        if device.type == "cuda":
+            torch.cuda.empty_cache()  # other processes measure on the same GPU
+        while True:
+            repeats = connection.recv()
+            connection.send(variant.seconds(repeats))
+    except EOFError:  # the parent has all it wanted
+        return
+    except Exception as error:  # whatever it is, the row of this variant shows it
+        connection.send(Failure(reason_of(error)))
+
+
+def set_up(device: torch.device, threads: int) -> None:
+    """Set what holds for a whole process: threads, and the choice of convolutions."""
+    torch.set_num_threads(threads)
+    torch.backends.cudnn.benchmark = device.type == "cuda"
+
+
+def reason_of(error: BaseException) -> str:
+    """An error in one line."""
+    text = " ".join(str(error).split())
+    name = type(error).__name__
+    line = text if name == "RuntimeError" and text else f"{name}: {text}"
+    return line if len(line) <= _LONGEST else f"{line[:_LONGEST]} …"
+
+
+def seconds_of(step: Step, repeats: int, device: torch.device) -> float:
+    """Seconds of a call, as the mean of several."""
+    synchronize(device)
+    began = time.perf_counter()
+    for _ in range(repeats):
+        step()
+    synchronize(device)
+    return (time.perf_counter() - began) / repeats
