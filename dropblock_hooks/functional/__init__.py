@@ -11,6 +11,7 @@ operators   operators of compiled code: blocks, and the counts of a site
 cells       the rows of numbers that tell these operators the rates, and what to count
 measures    measurements of tensors for observers, eager and in compiled code
 sparse      large tensors on the CPU: blocks, whole channels and samples
+kernels     Triton kernels for tensors on a GPU, and where they can run
 """
 
 from .dropblock import block_gamma, disout, drop_block1d, drop_block2d, drop_block3d

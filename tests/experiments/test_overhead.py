@@ -22,6 +22,7 @@ from experiments.overhead.sets import GROUPS, SETS, sets_of
 from experiments.overhead.timing import Made, Work, measure
 from scripts import bench_overhead
 from tests.cases import rest_slow
+from tests.experiments.conftest import ROOT
 from tests.experiments.recipes import crash, fail, fail_later, sleep
 
 CPU = torch.device("cpu")
@@ -151,6 +152,12 @@ def test_a_set_has_works_whose_variants_are_named_once(name):
     assert len({(work.name, tuple(work.shape)) for work in works}) == len(works)
     for work in works:
         assert len(set(work.against)) == len(work.against)
+
+
+def test_the_page_names_each_set():
+    text = (ROOT / "docs/benchmarks.md").read_text("utf-8")
+    for name in [*SETS, *GROUPS]:
+        assert f"| `{name}` |" in text
 
 
 # works for GPUs, on a CPU and with small tensors
