@@ -310,15 +310,38 @@ def _no_gradient(base: nn.Module, every: list[Sight], sights: list[Sight]) -> It
     """Layers with trained parameters that get no gradient, while others do."""
     most = max((s.kept.grads for s in every), default=0)
     any_left = any(_has_gradient(p) for p in base.parameters())
+    routed = _routed(base, every)
     for sight in sights:
         few, kept, trained = sight.dog.min_calls, sight.kept, sight.trained
         if most < few or not trained or any(map(_has_gradient, trained)):
             continue  # a frozen layer is meant to have none
         none = kept.calls >= few and not kept.grads
         zeros = kept.grads >= few and not kept.norm and math.isinf(kept.grad_bad)
-        if none or zeros or (not kept.called and any_left):
+        unused = not kept.called and any_left and routed.isdisjoint(_around(sight.site.name))
+        if none or zeros or unused:
             text = f"no gradient, or only zeros, reached it in {kept.calls} measured calls"
             yield sight.finding(Kind.NO_GRADIENT, text)
+
+
+def _routed(base: nn.Module, sights: Sequence[Sight]) -> set[str]:
+    """The lists from whose layers the model chooses some, such as experts.
+
+    The layers of a list have the same class, and some of them, or layers in them, are called.
+    """
+    called = {name for sight in sights if sight.kept.calls for name in _around(sight.site.name)}
+    lists = {name: find_module(base, name) for name in called}
+    return {
+        name
+        for name, module in lists.items()
+        if isinstance(module, nn.ModuleList | nn.ModuleDict)
+        and len({type(child) for child in module.children()}) == 1
+    }
+
+
+def _around(name: str) -> list[str]:
+    """The names of all modules around a layer."""
+    parts = name.split(".")
+    return [".".join(parts[:n]) for n in range(len(parts))]
 
 
 def _has_gradient(p: nn.Parameter) -> bool:

@@ -202,9 +202,17 @@ class ParameterHook(SiteHook):
         return Kind.NO_OPTIMIZER, f"{text}: the optimizer is not known", CURE_NO_OPTIMIZER
 
     def held(self, module: nn.Module) -> Any:
-        """The parameter that a module holds now; torch.nn.utils.prune renames it."""
+        """The parameter that a module holds now.
+
+        torch.nn.utils.prune renames it, and torch.nn.utils.parametrize moves it to a child.
+        """
         parameters = parameters_of(module)
-        return parameters.get(self.local, parameters.get(f"{self.local}_orig"))
+        parameter = parameters.get(self.local, parameters.get(f"{self.local}_orig"))
+        parametrized = children_of(module).get("parametrizations")
+        if parameter is None and parametrized is not None:
+            original = children_of(parametrized).get(self.local)
+            return None if original is None else parameters_of(original).get("original")
+        return parameter
 
     def follows(self, module: nn.Module) -> bool:
         """Whether the gradient of the parameter that this module holds now will be met."""
