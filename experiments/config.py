@@ -90,8 +90,9 @@ def run_hash(run: Run) -> str:
     an argument such as `version: 2` when they change.
     """
     fields = json.dumps(run.model_dump(), default=str)
-    files = [digest(each) for each in (run.model, run.data, run.loss, run.metric)]
-    return hashlib.sha256(json.dumps([fields, files]).encode()).hexdigest()[:16]
+    files = [digest(factory) for factory in (run.model, run.data, run.loss, run.metric)]
+    text = json.dumps([fields, files])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def problems_of(error: Exception, where: str, model: type[BaseModel] = Run) -> list[str]:
@@ -105,13 +106,18 @@ def problems_of(error: Exception, where: str, model: type[BaseModel] = Run) -> l
     errors = getattr(error, "errors", None)
     if errors is None:
         return [f"{where}: {error}"]
-    lines = []
-    for each in errors():
-        path = ".".join(str(part) for part in (where, *each["loc"]) if part != "")
-        listed = f"; known: {', '.join(model.model_fields)}"
-        known = listed if each["type"] == "extra_forbidden" else ""
-        given = each.get("input")
-        shown = f", got {given!r}" if isinstance(given, (str, int, float, type(None))) else ""
-        what = "unknown field" if known else each["msg"].removeprefix("Value error, ")
-        lines.append(f"{path}: {what[:1].lower()}{what[1:]}{'' if known else shown}{known}")
-    return lines
+    return [_problem_of(detail, where, model) for detail in errors()]
+
+
+def _problem_of(detail: dict[str, Any], where: str, model: type[BaseModel]) -> str:
+    """A fault that pydantic found, as one line."""
+    path = ".".join(str(part) for part in (where, *detail["loc"]) if part != "")
+    if detail["type"] == "extra_forbidden":
+        return f"{path}: unknown field; known: {', '.join(model.model_fields)}"
+
+    message = detail["msg"].removeprefix("Value error, ")
+    line = f"{path}: {message[:1].lower()}{message[1:]}"
+    value = detail.get("input")
+    if value is None or isinstance(value, str | int | float):
+        line += f", got {value!r}"
+    return line

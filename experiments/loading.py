@@ -8,11 +8,13 @@ seed see the same batches, and so does a resumed run.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from experiments.config import Run
@@ -27,24 +29,18 @@ class Seeded(Dataset[Any]):
     """
 
     def __init__(self, dataset: Any, seed: int, epoch: int, replica: int = 0) -> None:
-        self.dataset, self.seed, self.epoch, self.replica = dataset, seed, epoch, replica
+        self.dataset = dataset
+        self.seed = seed
+        self.epoch = epoch
+        self.replica = replica
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def __getitem__(self, index: int) -> Any:
-        before = torch.get_rng_state(), random.getstate(), np.random.get_state()
         seed = derive_seed(self.seed, f"augmentation/{self.epoch}/{index}", self.replica)
-        # torch.manual_seed would also seed the GPUs, which draw the masks
-        torch.default_generator.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
-        try:
+        with _seeded(seed):
             return self.dataset[index]
-        finally:
-            torch.set_rng_state(before[0])
-            random.setstate(before[1])
-            np.random.set_state(before[2])
 
     def batch(self, indices: list[int]) -> Any:
         """The items with these numbers, as one batch."""
@@ -55,25 +51,45 @@ class Seeded(Dataset[Any]):
     __getitems__ = batch
 
 
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Seed the generators of torch, Python and NumPy, and put them back at the end."""
+    torch_state = torch.get_rng_state()
+    python_state = random.getstate()
+    numpy_state = np.random.get_state()
+
+    # torch.manual_seed would also seed the GPUs, which draw the masks
+    torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(torch_state)
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+
+
 def batches(dataset: Any, run: Run, epoch: int, workers: int = 0) -> Iterable[Any]:
     """The training batches of an epoch, in the order of the seed."""
     generator = own_generator(run.seed, f"order/{epoch}", run.replica)
     order = torch.randperm(len(dataset), generator=generator)
     seeded = Seeded(dataset, run.seed, epoch, run.replica)
-    return _loader(seeded, [part.tolist() for part in order.split(run.batch_size)], workers)
+    return _loader(seeded, order.split(run.batch_size), workers)
 
 
 def in_order(dataset: Any, run: Run, workers: int = 0) -> Iterable[Any]:
     """All items once, in batches four times as large as in training."""
-    order = torch.arange(len(dataset)).split(4 * run.batch_size)
+    order = torch.arange(len(dataset))
     seeded = Seeded(dataset, run.seed, -1, run.replica)
-    return _loader(seeded, [part.tolist() for part in order], workers)
+    return _loader(seeded, order.split(4 * run.batch_size), workers)
 
 
-def _loader(dataset: Seeded, order: list[list[int]], workers: int) -> DataLoader[Any]:
+def _loader(dataset: Seeded, order: Sequence[Tensor], workers: int) -> DataLoader[Any]:
+    """Batches of the items with these numbers."""
     return DataLoader(
         dataset,
-        batch_sampler=order,
+        batch_sampler=[numbers.tolist() for numbers in order],
         collate_fn=_as_is,
         num_workers=workers,
         pin_memory=torch.cuda.is_available(),

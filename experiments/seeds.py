@@ -16,10 +16,12 @@ def derive_seed(seed: int, purpose: str, replica: int = 0) -> int:
         >>> len({derive_seed(0, "order"), derive_seed(0, "split"), derive_seed(0, "order", 1)})
         3
     """
-    digest = hashlib.sha256(f"{purpose}/{seed}/{replica}".encode()).digest()
+    text = f"{purpose}/{seed}/{replica}"
+    digest = hashlib.sha256(text.encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 
 
 def own_generator(seed: int, purpose: str, replica: int = 0) -> torch.Generator:
     """A generator for one purpose, independent of torch's global one."""
-    return torch.Generator().manual_seed(derive_seed(seed, purpose, replica))
+    own_seed = derive_seed(seed, purpose, replica)
+    return torch.Generator().manual_seed(own_seed)

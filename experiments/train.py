@@ -15,8 +15,10 @@ Example:
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -27,7 +29,6 @@ from timm.optim import create_optimizer_v2
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler, OneCycleLR
-from torch.utils._pytree import tree_map
 
 from dropblock_hooks import Attachment, Foreign
 from experiments import checkpoint
@@ -81,94 +82,126 @@ def train(
     torch.set_num_threads(run.threads)
     device = device_of(run)
     data = load_data(run)
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(derive_seed(run.seed, "masks/0", run.replica))
+    with seeded(device, derive_seed(run.seed, "masks/0", run.replica)):
         training = _Training(run, data, device, workers)
         if folder is not None:
             training.load(checkpoint.load(folder))
+
         while training.epoch < run.epochs:
-            if not training.train_epoch():
-                return Result("diverged", {}, training.epochs)
+            finite = training.train_epoch()
+            if not finite:
+                return Result("diverged", epochs=training.epochs)
             if folder is not None:
                 checkpoint.save(folder, training.state())
             if on_epoch is not None:
                 on_epoch(training.epochs[-1])
-        return Result("finished", training.scores(tests), training.epochs, training.chance)
+
+        scores = training.scores(tests)
+        return Result("finished", scores, training.epochs, training.chance)
+
+
+@contextmanager
+def seeded(device: torch.device, seed: int) -> Iterator[None]:
+    """Seed torch's global generators, and put them back at the end."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
 
 
 class _Training:
     """All that changes in a run."""
 
     def __init__(self, run: Run, data: Data, device: torch.device, workers: int) -> None:
-        self.run, self.data, self.device, self.workers = run, data, device, workers
+        self.run = run
+        self.data = data
+        self.device = device
+        self.workers = workers
+        self.epoch = 0
+        self.epochs: list[dict[str, Any]] = []
+        self.chance: float | None = None
+
         scales = run.precision == "16-mixed"
         self.scaler = torch.amp.GradScaler(device.type, enabled=scales)
         self.bare, self.attached = make_model(run, data, self.scaler if scales else None)
         self.bare.to(device)
+        self.model = self.bare
+        if run.compile:
+            torch.compiler.reset()  # so that earlier runs of this process change nothing
+            self.model = torch.compile(self.bare, dynamic=False)
+
         self.optimizer = make_optimizer(run, self.bare)
         steps = math.ceil(len(data.train) / run.batch_size)  # type: ignore[arg-type]
         self.schedule = make_schedule(run, self.optimizer, steps)
-        if run.compile:
-            torch.compiler.reset()  # so that earlier runs of this process change nothing
-        self.model = torch.compile(self.bare, dynamic=False) if run.compile else self.bare
+
         self.loss = call(run.loss, run.loss_args)
         if isinstance(self.loss, nn.Module):
             self.loss.to(device)
-        self.epoch = 0
-        self.chance: float | None = None
-        self.epochs: list[dict[str, Any]] = []
 
     def train_epoch(self) -> bool:
         """Train one epoch; return whether the loss stayed finite."""
         self.model.train()
         if self.attached:
             self.attached.step(self.epoch)
-        began, lr, losses = perf_counter(), 0.0, []
+
+        began = perf_counter()
+        lr = 0.0
+        losses = []
         for batch in batches(self.data.train, self.run, self.epoch, self.workers):
-            inputs, targets = moved(batch, self.device)
-            loss = self.loss(self._outputs(self.model, inputs), targets)
-            self.scaler.scale(loss).backward()
-            if self.run.clip_grad_norm is not None:
-                self.scaler.unscale_(self.optimizer)
-                clip_grad_norm_(self.bare.parameters(), self.run.clip_grad_norm)
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
-            self.optimizer.zero_grad()
             lr = self.optimizer.param_groups[0]["lr"]
-            self.schedule.step()
-            losses.append(loss.detach().reshape(()))  # read at the end, so that no step waits
-        mean = sum(torch.stack(losses).cpu().double().tolist()) / len(losses)
+            losses.append(self._step(batch))  # read at the end, so that no step waits
+        mean_loss = sum(torch.stack(losses).cpu().double().tolist()) / len(losses)
         rates = mean_rates(self.attached)
         seconds = perf_counter() - began
-        row = {"epoch": self.epoch, "loss": mean, "lr": lr, "seconds": seconds, **rates}
-        if not math.isfinite(mean):
+
+        if not math.isfinite(mean_loss):
             return False
+        row = {"epoch": self.epoch, "loss": mean_loss, "lr": lr, "seconds": seconds, **rates}
         self.epochs.append(row)
         self.epoch += 1
         return True
 
+    def _step(self, batch: Any) -> Tensor:
+        """Train on a batch; return its loss."""
+        inputs, targets = moved(batch, self.device)
+        loss = self.loss(self._outputs(self.model, inputs), targets)
+
+        self.scaler.scale(loss).backward()
+        if self.run.clip_grad_norm is not None:
+            self.scaler.unscale_(self.optimizer)
+            clip_grad_norm_(self.bare.parameters(), self.run.clip_grad_norm)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad()
+        self.schedule.step()
+        return loss.detach().reshape(())
+
     def _outputs(self, model: nn.Module, inputs: Any) -> Any:
-        dtype = torch.float16 if self.run.precision == "16-mixed" else torch.bfloat16
-        with torch.autocast(self.device.type, dtype, enabled=self.run.precision != "32-true"):
+        precision = self.run.precision
+        dtype = torch.float16 if precision == "16-mixed" else torch.bfloat16
+        with torch.autocast(self.device.type, dtype, enabled=precision != "32-true"):
             outputs = model(inputs)
         return outputs.float() if isinstance(outputs, Tensor) else outputs
 
     def scores(self, tests: bool) -> dict[str, float]:
         """The metric of every test, and of the validation set."""
-        sets = {**(self.data.tests if tests else {}), "validation": self.data.validation}
-        return {name: self._score(name, one) for name, one in sets.items() if one is not None}
+        sets = dict(self.data.tests) if tests else {}
+        if self.data.validation is not None:
+            sets["validation"] = self.data.validation
+        return {name: self._score(name, dataset) for name, dataset in sets.items()}
 
     @torch.no_grad()
     def _score(self, name: str, dataset: Any) -> float:
         """The metric of a data set. Masks drawn in evaluation have a seed of their own."""
-        run, device, metric = self.run, self.device, Metric(self.run)
+        run = self.run
+        cpu = torch.device("cpu")
+        metric = Metric(run)
         self.bare.eval()
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            torch.manual_seed(derive_seed(run.seed, f"test/{name}/0", run.replica))
+        with seeded(self.device, derive_seed(run.seed, f"test/{name}/0", run.replica)):
             for batch in in_order(dataset, run, self.workers):
-                inputs, targets = moved(batch, device)
+                inputs, targets = moved(batch, self.device)
                 outputs = self._outputs(self.bare, inputs)
-                metric.add(*moved((outputs, targets), torch.device("cpu")))
+                metric.add(moved(outputs, cpu), moved(targets, cpu))
+
         value = metric.value(name)
         if self.chance is None:
             self.chance = metric.chance()
@@ -196,7 +229,8 @@ class _Training:
         """Go on where a checkpoint was written."""
         if state is None:
             return
-        self.epochs, self.epoch = state["epochs"], len(state["epochs"])
+        self.epochs = state["epochs"]
+        self.epoch = len(self.epochs)
         self.bare.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.schedule.load_state_dict(state["schedule"])
@@ -214,17 +248,33 @@ def device_of(run: Run) -> torch.device:
     Raises:
         FactoryError: if the device is not there.
     """
-    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    has_cuda = torch.cuda.is_available()
     if run.accelerator == "auto":
-        return torch.device("cuda" if there["cuda"] else "cpu")
-    if not there.get(run.accelerator, True):
+        return torch.device("cuda" if has_cuda else "cpu")
+
+    available = {"cpu": True, "cuda": has_cuda, "mps": torch.backends.mps.is_available()}
+    if not available[run.accelerator]:
         raise FactoryError(f"accelerator: there is no {run.accelerator} device here")
     return torch.device(run.accelerator)
 
 
 def moved(value: Any, device: torch.device) -> Any:
-    """A value with all its tensors on a device."""
-    return tree_map(lambda item: item.to(device) if isinstance(item, Tensor) else item, value)
+    """A value with all its tensors on a device; those of lists, tuples and mappings are found."""
+    if isinstance(value, Tensor):
+        return value.to(device)
+
+    if isinstance(value, MutableMapping):
+        mapping = copy.copy(value)
+        for key, item in value.items():
+            mapping[key] = moved(item, device)
+        return mapping
+
+    if isinstance(value, list | tuple):
+        items = [moved(item, device) for item in value]
+        if hasattr(value, "_fields"):  # a named tuple takes its items one by one
+            return type(value)(*items)
+        return type(value)(items)
+    return value
 
 
 def make_optimizer(run: Run, model: nn.Module) -> torch.optim.Optimizer:
@@ -254,11 +304,11 @@ def make_schedule(run: Run, optimizer: torch.optim.Optimizer, steps: int) -> LRS
         optimizer: whose learning rate moves.
         steps: number of steps of an epoch.
     """
-    total = run.epochs * steps
+    total_steps = run.epochs * steps
     if run.schedule == "onecycle":
-        return OneCycleLR(optimizer, run.lr, total)
+        return OneCycleLR(optimizer, run.lr, total_steps)
     if run.schedule == "cosine":
-        return CosineAnnealingLR(optimizer, total)
+        return CosineAnnealingLR(optimizer, total_steps)
     return LambdaLR(optimizer, lambda step: 1.0)
 
 
@@ -269,9 +319,13 @@ def mean_rates(attached: Attachment | None) -> dict[str, float | None]:
         for site in attached or ()
         if isinstance(site.regularizer, Foreign) or hasattr(site.regularizer, "p")
     ]
-    realized = [site.realized_rate for site in dropping if site.realized_rate is not None]
-    nominal = [site.rate for site in dropping if site.rate is not None]
     return {
-        "nominal": sum(nominal) / len(nominal) if nominal else None,
-        "realized": sum(realized) / len(realized) if realized else None,
+        "nominal": _mean([site.rate for site in dropping]),
+        "realized": _mean([site.realized_rate for site in dropping]),
     }
+
+
+def _mean(rates: list[float | None]) -> float | None:
+    """The mean of the rates that are known."""
+    known = [rate for rate in rates if rate is not None]
+    return sum(known) / len(known) if known else None

@@ -1,6 +1,8 @@
 """One run: pairing by seed, bit-exact resume, scores, divergence."""
 
 import random
+from collections import OrderedDict
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from experiments.data import load_data
 from experiments.loading import Seeded, batches
 from experiments.metrics import Metric
 from experiments.models import make_model
-from experiments.train import train
+from experiments.train import moved, train
 
 SPEC = {"conv": {"Dropout2d": {"p": 0.5}}}
 
@@ -176,6 +178,23 @@ def test_a_run_that_diverges_says_so(folder):
     result = train(make(lr=1e30, schedule="constant"))
     assert result.status == "diverged"
     assert result.scores == {}
+
+
+def test_tensors_in_containers_are_moved_and_the_containers_keep_their_types():
+    class Boxes(NamedTuple):
+        corners: torch.Tensor
+        label: str
+
+    x = torch.zeros(2)
+    batch = OrderedDict(images=[x, (x, 3)], boxes=Boxes(x, "cat"), scale=None)
+    meta = moved(batch, torch.device("meta"))
+    assert isinstance(meta, OrderedDict)
+    assert list(meta) == ["images", "boxes", "scale"]
+    first, (second, number) = meta["images"]
+    assert [first.device.type, second.device.type, number] == ["meta", "meta", 3]
+    assert isinstance(meta["boxes"], Boxes)
+    assert (meta["boxes"].corners.device.type, meta["boxes"].label) == ("meta", "cat")
+    assert batch["images"][0] is x  # the batch itself stays
 
 
 def test_the_generators_of_the_caller_stay(folder):
