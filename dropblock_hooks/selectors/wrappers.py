@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 
 from torch import nn
 
-from .._torch import children_of
+from .._torch import children_of, parameters_of
 from ..checks import closest
 from ..quoting import quote, shown
 
@@ -90,7 +90,7 @@ def shard_refusal(owner: nn.Module) -> str | None:
     FSDP and tensor parallelism shard them.
     """
     if not getattr(owner, "_is_fsdp_managed_module", False):  # fully_shard sets it, so does FSDP
-        if any(map(is_distributed, owner._parameters.values())):
+        if any(map(is_distributed, parameters_of(owner).values())):
             return (
                 "tensor parallelism shards the parameter, and each process has a part of its "
                 "gradient only: regularize the gradient at the output of the layer, or call "

@@ -11,7 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
-from .._torch import address_of, hooks_of_tensor, parameters_of, set_hooks_of_tensor, transforming
+from .._torch import (
+    address_of,
+    children_of,
+    hooks_of_tensor,
+    parameters_of,
+    set_hooks_of_tensor,
+    transforming,
+)
 from ..checkpointing import NO_TASK, graph_task
 from ..compiling import is_exporting
 from ..findings import Finding, Kind, Severity, tell
