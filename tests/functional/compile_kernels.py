@@ -5,7 +5,8 @@ It runs in a process of its own, because TRITON_INTERPRET replaces the compiler 
 
 import os
 
-os.environ.pop("TRITON_INTERPRET", None)
+if __name__ == "__main__":
+    os.environ.pop("TRITON_INTERPRET", None)
 
 import inspect
 import sys
@@ -63,58 +64,63 @@ def compile_only(kernel, programs, device, *arguments, **options):
         triton.compile(source, target=GPUTarget("cuda", 90, 32))
 
 
-launch.start = compile_only
-launch.DEVICES.add("cpu")
-operators.SEEDED.discard("cpu")
-dtype = getattr(torch, sys.argv[1])
-for shape in ((2, 4, 8, 8), (2, 4, 8, 70), (2, 3, 4, 5, 6)):
-    for channels_last in (False, True):
-        if channels_last and shape[-1] != 8:
-            continue
-        x = torch.randn(shape).to(dtype)
-        if channels_last:
-            x = x.movedim(1, -1).contiguous().movedim(-1, 1)
-        x = x.detach().requires_grad_()
-        edges = [3] * (x.ndim - 2)
-        for normalize in ("batch", "sample", None):
-            y, _ = drop_blocks(x, 0.3, edges, "exact", normalize, False)
+def main(dtype):
+    """Compile the kernels for tensors of a type; print how many there are."""
+    launch.start = compile_only
+    launch.DEVICES.add("cpu")
+    operators.SEEDED.discard("cpu")
+    for shape in ((2, 4, 8, 8), (2, 4, 8, 70), (2, 3, 4, 5, 6)):
+        for channels_last in (False, True):
+            if channels_last and shape[-1] != 8:
+                continue
+            x = torch.randn(shape).to(dtype)
+            if channels_last:
+                x = x.movedim(1, -1).contiguous().movedim(-1, 1)
+            x = x.detach().requires_grad_()
+            edges = [3] * (x.ndim - 2)
+            for normalize in ("batch", "sample", None):
+                y, _ = drop_blocks(x, 0.3, edges, "exact", normalize, False)
+                y.backward(torch.ones_like(y))
+            y, _ = drop_blocks(x, 0.3, edges, "across", "batch", False)
             y.backward(torch.ones_like(y))
-        y, _ = drop_blocks(x, 0.3, edges, "across", "batch", False)
-        y.backward(torch.ones_like(y))
-        distort_blocks(x.detach(), 0.3, edges, 1.0)
-        for axes in (None, 1, 2):
-            y, _ = drop_units(x, 0.3, axes)
-            y.backward(torch.ones_like(y))
-        launch.is_capturing = lambda device: True
-        drop_units(x.detach(), 0.3, 2)
-        drop_units(x.detach(), 0.3)
-        drop_blocks(x.detach(), 0.3, edges, "exact", "batch", True)
-        launch.is_capturing = lambda device: False
-        grad = x.detach()
-        for scale in (1.0, torch.tensor(8.0)):
-            gradients.clamp_measured(grad, -1.0, 1.0, scale)
-            gradients.clamp_measured(grad, None, 1.0, scale)
-            for per in ("tensor", "sample", "channel"):
-                gradients.clip_measured(grad, 1.0, 2.0, per, scale)
-            gradients.clip_adaptive_counted(grad, torch.randn_like(grad), 0.1, 1e-3, 2.0, scale)
-            state = {
-                "sums": torch.zeros(measures.BINS + 43, dtype=torch.float64),
-                "largest": torch.zeros((), dtype=torch.float64),
-                "looked": 0,
-            }
-            measures.add_measured(state, grad, scale, (-27, 14))
-            row = torch.zeros(measures.SUMS + measures.BINS + 43, dtype=torch.float64)
-            alive = torch.zeros(shape[1], dtype=torch.bool)
-            tensor_scale = scale if isinstance(scale, torch.Tensor) else None
-            for calls in (True, False):
-                given = tensor_scale, True, calls, 3, -27, 14, row, alive, None
-                measures.add_statistics(grad, grad, None, *given)
-            watched = torch.zeros(measures.WATCHED, dtype=torch.float64)
-            for bounds in ([], [0.0, 1.0]):
-                measures.add_watched([grad], [grad, grad], grad, True, bounds, watched, alive)
-            measures.add_watched_gradient(grad, tensor_scale, True, watched)
-            measures.square_of(grad)
-for normalize in ("batch", "sample", "expected", None):
-    given = arguments(torch.randn(2, 4, 8, 8).to(dtype), normalize=normalize)
-    operators.drop_blocks(*given)
-print(len(compiled), "kernels")
+            distort_blocks(x.detach(), 0.3, edges, 1.0)
+            for axes in (None, 1, 2):
+                y, _ = drop_units(x, 0.3, axes)
+                y.backward(torch.ones_like(y))
+            launch.is_capturing = lambda device: True
+            drop_units(x.detach(), 0.3, 2)
+            drop_units(x.detach(), 0.3)
+            drop_blocks(x.detach(), 0.3, edges, "exact", "batch", True)
+            launch.is_capturing = lambda device: False
+            grad = x.detach()
+            for scale in (1.0, torch.tensor(8.0)):
+                gradients.clamp_measured(grad, -1.0, 1.0, scale)
+                gradients.clamp_measured(grad, None, 1.0, scale)
+                for per in ("tensor", "sample", "channel"):
+                    gradients.clip_measured(grad, 1.0, 2.0, per, scale)
+                gradients.clip_adaptive_counted(grad, torch.randn_like(grad), 0.1, 1e-3, 2.0, scale)
+                state = {
+                    "sums": torch.zeros(measures.BINS + 43, dtype=torch.float64),
+                    "largest": torch.zeros((), dtype=torch.float64),
+                    "looked": 0,
+                }
+                measures.add_measured(state, grad, scale, (-27, 14))
+                row = torch.zeros(measures.SUMS + measures.BINS + 43, dtype=torch.float64)
+                alive = torch.zeros(shape[1], dtype=torch.bool)
+                tensor_scale = scale if isinstance(scale, torch.Tensor) else None
+                for calls in (True, False):
+                    given = tensor_scale, True, calls, 3, -27, 14, row, alive, None
+                    measures.add_statistics(grad, grad, None, *given)
+                watched = torch.zeros(measures.WATCHED, dtype=torch.float64)
+                for bounds in ([], [0.0, 1.0]):
+                    measures.add_watched([grad], [grad, grad], grad, True, bounds, watched, alive)
+                measures.add_watched_gradient(grad, tensor_scale, True, watched)
+                measures.square_of(grad)
+    for normalize in ("batch", "sample", "expected", None):
+        given = arguments(torch.randn(2, 4, 8, 8).to(dtype), normalize=normalize)
+        operators.drop_blocks(*given)
+    print(len(compiled), "kernels")
+
+
+if __name__ == "__main__":
+    main(getattr(torch, sys.argv[1]))
