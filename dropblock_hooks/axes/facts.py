@@ -93,6 +93,10 @@ class ModelFacts:
         self._all = modules
 
     @cached_property
+    def _reorders(self) -> bool:
+        return any(_MAY_REORDER.search(type(m).__name__) for m in self._all)
+
+    @cached_property
     def _surroundings(self) -> Surroundings:
         return Surroundings(self._all)
 
@@ -117,6 +121,8 @@ class ModelFacts:
             samples_second=self._samples_second,
             prefixes=self._prefixes,
         )
+        if not own and inside == FIRST:
+            return replace(facts, reorders=self._reorders)
         if own or inside != MIXED:
             return facts
         near = self._surroundings  # which take time for a large model

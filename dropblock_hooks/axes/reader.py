@@ -149,6 +149,8 @@ class Reader:
         elif not side and facts.inside == FIRST and shape[1] in facts.widths:
             permutes = facts.norms_last or seen == UNTOLD  # code around these layers, likely
             side = "" if permutes and shape[-1] in facts.widths else FIRST
+        elif not side and facts.inside == FIRST and self._is_joined(shape, seen):
+            side = FIRST
         elif not side and facts.inside == LAST and shape[-1] in facts.widths:
             side = "" if shape[1] in facts.widths else LAST
         if side not in (FIRST, LAST) and facts.inside == MIXED:
@@ -161,6 +163,17 @@ class Reader:
             "graph of this forward and the layers inside do not show it); say which with layout=. "
             "Without a graph, as under torch.compile, attach(..., example_input=) may help"
         )
+
+    def _is_joined(self, shape: Shape, seen: str) -> bool:
+        """Whether maps with channels first were joined along them, as by a block of DenseNet.
+
+        Then there are more channels than in any layer inside. A permuted map would have as many in
+        the last axis.
+        """
+        facts = self.facts
+        if facts.norms_last or facts.reorders or seen == UNTOLD:
+            return False
+        return shape[1] > max((*facts.widths, *shape[2:]))
 
     def _by_surroundings(self, shape: Shape) -> str:
         """Where the channels are in a model with layers of both kinds, such as a plain CNN."""
