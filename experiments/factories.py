@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 SHORT = {
@@ -42,9 +43,23 @@ def load(reference: str) -> Callable[..., Any]:
         raise FactoryError(
             f"{reference!r} is unknown: write package.module:name, or one of {known}"
         )
-    with told(f"{reference!r} can't be imported"):
+
+    imported = _import(reference, module)
+    factory = getattr(imported, name, None)
+    if not callable(factory):
+        public = [key for key in vars(imported) if not key.startswith("_")]
+        names = [key for key in public if callable(getattr(imported, key))]
+        raise FactoryError(
+            f"{reference!r}: {module} has no function or class {name!r}, it has {names[:9]}"
+        )
+    return factory  # type: ignore[no-any-return]
+
+
+def _import(reference: str, module: str) -> ModuleType:
+    """The module of a reference."""
+    with as_factory_error(f"{reference!r} can't be imported"):
         try:
-            found = importlib.import_module(module)
+            return importlib.import_module(module)
         except ModuleNotFoundError as error:
             if error.name and f"{module}.".startswith(f"{error.name}."):
                 raise FactoryError(
@@ -52,13 +67,6 @@ def load(reference: str) -> Callable[..., Any]:
                     "or install it"
                 ) from error
             raise
-    factory = getattr(found, name, None)
-    if not callable(factory):
-        names = [n for n in vars(found) if not n.startswith("_") and callable(getattr(found, n))]
-        raise FactoryError(
-            f"{reference!r}: {module} has no function or class {name!r}, it has {names[:9]}"
-        )
-    return factory  # type: ignore[no-any-return]
 
 
 def call(reference: str, given: Mapping[str, Any], **offered: Any) -> Any:
@@ -73,16 +81,18 @@ def call(reference: str, given: Mapping[str, Any], **offered: Any) -> Any:
         FactoryError: if it can't be found, or raises an error.
     """
     factory = load(reference)
-    named: Mapping[str, Any] = {}
+    parameters: Mapping[str, Any] = {}
     with suppress(TypeError, ValueError):  # a class written in C has no signature
-        named = inspect.signature(factory).parameters
-    taken = {name: value for name, value in offered.items() if name in named}
-    with told(f"{reference!r} failed"):
-        return factory(**{**taken, **given})
+        parameters = inspect.signature(factory).parameters
+
+    taken = {name: value for name, value in offered.items() if name in parameters}
+    arguments = {**taken, **given}
+    with as_factory_error(f"{reference!r} failed"):
+        return factory(**arguments)
 
 
 @contextmanager
-def told(what: str) -> Iterator[None]:
+def as_factory_error(what: str) -> Iterator[None]:
     """Turn an error of the user's code into a FactoryError that names its file and line.
 
     Args:
@@ -96,12 +106,17 @@ def told(what: str) -> Iterator[None]:
         where = f"({error.filename}:{error.lineno})"
         raise FactoryError(f"{what}: {error.msg} {where}") from error
     except Exception as error:  # whatever the user's code raises
-        frames = traceback.extract_tb(error.__traceback__)
-        others = ("site-packages", "importlib", f"{Path(__file__).parent}{os.sep}")
-        own = [f for f in frames if not any(part in f.filename for part in others)]
-        frame = (own or frames)[-1]
-        message = f"{type(error).__name__}: {error} ({frame.filename}:{frame.lineno})"
-        raise FactoryError(f"{what}: {message}") from error
+        where = _place_of(error)
+        raise FactoryError(f"{what}: {type(error).__name__}: {error} ({where})") from error
+
+
+def _place_of(error: Exception) -> str:
+    """The file and line of the user's code that failed last."""
+    frames = traceback.extract_tb(error.__traceback__)
+    others = ("site-packages", "importlib", f"{Path(__file__).parent}{os.sep}")
+    of_user = [frame for frame in frames if not any(part in frame.filename for part in others)]
+    last = (of_user or frames)[-1]
+    return f"{last.filename}:{last.lineno}"
 
 
 def digest(reference: str) -> str:

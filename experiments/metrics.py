@@ -13,7 +13,7 @@ from torch.utils.data import Subset
 
 from experiments.config import Run
 from experiments.data import Data
-from experiments.factories import FactoryError, call, told
+from experiments.factories import FactoryError, as_factory_error, call
 from experiments.loading import in_order
 
 
@@ -31,8 +31,8 @@ class Metric:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.made: Any = call(run.metric, run.metric_args)
-        self.by_batch = all(hasattr(self.made, each) for each in ("update", "compute"))
+        self.function: Any = call(run.metric, run.metric_args)
+        self.by_batch = hasattr(self.function, "update") and hasattr(self.function, "compute")
         self.outputs: list[Any] = []
         self.targets: list[Any] = []
 
@@ -40,8 +40,8 @@ class Metric:
         """Add the outputs and targets of a batch."""
         self.targets.append(targets)
         if self.by_batch:
-            with told(f"{self.run.metric!r} failed"):
-                self.made.update(outputs, targets)
+            with as_factory_error(f"{self.run.metric!r} failed"):
+                self.function.update(outputs, targets)
             self.outputs = [outputs]  # the last batch alone
         else:
             self.outputs.append(outputs)
@@ -55,27 +55,30 @@ class Metric:
         Raises:
             FactoryError: if the metric fails, or returns no number.
         """
-        with told(f"{self.run.metric!r} failed on {name!r}"):
+        with as_factory_error(f"{self.run.metric!r} failed on {name!r}"):
             if self.by_batch:
-                found = self.made.compute()
+                value = self.function.compute()
             else:
-                found = self.made(torch.cat(self.outputs), torch.cat(self.targets))
+                value = self.function(torch.cat(self.outputs), torch.cat(self.targets))
         try:
-            return float(found)
+            return float(value)
         except (TypeError, ValueError, RuntimeError):
-            what = f"{self.run.metric!r} must return a number"
-            raise FactoryError(f"{what}, got {found!r:.100} on {name!r}") from None
+            raise FactoryError(
+                f"{self.run.metric!r} must return a number, got {value!r:.100} on {name!r}"
+            ) from None
 
     def chance(self) -> float | None:
         """The metric of a model that always says the most frequent class; None without classes."""
         constant = Metric(self.run)
         try:
-            with told("there is no level of chance"):
-                targets, outputs = torch.cat(self.targets), self.outputs[0]
+            with as_factory_error("there is no level of chance"):
+                targets = torch.cat(self.targets)
+                outputs = self.outputs[0]
                 if outputs.ndim != 2 or targets.ndim != 1:
                     return None
-                said = one_hot(targets.mode().values, outputs.shape[1]).float()
-            constant.add(said.expand(len(targets), -1), targets)
+                most_frequent = targets.mode().values
+                output = one_hot(most_frequent, outputs.shape[1]).float()
+            constant.add(output.expand(len(targets), -1), targets)
             value = constant.value("constant outputs")
         except FactoryError:  # targets are no classes, or the metric refuses constant outputs
             return None
@@ -92,8 +95,11 @@ def try_metric(run: Run, model: nn.Module, data: Data) -> None:
     """
     name, test = next(iter(data.tests.items()))
     total = len(test)  # type: ignore[arg-type]
-    some = Subset(test, range(0, total, math.ceil(total / 16)))
-    metric, model = Metric(run), model.eval()
+    every_nth = math.ceil(total / 16)
+    some = Subset(test, range(0, total, every_nth))
+
+    metric = Metric(run)
+    model.eval()
     try:
         for inputs, targets in in_order(some, run):
             metric.add(model(inputs), targets)

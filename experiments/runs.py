@@ -45,14 +45,16 @@ class RunFolder:
     """
 
     def __init__(self, pool: Path, run: Run) -> None:
-        self.run, self.hash = run, run_hash(run)
+        self.run = run
+        self.hash = run_hash(run)
         self.path = pool / self.hash
         self._result: Result | None = None
 
     @property
     def status(self) -> Status:
         """The state of the run. A failed run is open again after `forget_failure`."""
-        if (result := self.result()) is not None:
+        result = self.result()
+        if result is not None:
             return result.status  # type: ignore[return-value]
         return "failed" if (self.path / "error.txt").exists() else "open"
 
@@ -60,25 +62,30 @@ class RunFolder:
         """What came of the run; None while it is not finished. A result is final, and read once."""
         if self._result is not None:
             return self._result
+
+        path = self.path / "result.json"
         try:
-            text = (self.path / "result.json").read_text(encoding="utf-8")
-            self._result = Result(**json.loads(text))
+            fields = json.loads(path.read_text(encoding="utf-8"))
+            self._result = Result(**fields)
         except FileNotFoundError:
             return None
         except (ValueError, TypeError) as error:
-            raise ValueError(f"{self.path / 'result.json'} can't be read: {error}") from error
+            raise ValueError(f"{path} can't be read: {error}") from error
         return self._result
 
     def error(self) -> str:
         """The first line of why the run failed."""
-        path = self.path / "error.txt"
-        return path.read_text(encoding="utf-8").partition("\n")[0] if path.exists() else ""
+        lines = _lines_of(self.path / "error.txt")
+        return lines[0] if lines else ""
 
     def attempts(self) -> list[dict[str, Any]]:
         """The notes of each begin. A full disk may have cut off a line before the next one."""
-        path = self.path / "attempts.jsonl"
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        return [json.loads(line[line.rindex("{") :]) for line in lines if line.endswith("}")]
+        notes = []
+        for line in _lines_of(self.path / "attempts.jsonl"):
+            if line.endswith("}"):
+                begin = line.rindex("{")
+                notes.append(json.loads(line[begin:]))
+        return notes
 
     @contextmanager
     def claim(self) -> Iterator[bool]:
@@ -109,38 +116,42 @@ class RunFolder:
 
         The lock must be held.
         """
-        epochs = self._epochs()
-        deaths = [each["epochs"] for each in self.attempts()][-DEATHS:]
-        if len(deaths) == DEATHS and set(deaths) == {epochs}:
+        epochs = len(_lines_of(self.path / "metrics.jsonl"))
+        last_begins = [note["epochs"] for note in self.attempts()[-DEATHS:]]
+        if len(last_begins) == DEATHS and set(last_begins) == {epochs}:
             self.fail(RuntimeError(f"the process died {DEATHS} times without a new epoch"))
             return False
-        if not (self.path / "run.json").exists():
+
+        path = self.path / "run.json"
+        if not path.exists():
             plain = json.dumps(self.run.model_dump(), indent=1, default=str)
-            write_whole(self.path / "run.json", plain.encode())
-        began = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        note = {"epochs": epochs, "began": began, "host": platform.node(), **versions(self.run)}
-        with (self.path / "attempts.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(note) + "\n")
+            write_whole(path, plain.encode())
+
+        now = datetime.datetime.now(datetime.UTC)
+        note = {
+            "epochs": epochs,
+            "began": now.isoformat(timespec="seconds"),
+            "host": platform.node(),
+            **versions(self.run),
+        }
+        _append(self.path / "attempts.jsonl", note)
         return True
 
     def note_epoch(self, row: dict[str, Any]) -> None:
         """Add the numbers of an epoch to metrics.jsonl."""
-        with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
-
-    def _epochs(self) -> int:
-        path = self.path / "metrics.jsonl"
-        return len(path.read_text(encoding="utf-8").splitlines()) if path.exists() else 0
+        _append(self.path / "metrics.jsonl", row)
 
     def finish(self, result: Result) -> None:
         """Write the result. The run is finished with it."""
-        write_whole(self.path / "result.json", json.dumps(asdict(result), indent=1).encode())
+        text = json.dumps(asdict(result), indent=1)
+        write_whole(self.path / "result.json", text.encode())
 
     def fail(self, error: Exception) -> None:
         """Note why the run failed; the first line is the message."""
-        first = " ".join(f"{type(error).__name__}: {error}".split())
-        text = "".join(traceback.format_exception(error))
-        write_whole(self.path / "error.txt", f"{first}\n\n{text}".encode())
+        message = f"{type(error).__name__}: {error}"
+        first_line = " ".join(message.split())
+        details = "".join(traceback.format_exception(error))
+        write_whole(self.path / "error.txt", f"{first_line}\n\n{details}".encode())
 
     def forget_failure(self) -> None:
         """Open a failed run again. It goes on from its checkpoint."""
@@ -150,6 +161,19 @@ class RunFolder:
                     (self.path / name).unlink(missing_ok=True)
 
 
+def _lines_of(path: Path) -> list[str]:
+    """The lines of a file; none if there is no such file."""
+    if not path.exists():
+        return []
+    return path.read_text(encoding="utf-8").splitlines()
+
+
+def _append(path: Path, fields: dict[str, Any]) -> None:
+    """Add a line of JSON to a file."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(fields) + "\n")
+
+
 def folders_of(study: Study, pool: Path) -> list[tuple[str, RunFolder]]:
     """The folders of all runs of a study, with the names of their conditions."""
     return [(name, RunFolder(pool, run)) for name, run in study.runs()]
@@ -157,6 +181,13 @@ def folders_of(study: Study, pool: Path) -> list[tuple[str, RunFolder]]:
 
 def versions(run: Run) -> dict[str, str]:
     """The versions that decide results, and the device of a run."""
-    found = {name: version(name) for name in ("torch", "torchvision", "timm")}
-    device = run.accelerator.replace("auto", "cuda" if torch.cuda.is_available() else "cpu")
-    return {**found, "dropblock_hooks": dropblock_hooks.__version__, "device": device}
+    device: str = run.accelerator
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return {
+        "torch": version("torch"),
+        "torchvision": version("torchvision"),
+        "timm": version("timm"),
+        "dropblock_hooks": dropblock_hooks.__version__,
+        "device": device,
+    }
