@@ -17,6 +17,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 import torch
+import torch._inductor.config
 from torch import Tensor
 
 from experiments.overhead.launches import launches_of
