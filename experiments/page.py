@@ -5,6 +5,7 @@ python -m experiments.page      # writes them anew from experiments/results
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -57,13 +58,13 @@ def blocks() -> dict[str, str]:
     _, frame_of_how = _report("how")
     return {
         "verdict": "; ".join(verdicts),
-        "nothing": _for_each({name: _pair(name, "DropBlock2d", "none") for name in NETWORKS}),
-        "against": _for_each({name: _pair(name, "DropBlock2d", "Dropout2d") for name in NETWORKS}),
-        "rate": _for_each({name: _rates(name) for name in NETWORKS}),
+        "nothing": _for_each(lambda name: _pair(name, "DropBlock2d", "none")),
+        "against": _for_each(lambda name: _pair(name, "DropBlock2d", "Dropout2d")),
+        "rate": _for_each(_rates),
         "schedule": _words(of_how[~is_size]),
         "size": _words(of_how[is_size]),
-        "lr": _for_each({name: _learning_rates(name) for name in NETWORKS}),
-        "baseline": _for_each({name: _baseline(name) for name in NETWORKS}),
+        "lr": _for_each(_learning_rates),
+        "baseline": _for_each(_baseline),
         "sure": "; ".join(certainties),
         "table": f"\n\n{difference_table(both, frame_of_how)}\n\n",
     }
@@ -84,15 +85,17 @@ def _words(rows: pd.DataFrame) -> str:
     return ", ".join(f"{counts[word]} {word}" for word in COLORS if word in counts)
 
 
-def _for_each(texts: dict[str, str]) -> str:
-    """The text of each network, behind its name."""
-    return "; ".join(f"{NETWORKS[name]}: {text}" for name, text in texts.items())
+def _for_each(text_of: Callable[[str], str]) -> str:
+    """The text of each network's study, behind the name of the network."""
+    texts = [f"{network}: {text_of(name)}" for name, network in NETWORKS.items()]
+    return "; ".join(texts)
 
 
 def _pair(name: str, a: str, b: str) -> str:
     """Differences on primary tests, such as `clean +0.29 [-0.16, +0.73] same`."""
     rows = _compared(name).query("primary and a == @a and b == @b")
-    return ", ".join(f"{row['test']} {cell(row)} {row['word']}" for _, row in rows.iterrows())
+    texts = [f"{row['test']} {cell(row)} {row['word']}" for _, row in rows.iterrows()]
+    return ", ".join(texts)
 
 
 def _baseline(name: str) -> str:

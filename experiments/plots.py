@@ -25,7 +25,8 @@ def forest(compared: pd.DataFrame, unit: str = "points") -> Figure:
     height = 1.2 + 0.34 * len(labels)
 
     figure = Figure(figsize=(width, height), layout="constrained")
-    columns = figure.subplots(1, len(tests), squeeze=False, sharey=True)[0]
+    grid = figure.subplots(1, len(tests), squeeze=False, sharey=True)
+    columns = grid[0]
     for axes, test in zip(columns, tests, strict=True):
         _draw_differences(axes, compared[compared["test"] == test], labels)
         axes.set_title(test, fontsize=10)
@@ -67,12 +68,14 @@ def learning(epochs: pd.DataFrame) -> Figure:
     losses.set(yscale="log", title="training loss", xlabel="epoch")
     rates.set(title="rate: realized, and nominal (dotted)", xlabel="epoch")
 
-    for index, (name, rows) in enumerate(epochs.groupby("condition", sort=False)):
+    conditions = epochs.groupby("condition", sort=False)
+    for index, (name, rows) in enumerate(conditions):
         color = f"C{index}"
-        losses.plot(rows["epoch"], rows["loss"], color=color, label=name)
+        epoch = rows["epoch"]
+        losses.plot(epoch, rows["loss"], color=color, label=name)
         if rows["nominal"].notna().any():
-            rates.plot(rows["epoch"], rows["nominal"], color=color, lw=1, ls=":")
-            rates.plot(rows["epoch"], rows["realized"], color=color, label=name)
+            rates.plot(epoch, rows["nominal"], color=color, lw=1, ls=":")
+            rates.plot(epoch, rows["realized"], color=color, label=name)
 
     losses.legend(fontsize=8)
     return figure

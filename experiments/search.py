@@ -71,7 +71,11 @@ def search(study: Study, pool: Path, run_all: RunAll) -> list[Found]:
         StudyError: if the study has no search, a space is wrong, or there is no validation set.
     """
     settings = check(study)
-    return [_Condition(study, settings, name, pool, run_all).search() for name in study.conditions]
+    results = []
+    for name in study.conditions:
+        condition = _Condition(study, settings, name, pool, run_all)
+        results.append(condition.search())
+    return results
 
 
 def rounds_of(settings: Search) -> tuple[int, int, int]:
@@ -130,7 +134,8 @@ def _level_problem(name: str, levels: Any) -> str | None:
 
     low = levels["low"]
     high = levels["high"]
-    if not all(isinstance(end, int | float) for end in (low, high)) or not low < high:
+    are_numbers = isinstance(low, int | float) and isinstance(high, int | float)
+    if not are_numbers or not low < high:
         return f"{where}: low must be a number below high, got {low!r} and {high!r}"
     if levels.get("log") and low <= 0:
         return f"{where}: a log range must begin above 0, got {low}"
@@ -251,7 +256,8 @@ class _Condition:
 
         out = [number for number in self.scores if number not in self.left]
         out.sort(key=runs_and_mean, reverse=True)
-        return pd.DataFrame([self._row(number) for number in [*self.left, *out]])
+        rows = [self._row(number) for number in self.left + out]
+        return pd.DataFrame(rows)
 
     def _row(self, number: int) -> dict[str, Any]:
         """The values of a candidate, and n, mean and standard deviation of its scores."""
@@ -266,7 +272,8 @@ class _Condition:
 
     def _lead(self, best: Sequence[int]) -> str:
         """How far the winner leads the second, in units of the metric, paired by seed."""
-        if at_chance(self.sign * self._mean(best[0]), self.chance, self.sign):
+        best_mean = self.sign * self._mean(best[0])
+        if at_chance(best_mean, self.chance, self.sign):
             return "all candidates are at chance level: they are not ranked"
         if len(best) < 2:
             return "there was one candidate"
@@ -274,8 +281,8 @@ class _Condition:
         winner = self.scores[best[0]]
         second = self.scores[best[1]]
         shared = [seed for seed in winner if seed in second]
-        leads = np.array([self.sign * (winner[seed] - second[seed]) for seed in shared])
-        leads = leads[~np.isnan(leads)]
+        differences = np.array([winner[seed] - second[seed] for seed in shared])
+        leads = self.sign * differences[~np.isnan(differences)]
         if len(leads) < 2:
             return "the best two can't be compared"
 
@@ -312,8 +319,10 @@ def candidates_of(space: dict[str, Any], count: int, name: str) -> list[Values]:
     """
     choices = [_choices_in(levels) for levels in space.values()]
     finite = [values for values in choices if values is not None]
-    if len(finite) == len(space) and math.prod(map(len, finite)) <= count:
-        return [dict(zip(space, values, strict=True)) for values in itertools.product(*finite)]
+    is_finite = len(finite) == len(space)
+    if is_finite and math.prod(map(len, finite)) <= count:
+        combinations = itertools.product(*finite)
+        return [dict(zip(space, values, strict=True)) for values in combinations]
 
     generator = own_generator(0, f"search/{name}")
     candidates: list[Values] = []

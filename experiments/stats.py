@@ -31,7 +31,8 @@ def frame_of(folders: Sequence[tuple[str, RunFolder]]) -> pd.DataFrame:
     Args:
         folders: what `experiments.runs.folders_of` returned.
     """
-    return pd.DataFrame([_row_of(name, folder) for name, folder in folders])
+    rows = [_row_of(name, folder) for name, folder in folders]
+    return pd.DataFrame(rows)
 
 
 def _row_of(condition: str, folder: RunFolder) -> dict[str, object]:
@@ -110,10 +111,11 @@ def compare(frame: pd.DataFrame, study: Study) -> pd.DataFrame:
     rows = []
     for a, b in study.pairs:
         for test in tests:
+            row = {"a": a, "b": b, "test": test, "primary": test in primary}
             differences = scale * paired(frame, a, b, test)
-            names = {"a": a, "b": b, "test": test, "primary": test in primary}
             margin = primary.get(test, np.nan)
-            rows.append({**names, **_judged(differences, level, margin, sign)})
+            row |= _judged(differences, level, margin, sign)
+            rows.append(row)
     return pd.DataFrame(rows)
 
 
@@ -143,7 +145,8 @@ def paired(frame: pd.DataFrame, a: str, b: str, test: str) -> np.ndarray:
     wide = frame.pivot(index="seed", columns="condition", values=test)
     if a not in wide or b not in wide:
         return np.array([])
-    return (wide[a] - wide[b]).dropna().to_numpy(dtype=float)
+    differences = wide[a] - wide[b]
+    return differences.dropna().to_numpy(dtype=float)
 
 
 def interval(differences: np.ndarray, level: float) -> tuple[float, float]:

@@ -122,7 +122,8 @@ def _tests(seed: int) -> dict[str, Tensors]:
     labels = clean.labels
 
     numbers = [seed * TEST_IMAGES + number for number in range(TEST_IMAGES)]
-    damaged = tests_of(clean.images.float().mul(1 / 255), labels, numbers, noise=0.25)
+    shades = clean.images.float().mul(1 / 255)
+    damaged = tests_of(shades, labels, numbers, noise=0.25)
     boxes = torch.from_numpy(clean.digits[:, :, 1:])
     hidden = occluded(clean.images, boxes)
     return {
@@ -159,7 +160,8 @@ def split_digits(seed: int, validation: float) -> dict[str, list[Numbers]]:
         seed: draws validation and training digits; the test has the same for all.
         validation: share of each class's digits outside of the test.
     """
-    splits: dict[str, list[Numbers]] = {"train": [], "validation": [], "test": []}
+    names = ("train", "validation", "test")
+    splits: dict[str, list[Numbers]] = {name: [] for name in names}
     for label in range(CLASSES):
         numbers = np.flatnonzero(_scikit_digits().target == label)
         numbers = _shuffled(numbers, 0, f"canvas test digits/{label}")
@@ -237,14 +239,15 @@ def _free_corners(side: int, boxes: Sequence[Box]) -> NDArray[np.bool_]:
 
 def _draw_sides(among: range, count: int, generator: Generator) -> Numbers:
     """Sides in pixels, all equally likely."""
-    return torch.randint(among[0], among[-1] + 1, (count,), generator=generator).numpy()
+    sides = torch.randint(among.start, among.stop, (count,), generator=generator)
+    return sides.numpy()
 
 
 def _draw_clutter(digits: Sequence[Numbers], clutter: Clutter, generator: Generator) -> Numbers:
     """Patches: digit, its side, top and left in it; side, top and left on the canvas."""
     count = clutter.count
     every = np.concatenate(digits)
-    drawn = torch.randint(len(every), (count,), generator=generator)
+    drawn = torch.randint(len(every), (count,), generator=generator).numpy()
     enlarged = _draw_sides(SIDES, count, generator)
     sides = _draw_sides(clutter.sides, count, generator)
     shares = torch.rand(4, count, generator=generator, dtype=torch.float64).numpy()
@@ -253,7 +256,8 @@ def _draw_clutter(digits: Sequence[Numbers], clutter: Clutter, generator: Genera
     on_canvas = SIZE - sides + 1
     places = shares * np.stack([in_digit, in_digit, on_canvas, on_canvas])
     cut_top, cut_left, top, left = places.astype(np.int64)
-    return np.column_stack([every[drawn.numpy()], enlarged, cut_top, cut_left, sides, top, left])
+    columns = [every[drawn], enlarged, cut_top, cut_left, sides, top, left]
+    return np.column_stack(columns)
 
 
 def _paint(digits: Numbers, clutter: Numbers) -> NDArray[np.uint8]:
@@ -280,7 +284,8 @@ def _enlarged_digits() -> dict[int, NDArray[np.uint8]]:
     table = {}
     for side in SIDES:
         large = interpolate(images, (side, side), mode="bilinear", align_corners=False)
-        table[side] = large[:, 0].mul(255).round().to(torch.uint8).numpy()
+        gray = large[:, 0].mul(255).round()
+        table[side] = gray.to(torch.uint8).numpy()
     return table
 
 
