@@ -51,7 +51,8 @@ def _built(base: type[Any], value: Any, path: Keys) -> Any:
         raise PlainError((path, f"{expected}, got {shown(value)}{hint}"))
     ((name, given),) = value.items()
     if name not in known:
-        hint = closest(str(name), known) or f" (known: {', '.join(known)})"
+        own = "; import the module of a class of your own first, which registers it"
+        hint = closest(str(name), known) or f" (known: {', '.join(known)}){own}"
         raise PlainError((path, f"unknown {kind} {quote(name)}{hint}"))
     if given is not None and not isinstance(given, Mapping):
         raise PlainError((path, f"write {{{name}: {{field: value}}}}, got {shown(given)}"))
@@ -97,8 +98,22 @@ def _parsed(text: str, path: Keys) -> Mapping[str, Any]:
         ((name, given),) = _literal(ast.parse(text.strip(), mode="eval").body).items()
     except (SyntaxError, ValueError, TypeError, AttributeError, RecursionError, MemoryError):
         problem = f"can't read {shown(text)}: expected Name(field=value, ...), in quotes"
+        word = _without_quotes(text)
+        if word:
+            problem += f"; inside it, the word {word} needs quotes of its own, as in {word!r}"
         raise PlainError((path, problem)) from None
     return {name: given}
+
+
+def _without_quotes(text: str) -> str:
+    """The first word in a call that is no value without quotes; "" if there is none."""
+    try:
+        nodes = list(ast.walk(ast.parse(text.strip(), mode="eval")))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ""
+    called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
+    words = [node for node in nodes if isinstance(node, ast.Name) and id(node) not in called]
+    return next((word.id for word in words if word.id not in ("inf", "nan")), "")
 
 
 def _literal(node: ast.expr) -> Any:

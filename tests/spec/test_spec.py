@@ -141,6 +141,11 @@ def test_a_list_with_selects():
 
 
 BAD_YAML = {
+    "a: DropBlock2d(p=0.1, layout=NCHW)": ["line 1", "the word NCHW needs quotes", "as in 'NCHW'"],
+    "a: {Mine: {p: 0.1}}": [
+        "unknown regularizer 'Mine'",
+        "import the module of a class",
+    ],
     "a: {DropBlok2d: {p: 0.1}}": ["line 1", "a → DropBlok2d", "unknown regularizer", "DropBlock2d"],
     "a:\n  DropBlock2d:\n    blok_size: 3": ["line 3", "blok_size", "block_size"],
     "a:\n  DropBlock2d:\n    p: 1.3": ["line 3", "p must be in [0, 1], got 1.3"],
