@@ -385,18 +385,22 @@ def tell_equal_seeds(run: Run, sites: Sequence[Site]) -> None:
     """Warn, once for an attachment, if another rank has the same random seed.
 
     Each rank puts its seed into the store of the process group and reads the seeds that are there.
-    No rank waits: of two ranks, at least the later one finds the seed of the other.
+    No rank waits: it looks again in the next step, until all seeds are there.
     """
     if run.compared or world_size() < 2 or not (run.installed and any(s.draws for s in sites)):
         return
-    run.compared = True
     store = store_of_processes()
     if store is None:
+        run.compared = True
         return
     rank = distributed.get_rank()
     seed = str(torch.initial_seed())
-    store.set(f"dropblock_hooks/seed/{rank}", seed)
-    for other in range(world_size()):
-        key = f"dropblock_hooks/seed/{other}"
-        if other != rank and store.check([key]) and store.get(key).decode() == seed:
-            tell([_EQUAL_SEEDS], run.told)
+    if not run.seed_sent:
+        store.set(f"dropblock_hooks/seed/{rank}", seed)
+        run.seed_sent = True
+    others = [f"dropblock_hooks/seed/{other}" for other in range(world_size()) if other != rank]
+    known = [key for key in others if store.check([key])]
+    run.compared = len(known) == len(others)
+    if any(store.get(key).decode() == seed for key in known):
+        run.compared = True
+        tell([_EQUAL_SEEDS], run.told)

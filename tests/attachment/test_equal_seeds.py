@@ -1,0 +1,44 @@
+"""Equal seeds of several ranks, whichever of them comes first."""
+
+import warnings
+
+import pytest
+import torch
+from torch import distributed, nn
+
+from dropblock_hooks import Dropout, HookWarning, attach
+from dropblock_hooks.attachment import faults
+
+KEY = "dropblock_hooks/seed/1"
+
+
+@pytest.fixture
+def store(monkeypatch):
+    """This process is rank 0 of two."""
+    made = distributed.HashStore()
+    monkeypatch.setattr(faults, "world_size", lambda: 2)
+    monkeypatch.setattr(distributed, "get_rank", lambda: 0)
+    monkeypatch.setattr(distributed.distributed_c10d, "_get_default_store", lambda: made)
+    return made
+
+
+@pytest.mark.parametrize("first", [0, 1, 3])
+def test_the_rank_that_comes_first_is_told_too(store, first):
+    attached = attach(nn.Sequential(nn.ReLU()), {"0": Dropout(0.1)})
+    for i in range(first):
+        attached.step(i / 10)
+    store.set(KEY, str(torch.initial_seed()))
+    with pytest.warns(HookWarning, match="draw the same masks"):
+        attached.step(0.9)
+    attached.step(0.95)  # it is told once
+
+
+def test_other_seeds_are_silent(store):
+    attached = attach(nn.Sequential(nn.ReLU()), {"0": Dropout(0.1)})
+    attached.step(0)
+    store.set(KEY, str(torch.initial_seed() + 1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        attached.step(0.1)
+        attached.step(0.2)
+    assert attached._run.compared
