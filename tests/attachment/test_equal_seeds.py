@@ -7,7 +7,6 @@ import torch
 from torch import distributed, nn
 
 from dropblock_hooks import Dropout, HookWarning, attach
-from dropblock_hooks.attachment import faults
 
 KEY = "dropblock_hooks/seed/1"
 
@@ -16,7 +15,7 @@ KEY = "dropblock_hooks/seed/1"
 def store(monkeypatch):
     """This process is rank 0 of two."""
     made = distributed.HashStore()
-    monkeypatch.setattr(faults, "world_size", lambda: 2)
+    monkeypatch.setattr("dropblock_hooks.attachment.faults.world_size", lambda: 2)
     monkeypatch.setattr(distributed, "get_rank", lambda: 0)
     monkeypatch.setattr(distributed.distributed_c10d, "_get_default_store", lambda: made)
     return made
