@@ -24,6 +24,7 @@ PUBLIC = {
     "dropblock_hooks.presets",
 }
 INTERNAL = [
+    "experiments/overhead/launches.py",
     "tests/axes/layouts_table.py",
     "tests/axes/test_axes.py",
     "tests/axes/test_layouts.py",
@@ -46,8 +47,11 @@ INTERNAL = [
     "tests/test_findings.py",
     "tests/test_schedules.py",
     "tests/test_tables.py",
+    "tests/test_torch.py",
 ]
-"""Tests that import internals. Only tests of kernels may be added: nothing public chooses one."""
+"""Files that import internals. Only those about kernels and about torch's private names may be
+added, because nothing public tells how many kernels were started.
+"""
 
 FOLDERS = ("experiments", "scripts", "tests", "docs/recipes")
 FILES = [

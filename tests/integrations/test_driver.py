@@ -87,10 +87,10 @@ def test_findings_are_told_once_and_only_after_a_tick():
     driver.begin(model, 3)
     driver.end_epoch()  # nothing was trained yet
     driver.tick(0)
-    model(X).sum().backward()
     with pytest.warns(HookWarning) as caught:
-        driver.end_epoch()
+        model(X).sum().backward()
     assert told(caught) == [("0.weight/ClipGradNorm", "no_optimizer")]
+    driver.end_epoch()
     driver.tick(1)
     model(X).sum().backward()
     driver.end_epoch()
