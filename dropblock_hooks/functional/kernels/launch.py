@@ -61,15 +61,15 @@ def is_available() -> bool:
     if os.environ.get(SWITCH) == "0":
         return False
     several = "so regularizers on a GPU start several kernels where one would do. Install triton"
-    cure = "Set DROPBLOCK_HOOKS_TRITON=0 to use torch operations without this warning"
+    how = "Set DROPBLOCK_HOOKS_TRITON=0 to use torch operations without this warning"
     try:
         version = str(importlib.import_module("triton").__version__)
     except ImportError as error:
-        warn(f"Triton can't be imported ({error}), {several}. {cure}")
+        warn(f"Triton can't be imported ({error}), {several}. {how}")
         return False
     if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
         oldest = ".".join(map(str, OLDEST))
-        warn(f"triton {version} is older than {oldest}, {several}>={oldest}. {cure}")
+        warn(f"triton {version} is older than {oldest}, {several}>={oldest}. {how}")
         return False
     return True
 
