@@ -15,9 +15,9 @@ from .maps import figure_of
 def plot_gradient_flow(attached: Attachment, ax: Any = None) -> Any:
     """Draw the gradient norms of the layers, in the order of the model, on a log scale.
 
-    Each site of `GradientStats` gives its mean norm and its largest value; each site that clips by
-    a norm gives its bound and the norms before it. A triangle marks a gradient of 0, a cross a
-    layer with NaN or Inf, which are in none of the values.
+    Each site of `GradientStats` gives its mean norm and its largest value. Each site that clips by
+    a norm gives its bound and the norms before it. A triangle marks a gradient of 0. A cross marks
+    a layer with NaN or Inf, which are left out of the values.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
@@ -34,29 +34,54 @@ def plot_gradient_flow(attached: Attachment, ax: Any = None) -> Any:
     Raises:
         RuntimeError: if no gradient was seen.
     """
-    sites = _measured(attached, GradientStats, clips=True)
-    names = list(dict.fromkeys(site.name for site, _ in sites))
+    measured = _measured(attached, GradientStats, with_bounds=True)
+    names = list(dict.fromkeys(site.name for site, _ in measured))
     figure, ax = _axes(ax, names, "gradients", attached)
     ax.set_ylabel("of the unscaled loss")
-    places = [(names.index(site.name), site, row) for site, row in sites]
-    found = [(x, row.observed) for x, _, row in places if row.observed]
-    clips = [(x, site.values["max_norm"], row) for x, site, row in places if not row.observed]
-    if found:
-        xs = [x for x, _ in found]
-        ax.plot(xs, [o.norm or math.nan for _, o in found], "o-", ms=4, label="norm, mean")
-        ax.plot(xs, [o.largest or math.nan for _, o in found], ".:", ms=4, label="largest value")
-    _mark(ax, [x for x, o in found if o.norm == 0], "vC0", "0")
-    _mark(ax, [x for x, o in found if o.left_out], "xC3", "NaN or Inf")
-    if clips:
-        at, bounds, rows = zip(*clips, strict=True)
-        spread = [row.median_norm for row in rows], [row.p99_norm for row in rows]
-        ax.vlines(at, *spread, "C2", alpha=0.5, lw=4, label="norms before the bound: 50 to 99 %")
-        ax.plot(at, [row.mean_norm for row in rows], "x", color="C2", label="their mean")
-        ax.plot(at, bounds, "_", color="C3", ms=14, label="bound")
-    elif not any(o.norm for _, o in found):  # a log scale needs a value above 0
-        ax.set_ylim(1e-3, 1.0)
+
+    observed = [(site, row) for site, row in measured if row.observed]
+    bounded = [(site, row) for site, row in measured if not row.observed]
+
+    places = [names.index(site.name) for site, _ in observed]
+    results = [row.observed for _, row in observed]
+    _draw_norms(ax, places, results)
+
+    if bounded:
+        _draw_bounds(ax, names, bounded)
+    elif not any(result.norm for result in results):
+        ax.set_ylim(1e-3, 1.0)  # a log scale needs a value above 0
+
     ax.legend(fontsize=8, framealpha=0.6)
     return figure
+
+
+def _draw_norms(ax: Any, places: list[int], results: list[Any]) -> None:
+    """Draw the mean norms and the largest values that `GradientStats` has measured."""
+    if results:
+        norms = [result.norm or math.nan for result in results]
+        largest = [result.largest or math.nan for result in results]
+        ax.plot(places, norms, "o-", ms=4, label="norm, mean")
+        ax.plot(places, largest, ".:", ms=4, label="largest value")
+
+    zeros = [place for place, result in zip(places, results, strict=True) if result.norm == 0]
+    _mark(ax, zeros, "vC0", "0")
+
+    nonfinite = [place for place, result in zip(places, results, strict=True) if result.left_out]
+    _mark(ax, nonfinite, "xC3", "NaN or Inf")
+
+
+def _draw_bounds(ax: Any, names: list[str], bounded: list[tuple[Site, SiteRow]]) -> None:
+    """Draw the bounds of the sites that clip, and the norms before these bounds."""
+    places = [names.index(site.name) for site, _ in bounded]
+    bounds = [site.values["max_norm"] for site, _ in bounded]
+    means = [row.mean_norm for _, row in bounded]
+    medians = [row.median_norm for _, row in bounded]
+    high = [row.p99_norm for _, row in bounded]
+
+    label = "norms before the bound: 50 to 99 %"
+    ax.vlines(places, medians, high, "C2", alpha=0.5, lw=4, label=label)
+    ax.plot(places, means, "x", color="C2", label="their mean")
+    ax.plot(places, bounds, "_", color="C3", ms=14, label="bound")
 
 
 def plot_activations(attached: Attachment, ax: Any = None) -> Any:
@@ -80,47 +105,89 @@ def plot_activations(attached: Attachment, ax: Any = None) -> Any:
         RuntimeError: if no activation was seen.
         ValueError: if the sites have different bins.
     """
-    seen = _measured(attached, ActivationStats)
-    edges, *others = {getattr(site.regularizer, "edges", ()) for site, _ in seen}
-    if others:
+    measured = _measured(attached, ActivationStats)
+    edges, *other_edges = {getattr(site.regularizer, "edges", ()) for site, _ in measured}
+    if other_edges:
         raise ValueError("the sites count into different bins: give all the same low and high")
-    observed = [row.observed for _, row in seen]
-    labels = [f"{site.name or '.'}  {row.observed.zeros or 0:.0%}" for site, row in seen]
+
+    results = [row.observed for _, row in measured]
+    labels = [f"{site.name or '.'}  {row.observed.zeros or 0:.0%}" for site, row in measured]
     figure, ax = _axes(ax, labels, "activations (below: share of zeros)", attached)
     ax.set_ylabel("magnitude")
-    columns = [[n / (sum(o.histogram) or 1) for n in o.histogram[1:-1]] for o in observed]
-    shares = list(map(list, zip(*columns, strict=True)))
-    sides = [i - 0.5 for i in range(len(seen) + 1)]
-    drawn = ax.pcolormesh(sides, edges, shares, cmap="Blues", vmin=0.0)
-    ax.plot([o.rms for o in observed], "o-", color="C1", ms=3, label="rms")
-    _mark(ax, [x for x, o in enumerate(observed) if o.left_out], "xC3", "NaN or Inf")
-    used = [i for i, row in enumerate(shares) if max(row) > 1e-3]
-    ax.set_ylim(edges[min(used, default=0)], edges[max(used, default=len(edges) - 2) + 1])
+
+    shares = _shares_of_bins([result.histogram for result in results])
+    sides = [place - 0.5 for place in range(len(results) + 1)]
+    mesh = ax.pcolormesh(sides, edges, shares, cmap="Blues", vmin=0.0)
+
+    ax.plot([result.rms for result in results], "o-", color="C1", ms=3, label="rms")
+    nonfinite = [place for place, result in enumerate(results) if result.left_out]
+    _mark(ax, nonfinite, "xC3", "NaN or Inf")
+
+    first, last = _used_bins(shares)
+    ax.set_ylim(edges[first], edges[last + 1])
+
     ax.legend(fontsize=8, framealpha=0.6)
-    figure.colorbar(drawn, ax=ax, label="share of the values that are not 0")
+    figure.colorbar(mesh, ax=ax, label="share of the values that are not 0")
     return figure
 
 
-def _measured(attached: Attachment, kind: type, clips: bool = False) -> list[tuple[Site, SiteRow]]:
-    """The sites of a class of observers, or that clip by a norm, with values, in model order."""
-    order = {name: i for i, (name, _) in enumerate(named_modules(attached._base))}
-    sites = []
-    for site, row in zip(attached, attached.report(), strict=True):
-        seen = isinstance(site.regularizer, kind) and row.observed and row.observed.calls
-        if seen or (clips and "max_norm" in site.values and row.mean_norm is not None):
-            sites.append((site, row))
-    if not sites:
+def _shares_of_bins(histograms: Sequence[Sequence[float]]) -> list[list[float]]:
+    """Return the share of each layer's values in each bin: a row is a bin, a column a layer.
+
+    The two outer bins have no edge, so they count in the sums only.
+    """
+    columns = []
+    for histogram in histograms:
+        total = sum(histogram) or 1
+        columns.append([count / total for count in histogram[1:-1]])
+    return [list(row) for row in zip(*columns, strict=True)]
+
+
+def _used_bins(shares: list[list[float]]) -> tuple[int, int]:
+    """Return the first and the last bin that holds more than 0.1 % of the values of a layer."""
+    used = [i for i, row in enumerate(shares) if max(row) > 1e-3]
+    if not used:
+        return 0, len(shares) - 1
+    return used[0], used[-1]
+
+
+def _measured(
+    attached: Attachment, observer: type, with_bounds: bool = False
+) -> list[tuple[Site, SiteRow]]:
+    """Return the sites of an observer class that have values, in model order.
+
+    With `with_bounds`, include the sites that clip by a norm and have seen a gradient.
+    """
+
+    def is_drawn(site: Site, row: SiteRow) -> bool:
+        if isinstance(site.regularizer, observer) and row.observed and row.observed.calls:
+            return True
+        return with_bounds and "max_norm" in site.values and row.mean_norm is not None
+
+    rows = zip(attached, attached.report(), strict=True)
+    measured = [(site, row) for site, row in rows if is_drawn(site, row)]
+    if not measured:
         raise RuntimeError(
-            f"nothing to draw: attach {kind.__name__}(), and draw after a forward and a backward"
+            f"nothing to draw: attach {observer.__name__}(), and draw after a forward and a "
+            "backward"
         )
-    return sorted(sites, key=lambda pair: (order.get(pair[0].owner, 0), pair[0].name))
+
+    positions = {name: i for i, (name, _) in enumerate(named_modules(attached._base))}
+
+    def position(pair: tuple[Site, SiteRow]) -> tuple[int, str]:
+        site, _ = pair
+        return positions.get(site.owner, 0), site.name
+
+    return sorted(measured, key=position)
 
 
 def _axes(ax: Any, names: Sequence[str], title: str, attached: Attachment) -> tuple[Any, Any]:
-    """The Figure and axes with a place for each name, on a log scale."""
+    """Return a Figure and its axes with one place for each name, on a log scale."""
     labels = [name or "." for name in names]
-    width, height = 1.8 + 0.28 * len(labels), 3.2 + 0.06 * max(map(len, labels))
+    width = 1.8 + 0.28 * len(labels)
+    height = 3.2 + 0.06 * max(map(len, labels))
     figure, ax = figure_of(ax, figsize=(min(max(5.0, width), 14.0), height))
+
     ax.set_xticks(range(len(labels)), labels, rotation=90, fontsize=7)
     ax.set_xlim(-0.6, len(labels) - 0.4)
     ax.set_yscale("log", nonpositive="clip")
@@ -128,8 +195,10 @@ def _axes(ax: Any, names: Sequence[str], title: str, attached: Attachment) -> tu
     return figure, ax
 
 
-def _mark(ax: Any, xs: list[int], style: str, label: str) -> None:
-    """Mark these places at the lower edge."""
-    if xs:
-        at_edge: dict[str, Any] = {"ls": "", "transform": ax.get_xaxis_transform()}
-        ax.plot(xs, [0.02] * len(xs), style, ms=5, label=label, **at_edge)
+def _mark(ax: Any, places: list[int], style: str, label: str) -> None:
+    """Mark these places at the lower edge of the axes."""
+    if not places:
+        return
+    heights = [0.02] * len(places)  # as shares of the height of the axes
+    transform = ax.get_xaxis_transform()
+    ax.plot(places, heights, style, ls="", ms=5, label=label, transform=transform)
