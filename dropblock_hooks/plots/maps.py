@@ -36,37 +36,50 @@ def plot_feature_maps(
         ValueError: if the values have another shape, or no drawn value is finite.
     """
     maps = as_values("values", values, "a tensor (C, H, W) or (N, C, H, W)", 3, 4, gaps=True)
-    maps = maps[0] if maps.ndim == 4 else maps
+    if maps.ndim == 4:
+        maps = maps[0]
+
     label = "activation"
     if own_scale:
         label = "activation / largest of its channel"
         largest = maps.nan_to_num(0.0, 0.0, 0.0).abs().amax((1, 2), keepdim=True)
         maps = maps / largest.clamp(min=1e-30)
+
     count = min(len(maps), as_count("n", n))
-    channels = [round(i * (len(maps) - 1) / max(count - 1, 1)) for i in range(count)]
+    step = (len(maps) - 1) / max(count - 1, 1)
+    channels = [round(i * step) for i in range(count)]
     finite = maps[channels][maps[channels].isfinite()]
     if not len(finite):
         raise ValueError("the channels to draw hold no finite number")
+
     columns = math.ceil(math.sqrt(count))
     rows = math.ceil(count / columns)
     height, width = maps.shape[1:]
-    gap, line = max(height, width) // 12 + 1, max(height // 5, 2)  # the line is for the number
+    gap = max(height, width) // 12 + 1
+    line = max(height // 5, 2)  # the space above a channel, for its number
     sheet = torch.full((rows * (height + line) - line, columns * (width + gap) - gap), math.nan)
     figure, ax = figure_of(ax, figsize=(1.4 + 1.4 * columns, 1.0 + 1.8 * rows * height / width))
-    for at, channel in enumerate(channels):
-        top, left = at // columns * (height + line), at % columns * (width + gap)
+    for position, channel in enumerate(channels):
+        row, column = divmod(position, columns)
+        top = row * (height + line)
+        left = column * (width + gap)
         sheet[top : top + height, left : left + width] = maps[channel]
         ax.text(left, top - 1, str(channel), fontsize=9, va="bottom", ha="left")
-    low, high = float(finite.min()), float(finite.max())
-    colors = "viridis"
-    if low < 0 < high:
-        colors, high = "RdBu_r", max(-low, high)
-        low = -high
-    drawn = ax.imshow(sheet.numpy(), interpolation="nearest", cmap=colors, vmin=low, vmax=high)
+
+    colors, low, high = _color_scale(float(finite.min()), float(finite.max()))
+    image = ax.imshow(sheet.numpy(), interpolation="nearest", cmap=colors, vmin=low, vmax=high)
     ax.set_title(f"{title}\n{count} of {len(maps)} channels, {height} × {width}", pad=14)
     ax.set_axis_off()
-    figure.colorbar(drawn, ax=ax, label=label, fraction=0.05, shrink=0.8)
+    figure.colorbar(image, ax=ax, label=label, fraction=0.05, shrink=0.8)
     return figure
+
+
+def _color_scale(low: float, high: float) -> tuple[str, float, float]:
+    """Return a color map and its ends; values of both signs get a map with 0 in the middle."""
+    if low < 0 < high:
+        end = max(-low, high)
+        return "RdBu_r", -end, end
+    return "viridis", low, high
 
 
 def overlay(cam_map: Any, image: Any, ax: Any = None, *, title: str = "Grad-CAM") -> Any:
@@ -91,21 +104,31 @@ def overlay(cam_map: Any, image: Any, ax: Any = None, *, title: str = "Grad-CAM"
     pixels = pixels_of(image)
     figure, ax = figure_of(ax, figsize=(4.2, 3.6))
     ax.imshow(pixels.numpy(), cmap="gray", vmin=0.0, vmax=1.0)
+
     height, width = pixels.shape[:2]
+    edges_of_image = (-0.5, width - 0.5, height - 0.5, -0.5)
     top = max(float(values.max()), 1.0)
-    scale: dict[str, Any] = {"cmap": "inferno", "vmin": 0.0, "vmax": top}
-    box = (-0.5, width - 0.5, height - 0.5, -0.5)
-    alpha = (values / top).clamp(0.0, 1.0).mul(0.8).numpy()  # shows the image elsewhere
-    drawn = ax.imshow(values.numpy(), alpha=alpha, extent=box, interpolation="bilinear", **scale)
+    opacity = (values / top).clamp(0.0, 1.0) * 0.8  # low values let the image show through
+    heat = ax.imshow(
+        values.numpy(),
+        alpha=opacity.numpy(),
+        extent=edges_of_image,
+        interpolation="bilinear",
+        cmap="inferno",
+        vmin=0.0,
+        vmax=top,
+    )
+
     ax.set_title(title)
     ax.set_axis_off()
-    figure.colorbar(drawn, ax=ax, label="value of the map", fraction=0.05)
+    figure.colorbar(heat, ax=ax, label="value of the map", fraction=0.05)
     return figure
 
 
 def new_figure(**options: Any) -> Any:
+    """Make a Figure of matplotlib that pyplot does not know, so that it is freed after use."""
     try:
-        from matplotlib.figure import Figure  # which pyplot does not know
+        from matplotlib.figure import Figure
     except ImportError as error:
         message = "pictures need matplotlib: pip install 'dropblock-hooks[plot]'"
         raise ImportError(message) from error
@@ -113,32 +136,42 @@ def new_figure(**options: Any) -> Any:
 
 
 def figure_of(ax: Any, **options: Any) -> tuple[Any, Any]:
-    """The Figure of the given axes, and these axes; without axes, a new Figure and its axes."""
+    """Return the Figure of the axes, and the axes; for None, a new Figure and its axes."""
     if ax is None:
         figure = new_figure(**options)
         return figure, figure.add_subplot()
-    return ax.figure.figure, ax  # the Figure that a SubFigure is part of
+    return ax.figure.figure, ax  # `ax.figure` may be a SubFigure, which is part of a Figure
 
 
-def as_values(name: str, given: Any, form: str, *ranks: int, gaps: bool = False) -> Tensor:
-    """A tensor, NumPy array or PIL image as float32 on the CPU; with `gaps`, some may be NaN."""
-    if hasattr(given, "__array_interface__"):
+def as_values(name: str, values: Any, form: str, *ranks: int, gaps: bool = False) -> Tensor:
+    """Convert a tensor, NumPy array or PIL image to float32 on the CPU.
+
+    With `gaps`, some of the values may be NaN or Inf, but not all.
+    """
+    if hasattr(values, "__array_interface__"):
         import numpy
 
-        given = torch.from_numpy(numpy.array(given))
-    fits = isinstance(given, Tensor) and given.ndim in ranks and given.isfinite().any()
-    if not (fits and (gaps or given.isfinite().all())):
-        raise ValueError(f"{name} must be {form} of finite numbers, got {shape_of(given)}")
-    values: Tensor = given.detach().float().cpu()
-    return values
+        values = torch.from_numpy(numpy.array(values))
+
+    finite = None
+    if isinstance(values, Tensor) and values.ndim in ranks:
+        finite = values.isfinite()
+    if finite is None or not finite.any() or not (gaps or finite.all()):
+        raise ValueError(f"{name} must be {form} of finite numbers, got {shape_of(values)}")
+
+    converted: Tensor = values.detach().float().cpu()
+    return converted
 
 
-def pixels_of(given: Any) -> Tensor:
-    """An image as (H, W, 3) or (H, W, 1), from 0 to 1."""
-    image = as_values("image", given, "one image (C, H, W), (H, W, C) or (H, W)", 2, 3)
-    image = image[None] if image.ndim == 2 else image
-    image = image.movedim(0, -1) if image.shape[0] in (1, 3) else image
-    if image.shape[-1] not in (1, 3):
-        raise ValueError(f"image must have 1 or 3 channels, got shape {tuple(image.shape)}")
-    image = image - image.min()
-    return image / image.max().clamp(min=1e-12)
+def pixels_of(image: Any) -> Tensor:
+    """Convert an image to (H, W, 3) or (H, W, 1), with values from 0 to 1."""
+    pixels = as_values("image", image, "one image (C, H, W), (H, W, C) or (H, W)", 2, 3)
+    if pixels.ndim == 2:
+        pixels = pixels[None]
+    if pixels.shape[0] in (1, 3):
+        pixels = pixels.movedim(0, -1)
+    if pixels.shape[-1] not in (1, 3):
+        raise ValueError(f"image must have 1 or 3 channels, got shape {tuple(pixels.shape)}")
+
+    pixels = pixels - pixels.min()
+    return pixels / pixels.max().clamp(min=1e-12)

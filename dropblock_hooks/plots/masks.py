@@ -1,6 +1,7 @@
 """``plot_masks``: the dropped positions of the maps of a model, over its image."""
 
 import copy
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -25,8 +26,9 @@ def plot_masks(
 ) -> Any:
     """Draw what regularizers drop in one training forward of a copy of the model.
 
-    A row is a layer: some channels of the first sample, dropped elements dark, and at the right the
-    dropped share of all channels at each position. Model, counts and random states do not change.
+    A row is a layer. It shows some channels of the first sample, with dropped elements dark, and at
+    the right the dropped share of all channels at each position. The model, its counts and the
+    random states do not change.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU())
@@ -49,65 +51,99 @@ def plot_masks(
     """
     channels = as_count("channels", channels)
     args, kwargs = arguments_of(x)
-    given = (*args, *kwargs.values())
-    batches = [x for x in given if isinstance(x, Tensor) and x.ndim == 4 and len(x)]
-    if not batches:
-        raise ValueError("x must hold an image, a tensor (N, C, H, W) with 1 or 3 channels")
-    grey = pixels_of(batches[0][0]).mean(-1)
-    masks = list(_masks(model, which, args, kwargs).items())[: 4 if which is None else None]
-    figure = new_figure(figsize=(1.5 * (channels + 1) + 0.8, 1.7 * len(masks)))
+    image = _image_of(args, kwargs)
+    kept_by_site = _kept_by_site(model, which, args, kwargs)
+    sites = list(kept_by_site)
+    if which is None:
+        sites = sites[:4]
+
+    figure = new_figure(figsize=(1.5 * (channels + 1) + 0.8, 1.7 * len(sites)))
     figure.suptitle("dark: dropped in one training forward", fontsize=9)
-    rows = figure.subplots(len(masks), channels + 1, squeeze=False)
-    for row, (site, kept) in zip(rows, masks, strict=True):
+    rows = figure.subplots(len(sites), channels + 1, squeeze=False)
+    for row, site in zip(rows, sites, strict=True):
+        kept = kept_by_site[site]
         for ax in row:
             ax.set_axis_off()
-        for i, ax in enumerate(row[: min(channels, len(kept))]):
-            mask = interpolate(kept[None, i : i + 1], grey.shape, mode="nearest")[0, 0]
-            ax.imshow((grey * (0.15 + 0.85 * mask)).numpy(), cmap="gray", vmin=0.0, vmax=1.0)
-            ax.set_title(f"channel {i}", fontsize=8)
-        name = f"{site.key}\n{shown(tuple(kept.shape[1:]))}"
-        place: dict[str, Any] = {"ha": "right", "va": "center", "transform": row[0].transAxes}
-        row[0].text(-0.06, 0.5, name, fontsize=8, rotation=90, **place)
-        dropped = 1 - kept.mean(0)
-        top = max(float(dropped.max()), 0.1)
-        drawn = row[-1].imshow(dropped.numpy(), cmap="magma", vmin=0.0, vmax=top)
-        row[-1].set_title(f"dropped: {float(dropped.mean()):.3g}", fontsize=8)
-        bar = figure.colorbar(drawn, ax=row[-1], fraction=0.05)
-        bar.set_label(f"share of {len(kept)} channels", fontsize=7)
-        bar.ax.tick_params(labelsize=7)
+
+        _draw_channels(row[:-1], image, kept)
+        row_title = f"{site.key}\n{shown(tuple(kept.shape[1:]))}"
+        beside = row[0].transAxes
+        row[0].text(
+            -0.06,
+            0.5,
+            row_title,
+            fontsize=8,
+            rotation=90,
+            ha="right",
+            va="center",
+            transform=beside,
+        )
+        _draw_share(figure, row[-1], kept)
     return figure
 
 
-def _masks(
+def _image_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Return the first image among the arguments of the model, in shades of grey, (H, W)."""
+    for argument in (*args, *kwargs.values()):
+        if isinstance(argument, Tensor) and argument.ndim == 4 and len(argument):
+            return pixels_of(argument[0]).mean(-1)
+    raise ValueError("x must hold an image, a tensor (N, C, H, W) with 1 or 3 channels")
+
+
+def _draw_channels(axes: Sequence[Any], image: Tensor, kept: Tensor) -> None:
+    """Draw the first channels of a mask (C, h, w), one in each of the axes, over the image."""
+    for channel, ax in enumerate(axes[: len(kept)]):
+        mask = interpolate(kept[None, channel : channel + 1], image.shape, mode="nearest")[0, 0]
+        darkened = image * (0.15 + 0.85 * mask)
+        ax.imshow(darkened.numpy(), cmap="gray", vmin=0.0, vmax=1.0)
+        ax.set_title(f"channel {channel}", fontsize=8)
+
+
+def _draw_share(figure: Any, ax: Any, kept: Tensor) -> None:
+    """Draw the share of the channels that is dropped at each position, with a color bar."""
+    dropped = 1 - kept.mean(0)
+    top = max(float(dropped.max()), 0.1)
+    shares = ax.imshow(dropped.numpy(), cmap="magma", vmin=0.0, vmax=top)
+    ax.set_title(f"dropped: {float(dropped.mean()):.3g}", fontsize=8)
+
+    bar = figure.colorbar(shares, ax=ax, fraction=0.05)
+    bar.set_label(f"share of {len(kept)} channels", fontsize=7)
+    bar.ax.tick_params(labelsize=7)
+
+
+def _kept_by_site(
     model: nn.Module, which: str | Select | None, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[Site, Tensor]:
-    """What each layer keeps of the first sample, (C, h, w), in a forward of a copy."""
+    """Return what each layer keeps of the first sample, (C, h, w), in a forward of a copy."""
     copied = copy.deepcopy(unwrap(model))
-    found: dict[Site, Tensor] = {}
+    kept_by_site: dict[Site, Tensor] = {}
 
-    def probe(hook: SiteHook, module: nn.Module, *given: Any) -> None:
+    def probe(hook: SiteHook, module: nn.Module, *call: Any) -> None:
+        """Let the site draw once more, on ones of the shape of its map, and keep the mask."""
         site = hook.site
-        maps = site.reader.map_of(hook.pick(given)[2])
-        if maps is None or site in found:
+        maps = site.reader.map_of(hook.pick(call)[2])
+        if maps is None or site in kept_by_site:
             return
+
         ones = torch.ones_like(maps)
         kept, _ = site.bound(ones, Now(input=ones, **site.values))
         if bool((kept == 0).any()):
-            found[site] = (kept[0] != 0).float().cpu()
+            kept_by_site[site] = (kept[0] != 0).float().cpu()
 
     for attached in attachments(copied):
-        meant = attached.sites if which is None else attached[which]
-        sites = (meant,) if isinstance(meant, Site) else meant
+        chosen = attached.sites if which is None else attached[which]
+        sites = (chosen,) if isinstance(chosen, Site) else chosen
         for module, hook in attached._installed:
             site = hook.site
             if site in sites and site.draws and site.regularizer.spatial in (None, 2):
                 module.register_forward_hook(partial(probe, hook))
         attached._run.grids.watch(copied)  # tokens are drawn as maps
+
     with torch.random.fork_rng(), torch.enable_grad():
         copied.train()(*args, **kwargs)
-    if not found:
+    if not kept_by_site:
         raise RuntimeError(
             "there is nothing to draw: no part of a map was dropped in a training forward. Attach "
             "a dropout to a layer with maps; if its rate is 0 now, call attached.step"
         )
-    return found
+    return kept_by_site
