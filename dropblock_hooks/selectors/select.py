@@ -17,14 +17,27 @@ from .wrappers import bare_type
 
 ROOT = "."  # the selector of the model itself, whose name is empty
 FORMS = (*HELD, "re", "type", "stage", "stride")
-_TOKENS = (  # of an escaped glob, with their regular expressions
+# The parts of a glob, as `re.escape` writes them, and the regular expression of each. Names are
+# matched with a dot at their end, and a wildcard other than "**." stays inside a component.
+_GLOB_PARTS = (
+    # "**." stands for any number of components
     (r"(^|(?<=\\\.))(\\\*\\\*\\\.)+", r"(?:[^.\n]+\\.)*"),
     (r"(\\\*)+", r"[^.\n]*"),
     (r"\\\?", r"[^.\n]"),
+    # "[!abc]" and "[abc]"
     (r"\\\[!(.+?)\\\]", r"(?![.\n])[^\1]"),
     (r"\\\[(.+?)\\\]", r"(?![.\n])[\1]"),
+    # a range inside brackets
     (r"\\-", "-"),
 )
+# what the items of each field of `Select` may be
+_ITEMS: dict[str, Any] = {
+    "names": str,
+    "types": (str, type),
+    "stages": int,
+    "exclude": str,
+    "where": (Callable, type(None)),
+}
 
 
 @dataclass(frozen=True)
@@ -59,15 +72,18 @@ class Select:
     compose: bool = False
 
     def __post_init__(self) -> None:
-        kinds: dict[str, Any] = {"names": str, "types": (str, type), "stages": int, "exclude": str}
-        kinds["where"] = (Callable, type(None))
-        for name, kind in kinds.items():
-            given = getattr(self, name)
-            vars(self)[name] = given = tuple(given) if isinstance(given, list) else given
-            for item in several(given):
+        for name, kind in _ITEMS.items():
+            value = getattr(self, name)
+            if isinstance(value, list):
+                value = tuple(value)
+                object.__setattr__(self, name, value)
+
+            for item in several(value):
                 if not isinstance(item, kind) or isinstance(item, bool):
                     raise TypeError(f"Select: {name} can't be {shown(item)}")
-        as_count("Select: expect", 1 if self.expect is None else self.expect)
+
+        if self.expect is not None:
+            as_count("Select: expect", self.expect)
         if not (several(self.names) or several(self.types) or several(self.stages) or self.where):
             raise ValueError("Select needs names, types, stages or where")
 
@@ -79,6 +95,7 @@ Selector = str | Select
 
 
 def several(value: Any) -> tuple[Any, ...]:
+    """The items of a tuple; another value is the only item."""
     return value if isinstance(value, tuple) else (value,)
 
 
@@ -89,33 +106,50 @@ def match(selector: Selector, index: Index) -> list[Target]:
     return index.order(_named(selector, index))
 
 
-def _named(text: str, index: Index, excluded: bool = False) -> list[Target]:
-    """The matches of a text; of `excluded`, whole stages and modules without a forward, too."""
-    form, _, rest = text.partition(":")
-    held, pattern = (form, rest) if form in HELD else ("", text)
+def _named(text: str, index: Index, as_exclude: bool = False) -> list[Target]:
+    """The targets that a selector as text matches, without modules that are never called.
+
+    An exclude also matches modules without a forward, and the whole of a stage.
+    """
     try:
-        if form in ("stage", "stride"):
-            found = [stage_target(index, form, rest, excluded)]
-        elif form == "type":
-            found = [each for each in _with_forward(index) if rest in _class_names(each.module)]
-        else:
-            found = [index.table(held)[name] for name in matching(pattern, index.table(held))]
+        matches = _matches(text, index, whole_stage=as_exclude)
     except (re.error, OverflowError, RecursionError) as error:
         raise NoMatchError(f"{quote(text)} is not a pattern: {error}") from None
-    if not found:
+    if not matches:
         raise NoMatchError(f"{quote(text)} matches nothing{_hint(text, index)}")
-    called = [each for each in found if excluded or each.form or _has_forward(each.module)]
+    if as_exclude:
+        return matches
+
+    called = [target for target in matches if target.form or _has_forward(target.module)]
     if not called:
+        class_name = bare_type(matches[0].module).__name__
+        inside = "*" if text == ROOT else f"{text}.*"
         raise NoMatchError(
-            f"{quote(text)} is a {bare_type(found[0].module).__name__}, which is never called "
-            f"itself; did you mean {quote('*' if text == ROOT else text + '.*')}?"
+            f"{quote(text)} is a {class_name}, which is never called "
+            f"itself; did you mean {quote(inside)}?"
         )
     return called
 
 
+def _matches(text: str, index: Index, whole_stage: bool) -> list[Target]:
+    """The targets that a selector as text matches, by the form of the selector."""
+    form, _, rest = text.partition(":")
+    if form in ("stage", "stride"):
+        return [stage_target(index, form, rest, whole_stage)]
+    if form == "type":
+        return [target for target in _with_forward(index) if rest in _class_names(target.module)]
+    if form in HELD:
+        values = index.table(form)
+        return [values[name] for name in matching(rest, values)]
+    return [index.modules[name] for name in matching(text, index.modules)]
+
+
 def _class_names(module: nn.Module) -> set[str]:
-    classes = type(module).__mro__
-    return {name for c in classes for name in (c.__name__, f"{c.__module__}.{c.__qualname__}")}
+    """The names of the class and its base classes, alone and with their modules."""
+    names: set[str] = set()
+    for cls in type(module).__mro__:
+        names |= {cls.__name__, f"{cls.__module__}.{cls.__qualname__}"}
+    return names
 
 
 def _with_forward(index: Index) -> list[Target]:
@@ -133,70 +167,139 @@ def _hint(text: str, index: Index) -> str:
     if colon and form not in FORMS:
         forms = f"{closest(form, FORMS)}; forms: {', '.join(FORMS)}"
         return f": unknown form of selector {label(form)}:{forms}"
+
     known = [f"type:{bare_type(target.module).__name__}" for target in index.modules.values()]
     for held in ("", *HELD):
-        for name in filter(None, index.table(held)):
-            leaf = name.rpartition(".")[2]
-            known += [f"{held}:{name}".lstrip(":"), f"{held}:**.{leaf}".lstrip(":")]
-    why = ": a rate is a number in [0, 1] that a module holds as p, *drop* or *prob*"
-    return (why if form == "attr" else "") + closest(text, known)
+        prefix = f"{held}:" if held else ""
+        for name in index.table(held):
+            if name:
+                leaf = name.rpartition(".")[2]
+                known += [f"{prefix}{name}", f"{prefix}**.{leaf}"]
+
+    near = closest(text, known)
+    if form == "attr":
+        return f": a rate is a number in [0, 1] that a module holds as p, *drop* or *prob*{near}"
+    return near
 
 
 def _match_select(select: Select, index: Index) -> list[Target]:
-    names, types, numbers = map(several, (select.names, select.types, select.stages))
-    whole = bool(names or types)  # stages alone mean the layers that end them
-    stages = [stage_target(index, "stage", str(number), whole) for number in numbers]
-    found = [target for name in names for target in _named(name, index)]
-    if not names:
-        found = _with_forward(index) if whole or not stages else stages
-    if types:
-        words = (t if isinstance(t, str) else f"{t.__module__}.{t.__qualname__}" for t in types)
-        typed = {target.module for word in words for target in _named(f"type:{word}", index)}
-        found = [target for target in found if target.module in typed]
-    starts = tuple(f"{stage.name}." for stage in stages) or ("",)
-    found = index.order(target for target in found if f"{target.name}.".startswith(starts))
+    """The targets that match each part of a `Select`, in model order."""
+    stages = _stages(select, index)
+    candidates = _candidates(select, stages, index)
+    candidates = _of_types(select, candidates, index)
+    if stages:
+        candidates = _inside(stages, candidates)
+    candidates = index.order(candidates)
+
     if select.where is not None:
-        found = [target for target in found if select.where(target.name, target.selected)]
-    if not found:
+        where = select.where
+        candidates = [target for target in candidates if where(target.name, target.selected)]
+    if not candidates:
         raise NoMatchError(f"no layer matches all of {quote(select)}")
-    out = {target for text in several(select.exclude) for target in _left_out(text, found, index)}
-    kept = [target for target in found if target not in out]
-    if not kept:
-        raise NoMatchError(
-            f"all {len(found)} matches are excluded by exclude={quote(select.exclude)}"
-        )
+
+    kept = _without_excluded(select, candidates, index)
     if select.expect not in (None, len(kept)):
         layers = listed((target.name for target in kept), 5)
         raise NoMatchError(f"expected {quote(select.expect)} layers, got {len(kept)}: {layers}")
     return kept
 
 
-def _left_out(text: str, found: list[Target], index: Index) -> set[Target]:
+def _stages(select: Select, index: Index) -> list[Target]:
+    """The stages of a `Select`; if nothing else says which layers, the layers that end them."""
+    whole = _has_names_or_types(select)
+    numbers = several(select.stages)
+    return [stage_target(index, "stage", str(number), whole) for number in numbers]
+
+
+def _candidates(select: Select, stages: list[Target], index: Index) -> list[Target]:
+    """The matches of any name; without names all layers, or the ends of stages."""
+    names = several(select.names)
+    if not names:
+        ends_only = stages and not _has_names_or_types(select)
+        return stages if ends_only else _with_forward(index)
+
+    candidates: list[Target] = []
+    for name in names:
+        candidates += _named(name, index)
+    return candidates
+
+
+def _has_names_or_types(select: Select) -> bool:
+    return bool(several(select.names) or several(select.types))
+
+
+def _of_types(select: Select, candidates: list[Target], index: Index) -> list[Target]:
+    """The candidates whose module is of any of the types."""
+    types = several(select.types)
+    if not types:
+        return candidates
+
+    modules: set[nn.Module] = set()
+    for item in types:
+        class_name = item if isinstance(item, str) else f"{item.__module__}.{item.__qualname__}"
+        modules |= {target.module for target in _named(f"type:{class_name}", index)}
+    return [target for target in candidates if target.module in modules]
+
+
+def _inside(stages: list[Target], candidates: list[Target]) -> list[Target]:
+    """The candidates that are one of the stages, or a part of it."""
+    starts = tuple(f"{stage.name}." for stage in stages)
+    return [target for target in candidates if f"{target.name}.".startswith(starts)]
+
+
+def _without_excluded(select: Select, candidates: list[Target], index: Index) -> list[Target]:
+    """The candidates that no exclude leaves out, at least one."""
+    excluded: set[Target] = set()
+    for text in several(select.exclude):
+        excluded |= _left_out(text, candidates, index)
+
+    kept = [target for target in candidates if target not in excluded]
+    if not kept:
+        count = len(candidates)
+        raise NoMatchError(f"all {count} matches are excluded by exclude={quote(select.exclude)}")
+    return kept
+
+
+def _left_out(text: str, candidates: list[Target], index: Index) -> set[Target]:
     """The targets that an exclude leaves out: its matches, and everything inside them."""
     try:
-        roots = _named(text, index, excluded=True)
+        roots = _named(text, index, as_exclude=True)
     except NoMatchError as error:
         raise NoMatchError(f"exclude={quote(text)} leaves out nothing: {error}") from None
+
     starts = tuple(f"{root.name}." if root.name else "" for root in roots)
-    tables = [index.table(form) for form in {target.form for target in found}]
-    inside = {t for table in tables for name, t in table.items() if f"{name}.".startswith(starts)}
-    if not inside.intersection(found):
+    left_out: set[Target] = set()
+    for form in {target.form for target in candidates}:
+        # a shared target has several names, and any of them may be inside
+        for name, target in index.table(form).items():
+            if f"{name}.".startswith(starts):
+                left_out.add(target)
+
+    if left_out.isdisjoint(candidates):
         raise NoMatchError(f"exclude={quote(text)} leaves out none of the selected layers")
-    return inside
+    return left_out
 
 
 def matching(text: str, names: Collection[str]) -> list[str]:
-    """The names that a name, a glob or ``re:...`` matches; the root by `ROOT` alone."""
+    """The names that a name, a glob or ``re:...`` matches; `ROOT` alone matches the root."""
     if text == ROOT:
         return [name for name in names if not name]
     if text and text in names:
         return [text]
+
+    inner_names = [name for name in names if name]
     if text.startswith("re:"):
         regex = re.compile(text[3:])
-        return [name for name in names if name and regex.fullmatch(name)]
-    glob = re.escape(f"{text}.")
-    for token, pattern in _TOKENS:
-        glob = re.sub(token, pattern, glob)
-    lines = "\n".join([f"{name}." for name in names if name])  # one search is fast
-    found = re.findall(rf"^(?:{glob})$", lines, re.MULTILINE)
-    return [name[:-1] for name in found if name]
+        return [name for name in inner_names if regex.fullmatch(name)]
+    return _matching_glob(text, inner_names)
+
+
+def _matching_glob(glob: str, names: list[str]) -> list[str]:
+    regex = re.escape(f"{glob}.")
+    for part, expression in _GLOB_PARTS:
+        regex = re.sub(part, expression, regex)
+
+    # one search in all names is faster than one search for each
+    lines = "\n".join([f"{name}." for name in names])
+    matches = re.findall(rf"^(?:{regex})$", lines, re.MULTILINE)
+    return [line[:-1] for line in matches if line]
