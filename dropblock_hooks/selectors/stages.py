@@ -13,10 +13,19 @@ from .wrappers import bare_type
 _CONTAINERS = ("stages", "layers", "blocks", "levels")
 
 
-class Stage(NamedTuple):  # one entry of ``feature_info``
-    stated: str  # the name that it gives
-    ends: list[str]  # the stage and the last layers in it; none if the model does not have it
-    stride: int | None  # of the image, between two positions of its map
+class Stage(NamedTuple):
+    """An entry of ``feature_info``.
+
+    Attributes:
+        stated: the name that the entry gives.
+        ends: the stage and the last layers in it; empty if the model does not have them.
+        stride: pixels of the image between two positions of the map.
+        channels: the number of channels of the map.
+    """
+
+    stated: str
+    ends: list[str]
+    stride: int | None
     channels: int | None
 
 
@@ -24,53 +33,74 @@ def stage_target(index: Index, kind: str, text: str, whole: bool = False) -> Tar
     """The last layer of a stage, or the `whole`; it is given by ``"stage"`` or by ``"stride"``."""
     if not re.fullmatch(r"-?\d{1,9}", text):
         raise NoMatchError(f"{kind}: takes an integer, got {quote(text)}")
-    stages, number = _stages(index), int(text)
-    found = [each for each in stages if each.stride == number]
-    if kind == "stage":
-        found = stages[number:][:1] if -len(stages) <= number < len(stages) else []
-    if not found:
-        known = [f"{i}: {each.stated}, stride {each.stride}" for i, each in enumerate(stages)]
+    number = int(text)
+
+    stages = _stages(index)
+    if kind == "stride":
+        matches = [stage for stage in stages if stage.stride == number]
+    elif -len(stages) <= number < len(stages):
+        matches = [stages[number]]
+    else:
+        matches = []
+
+    if not matches:
+        known = [f"{i}: {stage.stated}, stride {stage.stride}" for i, stage in enumerate(stages)]
         hint = shorten("; ".join(known))
         raise NoMatchError(f"{kind}:{number} is no stage of the model ({hint})")
-    stated, ends, *_ = found[-1]
-    if not ends:
-        raise NoMatchError(f"feature_info names {quote(stated)}, which the model does not have")
-    return index.modules[ends[0 if whole else -1]]
+
+    last = matches[-1]
+    if not last.ends:
+        name = quote(last.stated)
+        raise NoMatchError(f"feature_info names {name}, which the model does not have")
+    return index.modules[last.ends[0 if whole else -1]]
 
 
 def stage_channels(index: Index) -> dict[str, int | None]:
-    """The channels of every stage, by the names of the layers that end it; of other models none."""
+    """The channels of each stage, by the names of the layers that end it; empty without stages."""
     try:
         stages = _stages(index)
     except NoMatchError:
         return {}
-    return {index.modules[end].name: each.channels for each in stages for end in each.ends}
+
+    channels: dict[str, int | None] = {}
+    for stage in stages:
+        for end in stage.ends:
+            channels[index.modules[end].name] = stage.channels
+    return channels
 
 
 def _stages(index: Index) -> list[Stage]:
     """The stages of a model; NoMatchError for one without ``feature_info``, or with several."""
-    hosts: list[str] = []  # the outermost modules that have it, as names in them begin
+    prefix = _prefix_of_host(index)
+    host = index.modules[prefix[:-1]].module
+    entries = [entry for entry in _entries(host) or [] if "module" in entry]
+    names = [entry["module"] or "(no layer)" for entry in entries]
+
+    stages = []
+    for name, entry in zip(names, entries, strict=True):
+        ends = _ends(index, _find(index, prefix, names, name))
+        stages.append(Stage(prefix + name, ends, entry.get("reduction"), entry.get("num_chs")))
+    return stages
+
+
+def _prefix_of_host(index: Index) -> str:
+    """How names begin in the outermost module with ``feature_info``, of which there must be one."""
+    prefixes: list[str] = []
     for name, target in index.modules.items():  # parents come first
-        inside = name.startswith(tuple(hosts))
+        inside = name.startswith(tuple(prefixes))
         if name == target.name and not inside and _entries(target.module) is not None:
-            hosts.append(f"{name}." if name else "")
-    if len(hosts) != 1:
-        several = listed((host[:-1] for host in hosts), 12)
-        found = f"several submodules have it: {several}" if hosts else "no module has it"
+            prefixes.append(f"{name}." if name else "")
+
+    if len(prefixes) != 1:
+        hosts = listed((prefix[:-1] for prefix in prefixes), 12)
+        problem = f"several submodules have it: {hosts}" if prefixes else "no module has it"
         cure = f"name the layers ({listed(children_of(index.model), 12)}), or give root="
-        raise NoMatchError(f"stages come from timm's feature_info, and {found}; {cure}")
-    (host,) = hosts
-    entries = [e for e in _entries(index.modules[host[:-1]].module) or [] if "module" in e]
-    names = [e["module"] or "(no layer)" for e in entries]
-    ends = (_ends(index, _find(index, host, names, name)) for name in names)
-    return [
-        Stage(host + name, found, entry.get("reduction"), entry.get("num_chs"))
-        for name, found, entry in zip(names, ends, entries, strict=True)
-    ]
+        raise NoMatchError(f"stages come from timm's feature_info, and {problem}; {cure}")
+    return prefixes[0]
 
 
 def _entries(module: nn.Module) -> list[dict[str, Any]] | None:
-    """The entries of ``feature_info``; timm's blocks have a method of that name."""
+    """The entries of ``feature_info``; None for a method of that name, as timm's blocks have."""
     info = getattr(module, "feature_info", None)
     info = getattr(info, "info", info)
     return info if isinstance(info, list) else None
@@ -86,28 +116,43 @@ def _find(index: Index, prefix: str, names: list[str], local: str) -> str | None
     """
     if prefix + local in index.modules:
         return prefix + local
+
     spelled = "[._]".join(map(re.escape, re.split("[._]", local)))
     pattern = re.compile(re.escape(prefix) + r"(.*\.)?" + spelled)
-    found = [name for name in index.modules if pattern.fullmatch(name)]
-    if len(found) == 1:
-        return found[0]
+    matches = [name for name in index.modules if pattern.fullmatch(name)]
+    if len(matches) == 1:
+        return matches[0]
+
     parent, _, number = local.rpartition(".")
+    if not parent or not number.isdigit():
+        return None
+    count = sum(name.rpartition(".")[0] == parent for name in names)
+    container = _container_of(index, prefix, parent, count)
+    return None if container is None else f"{container}.{number}"
+
+
+def _container_of(index: Index, prefix: str, parent: str, count: int) -> str | None:
+    """The container, with `count` children, of the stages that entries name as in `parent`."""
     children = list(children_of(index.modules[prefix[:-1]].module))
-    inner = f"{prefix}{children[0]}." if len(children) == 1 else prefix  # it wraps another model
-    n = sum(name.rpartition(".")[0] == parent for name in names)
-    for container in (f"{parent}s", *_CONTAINERS) if parent and number.isdigit() else ():
-        target = index.modules.get(inner + container)
-        if target is not None and len(children_of(target.module)) == n:
-            return f"{inner}{container}.{number}"
+    if len(children) == 1:  # the host wraps another model
+        prefix = f"{prefix}{children[0]}."
+
+    for container in (f"{parent}s", *_CONTAINERS):
+        target = index.modules.get(prefix + container)
+        if target is not None and len(children_of(target.module)) == count:
+            return prefix + container
     return None
 
 
 def _ends(index: Index, name: str | None) -> list[str]:
     """A stage and the last layers in plain containers, whose children models may loop over."""
-    found = [] if name is None else [name]
-    while found:
-        module = index.modules[found[-1]].module
-        if bare_type(module) not in (nn.Sequential, nn.ModuleList) or not children_of(module):
-            break
-        found.append(f"{found[-1]}.{list(children_of(module))[-1]}")
-    return found
+    if name is None:
+        return []
+
+    ends = [name]
+    while True:
+        module = index.modules[ends[-1]].module
+        children = list(children_of(module))
+        if bare_type(module) not in (nn.Sequential, nn.ModuleList) or not children:
+            return ends
+        ends.append(f"{ends[-1]}.{children[-1]}")

@@ -26,6 +26,7 @@ _LIBRARIES = ("torch.", "lightning", "timm.", "peft.")
 
 
 def _innermost(module: nn.Module) -> nn.Module:
+    """The module inside the wrappers around it; without any, the module itself."""
     for kind in type(module).__mro__:
         attribute = _WRAPPERS.get(kind.__name__)
         if attribute and kind.__module__.startswith(_LIBRARIES):
@@ -42,11 +43,13 @@ def unwrap(model: object) -> nn.Module:
         elif isinstance(model, type) and issubclass(model, nn.Module):
             hint = f": write {model.__name__}(...)"
         raise TypeError(f"model must be a torch.nn.Module, got {shown(model)}{hint}")
+
     if any(isinstance(module, nn.DataParallel) for module in model.modules()):
         raise RuntimeError(
             "the model holds nn.DataParallel, which shares the state of hooks between threads: use "
             "DistributedDataParallel, or attach to a model without it"
         )
+
     return _innermost(model)
 
 
@@ -60,27 +63,33 @@ def named_modules(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.
 
 
 def find_module(model: nn.Module, name: str) -> nn.Module | None:
+    """The module with this name in the bare model, or None."""
     module = _innermost(model)
-    for key in name.split(".") if name else ():
+    if not name:
+        return module
+
+    for key in name.split("."):
         child = children_of(module).get(key)
         if child is None:
             return None
         module = _innermost(child)
+
     return module
 
 
 def bare_type(module: nn.Module) -> type[nn.Module]:
     """The class of a module, before ``fully_shard`` replaced it."""
+    cls = type(module)
     sharded = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
-    kind = type(module)
-    if sharded is not None and issubclass(kind, sharded):
-        # the method resolution order is: replaced class, FSDP's classes, class of the model
-        return next(c for c in kind.__mro__[1:] if not issubclass(c, sharded))
-    return kind
+    if sharded is None or not issubclass(cls, sharded):
+        return cls
+
+    # the method resolution order is: replaced class, FSDP's classes, class of the model
+    return next(base for base in cls.__mro__[1:] if not issubclass(base, sharded))
 
 
 def is_distributed(value: object) -> bool:
-    """Whether it is a DTensor, of which each process may hold a part."""
+    """Whether a value is a DTensor, of which each process may hold a part."""
     return type(value).__name__ == "DTensor"
 
 
@@ -89,19 +98,21 @@ def shard_refusal(owner: nn.Module) -> str | None:
 
     FSDP and tensor parallelism shard them.
     """
-    if not getattr(owner, "_is_fsdp_managed_module", False):  # fully_shard sets it, so does FSDP
-        if any(map(is_distributed, parameters_of(owner).values())):
-            return (
-                "tensor parallelism shards the parameter, and each process has a part of its "
-                "gradient only: regularize the gradient at the output of the layer, or call "
-                "torch.nn.utils.clip_grad_norm_ after the backward"
-            )
-        return None
-    return (
-        "FSDP shards the parameter, and each process has a part of its gradient only: regularize "
-        "the gradient at the output of the layer, or call torch.nn.utils.clip_grad_norm_ after "
-        "the backward"
-    )
+    # fully_shard sets this attribute, and so does FSDP
+    if getattr(owner, "_is_fsdp_managed_module", False):
+        return (
+            "FSDP shards the parameter, and each process has a part of its gradient only: "
+            "regularize the gradient at the output of the layer, or call "
+            "torch.nn.utils.clip_grad_norm_ after the backward"
+        )
+
+    if any(map(is_distributed, parameters_of(owner).values())):
+        return (
+            "tensor parallelism shards the parameter, and each process has a part of its "
+            "gradient only: regularize the gradient at the output of the layer, or call "
+            "torch.nn.utils.clip_grad_norm_ after the backward"
+        )
+    return None
 
 
 def submodule(model: nn.Module, root: str) -> nn.Module:
