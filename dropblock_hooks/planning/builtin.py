@@ -16,7 +16,7 @@ from ..attachment.place import Placement
 from ..findings import Finding, Kind, Severity
 from ..regularizers import foreign
 from ..regularizers.base import highest_rate
-from ..selectors.index import Index, rates_in
+from ..selectors.index import Index, Target, rates_in
 from ..selectors.select import Select, Selector, match
 from ..selectors.wrappers import bare_type, submodule, unwrap
 from ..sites.hooks import hooks_on
@@ -67,19 +67,28 @@ class Builtin(Table[BuiltinRow]):
         """
         if not self.rows:
             raise ValueError("this model drops nothing by itself: there is nothing to retune")
+
+        # the same layer of all blocks is one entry; if the rates stay, only layers of equal rates
         groups: dict[tuple[str, Any], list[str]] = defaultdict(list)
         for row in self.rows:
-            pattern = re.sub(r"\b\d+\b", "*", row.selector)  # the same layer of all blocks
-            groups[pattern, row.rate if p is None else None].append(row.selector)
+            pattern = re.sub(r"\b\d+\b", "*", row.selector)
+            rate = row.rate if p is None else None
+            groups[pattern, rate].append(row.selector)
+
         pairs = []
-        for (pattern, rate), names in groups.items():
-            selector: Selector = names[0]
-            if len(names) > 1:
-                matched = {target.name for target in match(pattern, self._index)}
-                wanted = {name.removeprefix("attr:") for name in names}
-                selector = pattern if matched == wanted else Select(names=tuple(names))
-            pairs.append((selector, foreign.Retune(p=rate if p is None else p)))
+        for (pattern, rate), selectors in groups.items():
+            retune = foreign.Retune(p=rate if p is None else p)
+            pairs.append((self._selector(pattern, selectors), retune))
         return Spec(pairs)
+
+    def _selector(self, pattern: str, selectors: list[str]) -> Selector:
+        """One selector for several: the pattern if it matches nothing else, or a `Select`."""
+        if len(selectors) == 1:
+            return selectors[0]
+
+        matched = {target.name for target in match(pattern, self._index)}
+        wanted = {selector.removeprefix("attr:") for selector in selectors}
+        return pattern if matched == wanted else Select(names=tuple(selectors))
 
 
 def builtin(model: nn.Module, *, root: str = "") -> Builtin:
@@ -108,31 +117,68 @@ def builtin(model: nn.Module, *, root: str = "") -> Builtin:
 def rates_of(index: Index) -> Iterator[BuiltinRow]:
     """The rates of the dropout layers and modules of a model, in the order of its modules."""
     for target in dict.fromkeys(index.modules.values()):
-        name, module, kind = target.name, target.module, bare_type(target.module).__name__
-        # other layers than dropouts may mean something else by `p`
-        drops = foreign.unit_of(kind) and not children_of(module)
-        own = foreign.rate_attribute(module) if drops else None
-        held = rates_in(module)
-        other = [a for a in held if "drop" in a and a != "layerdrop" and isinstance(held[a], float)]
-        for attribute in [own] if own else other:
-            rate = getattr(module, attribute)
-            full = name if own else f"{name}.{attribute}".lstrip(".")
-            used = own or foreign.reads_own(module, attribute)
-            used = used or foreign.is_read(index.model, (name,), attribute)
-            sites = {foreign.held_rate(x.site.regularizer): x.site for x in hooks_on(module)}
-            site = sites.get(attribute)
-            if site and site.run.enabled:
-                rate = site.rate or 0.0
-            yield BuiltinRow(
-                name=full or ".",
-                type=kind,
-                attribute=attribute,
-                rate=float(rate),
-                on=rate > 0 and module.training and bool(used),
-                selector=full or "." if own else f"attr:{full}",
-                retuned=None if site is None else site.key,
-                aliases=target.aliases if own else (),
-            )
+        class_name = bare_type(target.module).__name__
+        # layers other than dropouts may mean something else by `p`
+        is_dropout = foreign.unit_of(class_name) and not children_of(target.module)
+        attribute = foreign.rate_attribute(target.module) if is_dropout else None
+        if attribute:
+            yield _row_of_layer(target, attribute)
+            continue
+
+        for attribute in _rates_held(target.module):
+            yield _row_of_attribute(index.model, target, attribute)
+
+
+def _rates_held(module: nn.Module) -> list[str]:
+    """The attributes with a rate of a module that is not a dropout layer."""
+    return [
+        attribute
+        for attribute, value in rates_in(module).items()
+        if "drop" in attribute and attribute != "layerdrop" and isinstance(value, float)
+    ]
+
+
+def _row_of_layer(target: Target, attribute: str) -> BuiltinRow:
+    """The row of a dropout layer, which a `Retune` on the layer sets."""
+    name = target.name or "."
+    return _row(target, attribute, name=name, selector=name, is_read=True, aliases=target.aliases)
+
+
+def _row_of_attribute(model: nn.Module, target: Target, attribute: str) -> BuiltinRow:
+    """The row of a rate that a module holds, which a `Retune` on the attribute sets."""
+    name = f"{target.name}.{attribute}".lstrip(".")
+    is_read = foreign.reads_own(target.module, attribute)
+    if not is_read:
+        is_read = foreign.is_read(model, (target.name,), attribute)
+    return _row(target, attribute, name=name, selector=f"attr:{name}", is_read=bool(is_read))
+
+
+def _row(
+    target: Target,
+    attribute: str,
+    *,
+    name: str,
+    selector: str,
+    is_read: bool,
+    aliases: tuple[str, ...] = (),
+) -> BuiltinRow:
+    module = target.module
+    sites = {foreign.held_rate(hook.site.regularizer): hook.site for hook in hooks_on(module)}
+    site = sites.get(attribute)
+    rate = getattr(module, attribute)
+    if site and site.run.enabled:
+        rate = site.rate or 0.0
+
+    return BuiltinRow(
+        name=name,
+        type=bare_type(module).__name__,
+        attribute=attribute,
+        rate=float(rate),
+        on=rate > 0 and module.training and is_read,
+        selector=selector,
+        retuned=None if site is None else site.key,
+        aliases=aliases,
+    )
 
 
 def find_doubled(
@@ -144,42 +190,69 @@ def find_doubled(
     layers that a `Retune` of the same spec sets are left out.
     """
     dropping = [
-        (p, key)
-        for p, key in zip(placements, keys, strict=True)
-        if foreign.unit_dropped(p.regularizer) and highest_rate(p.regularizer) and not p.target.form
+        (placement, key)
+        for placement, key in zip(placements, keys, strict=True)
+        if _drops_at_layer(placement)
     ]
-    retuned = {p.target.owner for p in placements if isinstance(p.regularizer, foreign.Retune)}
-    droppers = [
-        row
-        for row in (rates_of(Index(base)) if dropping else ())
-        if row.name == row.selector and row.name not in retuned
-        if row.on or (row.rate and not base.training)
-    ]
-    shares: dict[str, dict[str, float]] = defaultdict(dict)
-    for p, key in dropping:
-        own = next((row for row in droppers if _drops_same(p, row)), None)
-        if own is not None:
-            why = f"{p.regularizer.label} drops where the model's own {own.type} drops"
-            shares[why][key] = 1 - (1 - highest_rate(p.regularizer)) * (1 - own.rate)
+    if not dropping:
+        return []
+
+    droppers = _dropouts_on(base, placements)
+    shares: dict[str, dict[str, float]] = defaultdict(dict)  # by the cause, and the key of a site
+    for placement, key in dropping:
+        row = next((row for row in droppers if _drops_same(placement, row)), None)
+        if row is not None:
+            regularizer = placement.regularizer
+            cause = f"{regularizer.label} drops where the model's own {row.type} drops"
+            shares[cause][key] = 1 - (1 - highest_rate(regularizer)) * (1 - row.rate)
+
     cure = "Put Retune on that layer instead, or leave one of the two out"
-    found = []
-    for why, each in shares.items():
-        text = f"{why}, {ranged(range_of(each.values()))} in all"
-        found.append(Finding(Kind.DROPPED_TWICE, Severity.WARNING, tuple(each), text, cure))
-    return found
+    findings = []
+    for cause, by_site in shares.items():
+        text = f"{cause}, {ranged(range_of(by_site.values()))} in all"
+        findings.append(Finding(Kind.DROPPED_TWICE, Severity.WARNING, tuple(by_site), text, cure))
+    return findings
 
 
-def _drops_same(p: Placement, row: BuiltinRow) -> bool:
-    """Whether a layer of the model drops the same values: this layer, or one of a block around it.
+def _drops_at_layer(placement: Placement) -> bool:
+    """Whether a site drops values at its layer at some time of its schedule."""
+    regularizer = placement.regularizer
+    drops = foreign.unit_dropped(regularizer) and highest_rate(regularizer)
+    return bool(drops) and not placement.target.form
+
+
+def _dropouts_on(base: nn.Module, placements: Sequence[Placement]) -> list[BuiltinRow]:
+    """The dropout layers of the model that drop in training, without those that a `Retune` sets."""
+    retuned = {
+        placement.target.owner
+        for placement in placements
+        if isinstance(placement.regularizer, foreign.Retune)
+    }
+    rows = []
+    for row in rates_of(Index(base)):
+        is_layer = row.name == row.selector
+        will_drop = row.on or (row.rate and not base.training)
+        if is_layer and will_drop and row.name not in retuned:
+            rows.append(row)
+    return rows
+
+
+def _drops_same(placement: Placement, row: BuiltinRow) -> bool:
+    """Whether a dropout layer drops what a site drops: it is the same layer, or in the same block.
 
     Models keep the layers that drop samples or blocks as children of the block. The rate of whole
     samples and the rate of parts of a sample do not add up.
     """
-    unit, own = foreign.unit_dropped(p.regularizer), foreign.unit_of(row.type)
-    names = [name or "." for name in (p.target.name, *p.target.aliases)]
+    site_unit = foreign.unit_dropped(placement.regularizer)
+    layer_unit = foreign.unit_of(row.type)
+    target = placement.target
+    names = [name or "." for name in (target.name, *target.aliases)]
     if row.name in names:
-        return (unit == "samples") == (own == "samples")
+        return (site_unit == "samples") == (layer_unit == "samples")
+    if site_unit != layer_unit or site_unit not in ("samples", "blocks"):
+        return False
+
     block = row.name[: row.name.rfind(".") + 1]
-    end = "" if unit == "blocks" else "."  # a block's own output is no branch
-    inside = any(f"{name}{end}".startswith(block) for name in names)
-    return inside and unit == own and unit in ("samples", "blocks")
+    # a site on the block itself also drops samples, but its output is not that of a branch
+    end = "" if site_unit == "blocks" else "."
+    return any(f"{name}{end}".startswith(block) for name in names)
