@@ -41,56 +41,73 @@ def dry_run(model: nn.Module, example: Any, look: Callable[[nn.Module, Arguments
     `look` runs the copy once with its arguments. Its result must not hold tensors of the copy. A
     ValueError says why no forward ran.
     """
-    example = own_input(model) if example is None else example
+    if example is None:
+        example = own_input(model)
     if example is None:
         raise ValueError("no forward of a copy ran: give example_input=, the model tells no size")
-    # functions of the model may hold tensors as constants
+
+    # a fake mode allows real tensors too, which functions of the model may hold as constants
     fake = fake_mode()
-    modes: list[Any] = [None] if fake is None else [fake, None]
-    if any(p.is_meta for p in model.parameters()):  # they hold no numbers, and cost nothing
-        modes, example = [None], tree_map_only(Tensor, lambda x: x.to("meta"), example)
+    modes = [None] if fake is None else [fake, None]
+    if any(parameter.is_meta for parameter in model.parameters()):
+        # tensors on the meta device hold no numbers and cost nothing, as fake tensors do
+        modes = [None]
+        example = tree_map_only(Tensor, lambda x: x.to("meta"), example)
+
     for mode in modes:
         try:
-            with _undisturbed():
-                with copying_as_fake(mode) if mode else nullcontext():
-                    copied = [copy.deepcopy((model, arguments_of(example)))]
-                _clear_hooks(copied[0][0])
-                with mode or nullcontext():
-                    return look(*copied.pop())  # the only reference, so the copy is gone then
+            return _run_copy(model, example, look, mode)
         except Exception as error:  # a model may fail in any way
             reason = described(error)
         finally:
             if mode is not None:
-                _take_out(mode)
-    if all(isinstance(each, int) for each in tree_leaves(example)):
+                _remove_from_caches(mode)
+
+    if all(isinstance(leaf, int) for leaf in tree_leaves(example)):
         reason += ". Give a tensor in place of its shape, such as torch.zeros(2, 3, 64, 64)"
-    given = quote(tree_map(shape_of, example))
-    raise ValueError(f"no forward of a copy ran with example_input of {given}: {reason}")
+    shapes = quote(tree_map(shape_of, example))
+    raise ValueError(f"no forward of a copy ran with example_input of {shapes}: {reason}")
+
+
+def _run_copy(
+    model: nn.Module, example: Any, look: Callable[[nn.Module, Arguments], _T], mode: Any
+) -> _T:
+    """What `look` returns for a copy in a mode of fake tensors or, without one, on real ones."""
+    with _undisturbed():
+        with copying_as_fake(mode) if mode else nullcontext():
+            copies = [copy.deepcopy((model, arguments_of(example)))]
+        _clear_hooks(copies[0][0])
+
+        with mode or nullcontext():
+            return look(*copies.pop())  # the only reference, so the copy is freed with the call
 
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
     """Restore the states of random numbers, and hide warnings, which a real forward will give."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")  # the error says the same
+    was_disabled = logger.disabled
     state = random.getstate()
-    logger = logging.getLogger("torch._subclasses.fake_tensor")  # the error says it
-    disabled, logger.disabled = logger.disabled, True
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+
+    logger.disabled = True
     try:
         with torch.random.fork_rng(devices), warnings.catch_warnings(), as_written():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.disabled = disabled
+        logger.disabled = was_disabled
         random.setstate(state)
 
 
 def _clear_hooks(copied: nn.Module) -> None:
-    """Remove all hooks of the user from a copy: they may change objects outside of it."""
+    """Remove all hooks of the user from a copy, because they may change objects outside of it."""
     for name, module in copied.named_modules():
         forward = vars(module).get("forward")
         if isinstance(forward, types.FunctionType) and forward.__closure__:
-            # the copy would run the model's own modules
+            # the function of the copy would run the modules of the model
             raise ValueError(f"the forward of '{name or '.'}' was replaced by a function")
+
         for hooks in all_hooks(module):
             hooks.clear()
 
@@ -100,15 +117,21 @@ def own_input(model: nn.Module) -> Tensor | None:
     config = getattr(model, "pretrained_cfg", None)
     if not isinstance(config, Mapping) or not config.get("input_size"):
         return None
+
+    # the model may have been built for other images than its configuration says
     channels, *edges = config["input_size"]
-    first = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
-    built = getattr(getattr(model, "patch_embed", None), "img_size", None)
-    return empty_input(model, (first.in_channels if first else channels, *(built or edges)))
+    convolutions = (module for module in model.modules() if isinstance(module, nn.Conv2d))
+    first = next(convolutions, None)
+    if first is not None:
+        channels = first.in_channels
+    built_edges = getattr(getattr(model, "patch_embed", None), "img_size", None)
+    return empty_input(model, (channels, *(built_edges or edges)))
 
 
 def empty_input(model: nn.Module, size: Sequence[int]) -> Tensor:
     """Two samples of zeros of this size, on the device of the model."""
-    like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
+    floating = (x for x in model.parameters() if x.is_floating_point())
+    like = next(floating, torch.empty(0))
     return torch.zeros(2, *size, dtype=like.dtype, device=like.device)
 
 
@@ -116,41 +139,61 @@ def arguments_of(example: Any) -> Arguments:
     """The arguments and keyword arguments that an example stands for."""
     if isinstance(example, Mapping):
         return (), dict(example)
-    return (example if isinstance(example, tuple) else (example,)), {}
+    if isinstance(example, tuple):
+        return example, {}
+    return (example,), {}
 
 
-def with_graph(given: Any) -> Any:
+def with_graph(arguments: Any) -> Any:
     """Copies of all tensors inside, from which a graph begins; a layer may change them in place."""
 
     def copied(x: Tensor) -> Tensor:
-        x = x.detach().clone()
-        return x.requires_grad_().clone() if x.is_floating_point() else x
+        leaf = x.detach().clone()
+        return leaf.requires_grad_().clone() if leaf.is_floating_point() else leaf
 
-    return tree_map_only(Tensor, copied, given)
+    return tree_map_only(Tensor, copied, arguments)
 
 
 def shape_of(output: Any) -> Any:
     """The shape of a tensor; of a structure, its type and size."""
     if isinstance(output, Tensor):
         return tuple(output.shape)
-    sized = isinstance(output, Mapping | tuple | list)
-    return f"{type(output).__name__}{f' of {len(output)}' if sized else ''}"
+
+    type_name = type(output).__name__
+    if isinstance(output, Mapping | tuple | list):
+        return f"{type_name} of {len(output)}"
+    return type_name
 
 
-def _take_out(mode: Any) -> None:
+def _remove_from_caches(mode: Any) -> None:
     """Remove the fake tensors of a mode from caches, where they would break a later forward."""
     gc.collect()
-    # some objects lie about their class when asked, so the type is taken
-    fake: list[Any] = [each for each in gc.get_objects() if type(each) is FakeTensor]
-    held = [each for each in fake if each.fake_mode is mode]
-    del fake
+    # the type is asked, because some objects lie about their class
+    fake_tensors: list[Any] = [item for item in gc.get_objects() if type(item) is FakeTensor]
+    held = [tensor for tensor in fake_tensors if tensor.fake_mode is mode]
+    del fake_tensors  # a list that refers to the tensors would be found as a holder
+
     for _ in range(_DEEPEST + 1):
-        ids, inside, held = set(map(id, held)), held, []
-        for holder in gc.get_referrers(*inside) if inside else ():
-            if type(holder) is _LRU:
-                holder.cache_clear()  # type: ignore[attr-defined]  # mypy knows nothing of `_LRU`
-            elif type(holder) is dict:
-                for key in [key for key, value in holder.items() if id(value) in ids]:
-                    del holder[key]
-            elif isinstance(holder, tuple | list) or type(holder).__name__ == "_lru_list_elem":
-                held += [holder] if holder is not inside else []
+        if not held:
+            return
+        held = _remove_from_holders(held)
+
+
+def _remove_from_holders(held: list[Any]) -> list[Any]:
+    """Remove objects from the dicts and caches that hold them; returns their other containers."""
+    ids = set(map(id, held))
+    containers: list[Any] = []
+    for holder in gc.get_referrers(*held):
+        if type(holder) is _LRU:
+            holder.cache_clear()  # type: ignore[attr-defined]  # mypy knows nothing of `_LRU`
+        elif type(holder) is dict:
+            for key in [key for key, value in holder.items() if id(value) in ids]:
+                del holder[key]
+        elif holder is not held and _may_be_in_cache(holder):
+            containers.append(holder)
+    return containers
+
+
+def _may_be_in_cache(holder: Any) -> bool:
+    """Whether an object may be a part of what a cache holds: a container, or an entry of it."""
+    return isinstance(holder, tuple | list) or type(holder).__name__ == "_lru_list_elem"
