@@ -22,7 +22,7 @@ MAPS = {
 }
 RATES = [0.05, 0.1, 0.3]
 # maps in a call, and calls; the interpreter of kernels is slow
-WAYS = {"dense": (200, 10), "sparse": (1000, 2), "kernels": (100, 5)}
+WAYS = {"dense": (200, 10), "sparse": (1000, 2), "kernels": (100, 3)}
 CASES = [(name, p, way) for name in MAPS for p in RATES for way in WAYS]
 QUICK = [case for case in CASES if case[1] == 0.1 and (case[2] != "kernels" or "7" in case[0])]
 

@@ -99,7 +99,7 @@ SCALES = [1.0, 8.0, torch.tensor(1024.0)]
 @pytest.mark.parametrize("bounds", BOUNDS, ids=str)
 def test_clamp(bounds, both):
     types_of = [torch.float32, torch.bfloat16, torch.float16]
-    for (name, x), scale in zip(tensors(24, types=types_of), itertools.cycle(SCALES)):
+    for (name, x), scale in zip(tensors(14, types=types_of), itertools.cycle(SCALES)):
         if max(bound or 0.0 for bound in bounds) > 1e5 and isinstance(scale, torch.Tensor):
             continue  # the torch operations can't limit a bound that they don't read
         dense, fast = both(gradients.clamp_measured, x, *bounds, scale)
@@ -115,7 +115,7 @@ def test_clamp(bounds, both):
 def test_clip(per, both):
     types_of = [torch.float32, torch.bfloat16, torch.float16]
     shapes = SHAPES if per != "channel" else SHAPES[2:]
-    for (name, x), scale in zip(tensors(24, shapes, types=types_of), itertools.cycle(SCALES)):
+    for (name, x), scale in zip(tensors(14, shapes, types=types_of), itertools.cycle(SCALES)):
         dense, fast = both(gradients.clip_measured, x, 0.5, 2.0, per, scale)
         assert dense[0].stride() == fast[0].stride(), name
         norms = dense[2].reshape(-1)
@@ -124,7 +124,7 @@ def test_clip(per, both):
 
 def test_clip_by_weights(both):
     types_of = [torch.float32, torch.bfloat16, torch.float16]
-    for (name, x), scale in zip(tensors(24, types=types_of), itertools.cycle(SCALES)):
+    for (name, x), scale in zip(tensors(14, types=types_of), itertools.cycle(SCALES)):
         weights = torch.randn(x.shape) * 0.1
         parameter = nn.Parameter(weights.to(x.dtype))
         given = x, parameter, 0.1, 1e-2, 2.0, scale
@@ -167,7 +167,7 @@ def sums_of(x, scale):
 
 
 def test_moments(both):
-    for (name, x), scale in zip(tensors(24), itertools.cycle(SCALES)):
+    for (name, x), scale in zip(tensors(16), itertools.cycle(SCALES)):
         dense, fast = both(sums_of, x, scale)
         size = max(float(dense["sums"][measures.NORMS]), 1e-30)
         tolerance = {"rtol": 1e-5, "atol": 1e-5 * size}
@@ -192,7 +192,7 @@ def test_sums_of_squares_do_not_overflow(both):
 
 
 def test_living_channels(both):
-    for name, x in tensors(20, SHAPES[2:]):
+    for name, x in tensors(14, SHAPES[2:]):
         x = x.clone()
         x[:, 1] = 0
 
@@ -208,7 +208,7 @@ def test_living_channels(both):
 
 def test_numbers_that_are_finite_if_all_values_are(both):
     types_of = [torch.float32, torch.bfloat16, torch.float16]
-    for name, x in tensors(20, types=types_of):
+    for name, x in tensors(14, types=types_of):
         masks = [torch.tensor([-math.inf, 1.0]), x]
         for function, given in (
             (measures.largest_norm, [x, x]),
@@ -291,7 +291,7 @@ DROPOUTS = {
 def test_units_are_dropped_as_a_whole_in_both_directions(name, kernels):
     function, ndim, one = DROPOUTS[name]
     shape = (6, 5, 3, 7, 2)[:ndim]
-    for layout, dtype in itertools.product(FORMATS, TYPES):
+    for layout, dtype in zip(FORMATS, itertools.cycle(TYPES), strict=False):
         x = FORMATS[layout](torch.randn(shape) + 3).to(dtype).detach().requires_grad_()
         before = launch.launched
         y = function(x, 0.4)
@@ -324,11 +324,11 @@ def test_dropped_inf_and_nan_disappear(name, kernels):
     assert torch.equal(function(x, 1.0), torch.zeros_like(x))
 
 
-@pytest.mark.parametrize("p", [1e-4, 0.1, 0.5, 0.97])
+@pytest.mark.parametrize("p", [1e-4, 0.1, 0.97])
 def test_elements_are_dropped_independently_at_the_rate(p, kernels):
     """Chi-square of the pairs of neighbors, and of their counts, at 1e-4."""
     torch.manual_seed(1)
-    y, dropped = drop_units(torch.ones(60_000), p)
+    y, dropped = drop_units(torch.ones(40_000), p)
     zeros = y == 0
     assert dropped == zeros.sum()
     pairs = zeros.view(-1, 2)
@@ -444,8 +444,8 @@ def test_blocks_begin_everywhere_with_the_same_chance(kernels):
 def test_realized_rate_of_blocks(size, block, kernels):
     torch.manual_seed(0)
     shares = []
-    for _ in range(20):
-        x = torch.ones(4, 3, *size)
+    for _ in range(15):
+        x = torch.ones(4, 2, *size)
         _, dropped = drop_blocks(x, 0.2, [block] * len(size))
         shares.append(int(dropped) / x.numel())
     shares = torch.tensor(shares)
