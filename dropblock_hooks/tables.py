@@ -3,12 +3,11 @@
 import shutil
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from html import escape
-from itertools import takewhile
 from textwrap import TextWrapper
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from .quoting import shorten
 
@@ -51,7 +50,7 @@ class Table(Sequence[Row], Generic[Row]):
     """A sequence of dataclass rows that prints as text for the terminal.
 
     It prints the `sections`, or all rows under the headings of `columns`. The title is a line above
-    it, and `notes` are lists below it, by heading; lines without a heading are never wrapped.
+    it. `notes` are lists below it, by heading. Lines without a heading are never wrapped.
     """
 
     def __init__(
@@ -63,9 +62,13 @@ class Table(Sequence[Row], Generic[Row]):
         sections: Iterable[Section[Row]] = (),
         notes: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
-        self.rows, self.columns, self.title = tuple(rows), columns, title
-        self._sections = [each for each in sections if each.rows] or [Section(self.rows, columns)]
+        self.rows = tuple(rows)
+        self.columns = columns
+        self.title = title
         self._notes = notes or {}
+        self._sections = [section for section in sections if section.rows]
+        if not self._sections:
+            self._sections = [Section(self.rows, columns)]
 
     def __getitem__(self, i: Any) -> Any:
         return self.rows[i]
@@ -84,18 +87,20 @@ class Table(Sequence[Row], Generic[Row]):
         return pandas.DataFrame(self.to_dict())
 
     def to_text(self, width: int = WIDTH, wide: bool = False) -> str:
-        """The table as text; texts are shortened to `width` characters, but no names and numbers.
+        """The table as text, in lines of at most `width` characters if shorter texts allow it.
 
-        Equal sites of an entry of the spec print as one line. `wide` prints a line for each row,
-        and shortens nothing.
+        Names and numbers are never shortened. Equal sites of an entry of the spec print as one
+        line. `wide` prints a line for each row, and shortens nothing.
         """
-        width = sys.maxsize if wide else width
-        parts = ["\n".join(_lines(section, width, wide)) for section in self._sections]
-        wrapper = TextWrapper(width, subsequent_indent="    ", break_on_hyphens=False)
-        for heading, lines in self._notes.items():
-            items = [f"{heading}:", *(wrapper.fill(f"  - {line}") for line in lines)]
-            parts += ["\n".join(items if heading else lines)] if lines else []
-        return (f"{shown(self.title)}\n" if self.title else "") + "\n\n".join(parts)
+        if wide:
+            width = sys.maxsize
+        blocks = ["\n".join(_lines(section, width, wide)) for section in self._sections]
+        for heading, items in self._notes.items():
+            if items:
+                blocks.append(_listed_below(heading, items, width))
+
+        title = f"{shown(self.title)}\n" if self.title else ""
+        return title + "\n\n".join(blocks)
 
     def __str__(self) -> str:
         return self.to_text(terminal_width())
@@ -111,70 +116,156 @@ def terminal_width() -> int:
     return max(80, shutil.get_terminal_size((WIDTH, 24)).columns)
 
 
+def _listed_below(heading: str, items: Sequence[str], width: int) -> str:
+    """A list below a table: wrapped items under the heading, or plain lines without a heading."""
+    if not heading:
+        return "\n".join(items)
+    wrapper = TextWrapper(width, subsequent_indent="    ", break_on_hyphens=False)
+    return "\n".join([f"{heading}:", *(wrapper.fill(f"  - {item}") for item in items)])
+
+
 def _lines(section: Section[Row], width: int, wide: bool) -> list[str]:
-    """Notes, the lines of the heading, a rule and the rows."""
-    cells = [[find(row) for find in section.columns.values()] for row in section.rows]
+    """The notes of a section, the lines of its heading, a rule and its rows."""
     notes = [section.note] if section.note else []
+    cells = [_cells(section, row) for row in section.rows]
     if section.entry is not None and not wide:
-        parts = zip(*(line[0].split(".")[:-1] for line in cells), strict=False)
-        prefix = "".join(f"{e[0]}." for e in takewhile(lambda e: len(set(e)) == 1, parts))
+        prefix = _common_prefix([line[0] for line in cells])
         cells = _merged([section.entry(row) for row in section.rows], cells)
-        if len(prefix) > _PREFIX and any(isinstance(line[0], str) for line in cells):
+        if _cut(prefix, cells):
             notes.append(f"names begin with {prefix}")
-            for line in cells:
-                line[0] = shown(line[0]).removeprefix(prefix)
-    height = 1 + max((head.count("\n") for head in section.columns), default=0)
-    columns: dict[int, list[str]] = {}
-    for i, head in enumerate(section.columns):
-        texts = [shown(line[i], wide) for line in cells]
-        if any(texts) or not cells:
-            columns[i] = [*[*head.split("\n"), ""][:height], *texts]
-    excess = sum(max(map(len, column)) + 2 for column in columns.values()) - 2 - width
-    for i, column in columns.items():
-        longest = n = max(map(len, column))
-        if any(isinstance(line[i], Short) for line in cells):
-            n = min(n, max(n - excess, 4, *map(len, column[:height])))
-        excess -= longest - n
-        column.insert(height, "-" * n)
-        column[:] = [shorten(text, n).ljust(n) for text in column]
-    lines = zip(*columns.values(), strict=True)
+
+    columns = _columns(section.columns, cells, wide)
+    gaps = 2 * (len(columns) - 1)
+    excess = sum(column.width for column in columns) + gaps - width
+    for column in columns:
+        excess -= column.shrink(excess)
+
+    lines = zip(*(column.lines() for column in columns), strict=True)
     return [*notes, *("  ".join(line).rstrip() for line in lines)]
+
+
+def _cells(section: Section[Row], row: Row) -> list[Any]:
+    """The cells of a row, before they are shortened."""
+    return [cell_of(row) for cell_of in section.columns.values()]
+
+
+def _common_prefix(names: Iterable[str]) -> str:
+    """The parent modules that all dotted names have in common, with a dot: ``model.encoder.``."""
+    parents = [name.split(".")[:-1] for name in names]
+    prefix = ""
+    for parts in zip(*parents, strict=False):
+        if len(set(parts)) > 1:
+            break
+        prefix += f"{parts[0]}."
+    return prefix
+
+
+def _cut(prefix: str, cells: list[list[Any]]) -> bool:
+    """Remove a long prefix from the names in the first column; return whether it was removed."""
+    has_names = any(isinstance(line[0], str) for line in cells)
+    if len(prefix) <= _PREFIX or not has_names:
+        return False
+    for line in cells:
+        line[0] = shown(line[0]).removeprefix(prefix)
+    return True
+
+
+def _columns(headings: Collection[str], cells: list[list[Any]], wide: bool) -> list["_Column"]:
+    """The columns to print; a column without any text is left out if there are rows."""
+    height = 1 + max((heading.count("\n") for heading in headings), default=0)
+    columns = []
+    for i, heading in enumerate(headings):
+        column = _Column.of(heading, height, [line[i] for line in cells], wide)
+        if any(column.texts) or not cells:
+            columns.append(column)
+    return columns
+
+
+@dataclass
+class _Column:
+    """The texts of a printed column, which is as wide as the longest of them or narrower."""
+
+    heading: list[str]  # one text for each line of the heading
+    texts: list[str]  # one text for each row
+    may_shrink: bool  # whether it holds texts that may be cut
+    width: int
+
+    @classmethod
+    def of(cls, heading: str, height: int, cells: Sequence[Any], wide: bool) -> Self:
+        heading_lines = heading.split("\n")
+        heading_lines += [""] * (height - len(heading_lines))
+        texts = [shown(cell, wide) for cell in cells]
+        may_shrink = any(isinstance(cell, Short) for cell in cells)
+        width = max(map(len, [*heading_lines, *texts]))
+        return cls(heading_lines, texts, may_shrink, width)
+
+    def shrink(self, excess: int) -> int:
+        """Make the column narrower by `excess` at most, if it may be; return by how much."""
+        if not self.may_shrink:
+            return 0
+        least = max(4, *map(len, self.heading))
+        width = min(self.width, max(self.width - excess, least))
+        saved = self.width - width
+        self.width = width
+        return saved
+
+    def lines(self) -> list[str]:
+        """The lines of the heading, a rule and the rows, all of the same width."""
+        lines = [*self.heading, "-" * self.width, *self.texts]
+        return [shorten(line, self.width).ljust(self.width) for line in lines]
 
 
 def _merged(entries: Sequence[str | None], cells: list[list[Any]]) -> list[list[Any]]:
     """Put the largest group of equal lines of each entry together; the others keep their names."""
-    alike: dict[tuple[Hashable, ...], list[int]] = defaultdict(list)
+    equal_lines: dict[tuple[Hashable, ...], list[int]] = defaultdict(list)
     for i, (entry, line) in enumerate(zip(entries, cells, strict=True)):
-        kept = [c.value is None if isinstance(c, Varying) else shown(c) for c in line[1:]]
-        alike[entry, *kept].append(i)
+        equal_lines[entry, *map(_compared, line[1:])].append(i)
+
     lines = dict(enumerate(cells))
-    for entry, n in Counter(entries).items():
-        group = max((alike[key] for key in alike if key[0] == entry), key=len)
-        if entry is not None and len(group) > 1:
-            of = "" if len(group) == n else f" of {n}"
-            columns = zip(*(lines.pop(i)[1:] for i in group), strict=True)
-            name = Varying(f"{len(group)}{of} sites {entry}")
-            lines[group[0]] = [name, *map(_together, columns)]  # at the place of the first line
+    for entry, count in Counter(entries).items():
+        groups = [group for (group_entry, *_), group in equal_lines.items() if group_entry == entry]
+        group = max(groups, key=len)
+        if entry is None or len(group) == 1:
+            continue
+
+        of_all = "" if len(group) == count else f" of {count}"
+        name = Varying(f"{len(group)}{of_all} sites {entry}")
+        columns = zip(*(lines.pop(i)[1:] for i in group), strict=True)
+        lines[group[0]] = [name, *map(_together, columns)]  # at the place of the first line
     return [lines[i] for i in sorted(lines)]
+
+
+def _compared(cell: Any) -> Hashable:
+    """What must be equal in lines that are put together; of a `Varying`, whether it has a value."""
+    if isinstance(cell, Varying):
+        return cell.value is None
+    return shown(cell)
 
 
 def _together(cells: Sequence[Any]) -> Any:
     """One cell for several rows: the mean of numbers, and the lowest and highest of all values."""
     if len({shown(cell) for cell in cells}) == 1:
         return cells[0]
+
     values = [cell.value for cell in cells]
-    low, high = min(values), max(values)
+    low = min(values)
+    high = max(values)
     if not isinstance(low, float):
         return ranged((low, high))
-    digits = ".3f" if 0.01 <= high <= 1 else ".3g"
-    mean, low, high = (f"{x:{digits}}" for x in (sum(values) / len(values), low, high))
-    text = f"{mean}, {low} to {high}" if low != high else mean
-    return text.replace("0.", ".") if digits == ".3f" else text
+
+    mean = sum(values) / len(values)
+    is_share = 0.01 <= high <= 1
+    digits = ".3f" if is_share else ".3g"
+    text = f"{mean:{digits}}"
+    if f"{low:{digits}}" != f"{high:{digits}}":
+        text += f", {low:{digits}} to {high:{digits}}"
+    return text.replace("0.", ".") if is_share else text
 
 
 def counted(n: int, noun: str) -> str:
     """``1 site``, ``2 sites``."""
-    return f"{n} {noun}{'' if n == 1 else 's'}"
+    ending = "" if n == 1 else "s"
+    return f"{n} {noun}{ending}"
 
 
 def shown(value: Any, whole: bool = True) -> str:
@@ -183,6 +274,7 @@ def shown(value: Any, whole: bool = True) -> str:
         value = value.whole if whole and value.whole else value.text
     if isinstance(value, Varying):
         value = value.value
+
     if value is None:
         return "-"
     if isinstance(value, float):
@@ -194,15 +286,23 @@ def shown(value: Any, whole: bool = True) -> str:
 
 def named(name: str, aliases: Sequence[str]) -> str:
     """``layer (= alias, alias)``: a layer with several names."""
-    return f"{name} (= {', '.join(aliases)})" if aliases else name
+    if not aliases:
+        return name
+    return f"{name} (= {', '.join(aliases)})"
 
 
 def ranged(value: float | tuple[Any, Any] | None) -> str:
     """A cell with one number, or with a range: ``0 to 0.1``."""
-    return " to ".join(map(shown, value)) if isinstance(value, tuple) else shown(value)
+    if isinstance(value, tuple):
+        return " to ".join(map(shown, value))
+    return shown(value)
 
 
 def range_of(values: Iterable[float | None]) -> float | tuple[float, float] | None:
     """The lowest and the highest value, or one number if they are equal."""
     known = sorted({value for value in values if value is not None})
-    return (known[0], known[-1]) if len(known) > 1 else next(iter(known), None)
+    if not known:
+        return None
+    if len(known) == 1:
+        return known[0]
+    return known[0], known[-1]
