@@ -60,10 +60,12 @@ class Schedule:
 
 
 def length_of(rate: Any) -> float | None:
+    """`Schedule.length` of a rate; 0 for a number or a function."""
     return rate.length if isinstance(rate, Schedule) else 0.0
 
 
 def spread_rate(rate: Any, i: int, n: int, epochs: int | None) -> Any:
+    """`Schedule.at` of a rate; a number or a function is the same at all sites."""
     return rate.at(i, n, epochs) if isinstance(rate, Schedule) else rate
 
 
@@ -76,9 +78,12 @@ def placed(rates: Mapping[str, Any], epochs: int | None, i: int, n: int) -> dict
 
 
 def span_of(rate: Any) -> tuple[float, float]:
+    """The smallest and the largest value of a rate; (-inf, inf) for a function."""
     if isinstance(rate, Schedule):
         return rate.span()
-    return (-math.inf, math.inf) if callable(rate) else (float(rate), float(rate))
+    if callable(rate):
+        return -math.inf, math.inf
+    return float(rate), float(rate)
 
 
 def value_at(rate: Any, t: float) -> float:
@@ -88,24 +93,35 @@ def value_at(rate: Any, t: float) -> float:
     try:
         value = rate(t)
     except Exception as error:
-        called = "its schedule, which is called with the epoch, raised"
-        raise same_kind(error, f"{called} {described(error)}") from error
+        message = f"its schedule, which is called with the epoch, raised {described(error)}"
+        raise same_kind(error, message) from error
     return as_number("the schedule's value", value)
 
 
 def same_kind(error: Exception, text: str) -> TypeError | ValueError:
+    """An error with another text: a TypeError for a TypeError, else a ValueError."""
     return TypeError(text) if isinstance(error, TypeError) else ValueError(text)
 
 
 def between(start: float, stop: float, share: float) -> float:
-    if share >= 1.0:  # exactly
-        return stop
+    """The value at this share of the way from `start` to `stop`, never outside of both."""
+    if share >= 1.0:
+        return stop  # exactly, because the sum below may round
     value = start + (stop - start) * share
-    return min(max(value, min(start, stop)), max(start, stop))
+    low = min(start, stop)
+    high = max(start, stop)
+    return min(max(value, low), high)
 
 
-def _put_numbers(schedule: Any, *names: str) -> None:
-    vars(schedule).update((name, as_number(name, getattr(schedule, name))) for name in names)
+def _set(schedule: Schedule, name: str, value: Any) -> None:
+    """Set an attribute of a frozen schedule, in its ``__post_init__``."""
+    object.__setattr__(schedule, name, value)
+
+
+def _set_numbers(schedule: Schedule, *names: str) -> None:
+    """Replace the fields with these names by finite floats, or raise an error."""
+    for name in names:
+        _set(schedule, name, as_number(name, getattr(schedule, name)))
 
 
 @register
@@ -123,7 +139,7 @@ class ConstantSchedule(Schedule):
     value: float
 
     def __post_init__(self) -> None:
-        _put_numbers(self, "value")
+        _set_numbers(self, "value")
 
     def __call__(self, t: float) -> float:
         return self.value
@@ -158,30 +174,35 @@ class LinearSchedule(Schedule):
     length: ClassVar[float | None] = None
 
     def __post_init__(self) -> None:
-        _put_numbers(self, "start", "stop")
-        vars(self)["delay"] = as_number("delay", self.delay, allowed=NON_NEGATIVE)
+        _set_numbers(self, "start", "stop")
+        _set(self, "delay", as_number("delay", self.delay, allowed=NON_NEGATIVE))
         if self.epochs is not None:
-            vars(self)["epochs"] = as_count("epochs", self.epochs)
-            vars(self)["length"] = self.delay + self.epochs
+            _set(self, "epochs", as_count("epochs", self.epochs))
+            _set(self, "length", self.delay + self.epochs)
 
     def __call__(self, t: float) -> float:
         if self.epochs is None:
             if t <= self.delay:
                 return self.start
             raise ValueError(UNSAID)
-        past, last = t - self.delay, self.epochs - 1
-        share = past / last if last else float(past >= 0)
-        return between(self.start, self.stop, self._way(min(max(share, 0.0), 1.0)))
 
-    def _way(self, share: float) -> float:
+        elapsed = t - self.delay
+        last = self.epochs - 1
+        share = elapsed / last if last else float(elapsed >= 0)
+        clipped = min(max(share, 0.0), 1.0)
+        return between(self.start, self.stop, self._shape(clipped))
+
+    def _shape(self, share: float) -> float:
+        """The share of the change that is done after this share of the time, both in [0, 1]."""
         return share
 
     def at(self, i: int, n: int, epochs: int | None = None) -> Schedule:
         if self.epochs is not None or epochs is None:
             return self
+
         if self.delay >= epochs:
             raise ValueError(f"delay={self.delay:g} leaves nothing of {epochs} epochs of training")
-        rest = epochs - math.ceil(self.delay)  # whole numbers: epochs may be very many
+        rest = epochs - math.ceil(self.delay)  # in integers, because a float rounds large numbers
         return replace(self, epochs=rest or 1)
 
     def span(self) -> tuple[float, float]:
@@ -197,7 +218,7 @@ class CosineSchedule(LinearSchedule):
         0.0293
     """
 
-    def _way(self, share: float) -> float:
+    def _shape(self, share: float) -> float:
         return (1 - math.cos(math.pi * share)) / 2
 
 
@@ -217,20 +238,26 @@ class StepSchedule(Schedule):
     values: Mapping[float, float] | Iterable[tuple[float, float]]
 
     def __post_init__(self) -> None:
-        takes = "StepSchedule takes a mapping of time to value that begins at time 0"
+        rule = "StepSchedule takes a mapping of time to value that begins at time 0"
         pairs = self.values.items() if isinstance(self.values, Mapping) else self.values
         try:
             steps = sorted((as_number("time", t), as_number("value", v)) for t, v in pairs)
         except (TypeError, ValueError) as error:
-            raise ValueError(f"{takes}, got {quote(self.values)}: {error}") from error
+            raise ValueError(f"{rule}, got {quote(self.values)}: {error}") from error
+
         times = [t for t, _ in steps]
-        if times[:1] != [0] or len(set(times)) < len(times):
-            raise ValueError(f"{takes} and has no time twice, got {quote(self.values)}")
-        vars(self).update(values=tuple(steps), length=times[-1] and times[-1] + 1)  # hashable
+        starts_at_0 = times[:1] == [0]
+        if not starts_at_0 or len(set(times)) < len(times):
+            raise ValueError(f"{rule} and has no time twice, got {quote(self.values)}")
+
+        _set(self, "values", tuple(steps))  # a tuple can be hashed
+        last = times[-1]
+        _set(self, "length", last + 1 if last else 0.0)
 
     def __call__(self, t: float) -> float:
         steps = dict(self.values)
-        return steps[max((time for time in steps if time <= t), default=0.0)]
+        begun = [time for time in steps if time <= t]
+        return steps[max(begun, default=0.0)]
 
     def span(self) -> tuple[float, float]:
         values = dict(self.values).values()
@@ -263,13 +290,14 @@ class WindowSchedule(Schedule):
     outside: float = 0.0
 
     def __post_init__(self) -> None:
-        _put_numbers(self, "value", "begin", "end", "outside")
+        _set_numbers(self, "value", "begin", "end", "outside")
         if self.begin >= self.end:
             raise ValueError(f"begin must be before end, got begin={self.begin}, end={self.end}")
-        vars(self)["length"] = self.end
+        _set(self, "length", self.end)
 
     def __call__(self, t: float) -> float:
-        return self.value if self.begin <= t < self.end else self.outside
+        is_within = self.begin <= t < self.end
+        return self.value if is_within else self.outside
 
     def span(self) -> tuple[float, float]:
         return min(self.value, self.outside), max(self.value, self.outside)
@@ -304,25 +332,37 @@ class ByDepth(Schedule):
                     f"{name} can't be a ByDepth itself, got {quote(end)}: the rate would rise "
                     "twice with the depth. Write one ByDepth with both ends"
                 )
+
             if not callable(end) or isinstance(end, type):
-                vars(self)[name] = as_number(name, end, "a number or a schedule")
-        vars(self)["share"] = as_number("share", self.share, allowed=PROBABILITY)
-        lengths: list[Any] = [length_of(self.start), length_of(self.stop)]
-        vars(self)["length"] = None if None in lengths else max(lengths)
+                _set(self, name, as_number(name, end, "a number or a schedule"))
+        _set(self, "share", as_number("share", self.share, allowed=PROBABILITY))
+
+        start_length = length_of(self.start)
+        stop_length = length_of(self.stop)
+        if start_length is None or stop_length is None:
+            _set(self, "length", None)
+        else:
+            _set(self, "length", max(start_length, stop_length))
 
     def __call__(self, t: float) -> float:
-        return between(value_at(self.start, t), value_at(self.stop, t), self.share)
+        first = value_at(self.start, t)
+        last = value_at(self.stop, t)
+        return between(first, last, self.share)
 
     def at(self, i: int, n: int, epochs: int | None = None) -> ByDepth:
-        start, stop = (spread_rate(end, i, n, epochs) for end in (self.start, self.stop))
-        return replace(self, start=start, stop=stop, share=i / (n - 1) if n > 1 else 1.0)
+        start = spread_rate(self.start, i, n, epochs)
+        stop = spread_rate(self.stop, i, n, epochs)
+        share = i / (n - 1) if n > 1 else 1.0
+        return replace(self, start=start, stop=stop, share=share)
 
     def span(self) -> tuple[float, float]:
-        low, high = zip(span_of(self.start), span_of(self.stop), strict=True)
-        return min(low), max(high)
+        low_of_start, high_of_start = span_of(self.start)
+        low_of_stop, high_of_stop = span_of(self.stop)
+        return min(low_of_start, low_of_stop), max(high_of_start, high_of_stop)
 
 
 def is_moving(rate: Any) -> bool:
+    """Whether a rate changes, or may change, with the epoch."""
     if isinstance(rate, ByDepth):
         return is_moving(rate.start) or is_moving(rate.stop)
     low, high = span_of(rate)
