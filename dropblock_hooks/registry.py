@@ -4,9 +4,9 @@ import inspect
 import re
 import sys
 from collections import ChainMap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, TypeVar, dataclass_transform
+from typing import Any, Self, TypeVar, dataclass_transform
 
 _T = TypeVar("_T")
 _CLASSES: dict[str, type] = {}
@@ -40,16 +40,19 @@ def register(cls: type | None = None, /, *, name: str | None = None) -> Any:
     """
     if cls is None:
         return lambda cls: register(cls, name=name)
-    if not (isinstance(cls, type) and (hasattr(cls, "apply") or hasattr(cls, "span"))):
+    has_method = hasattr(cls, "apply") or hasattr(cls, "span")
+    if not isinstance(cls, type) or not has_method:
         raise TypeError(f"register takes a subclass of Regularizer or Schedule, got {cls!r}")
     if "__dataclass_params__" not in vars(cls):
         cls = dataclass(frozen=True, repr=False)(cls)
     elif not vars(cls)["__dataclass_params__"].frozen:
         raise TypeError(f"{cls.__name__} must be a frozen dataclass: @dataclass(frozen=True)")
+
     name = name or cls.__name__
     other = _CLASSES.get(name, cls)
     if (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
         raise ValueError(f"the name {name!r} is taken by {other.__module__}.{other.__qualname__}")
+
     _CLASSES[name] = cls
     _NAMES[cls] = name
     return documented(cls)
@@ -59,50 +62,84 @@ def described_in(*sources: object) -> Callable[[_T], _T]:
     """Decorator that adds arguments, equation and reference; the nearest source comes first."""
 
     def complete(target: Any) -> Any:
-        if not target.__doc__:  # none was written, or Python runs with -OO
-            return target
-        docs = [inspect.cleandoc(each.__doc__ or "") + "\n\n" for each in (target, *sources)]
-        own, *others = (dict(_SECTION.findall(doc)) for doc in docs)
-        found = [_ARGUMENT.finditer(each.get("Args", "")) for each in (own, *others)]
-        arguments = ChainMap(*({item[1]: item[0] for item in each} for each in found))
-        options = getattr(target, "__dataclass_fields__", ())  # a signature may only have **kwargs
-        names = [*inspect.signature(target).parameters, *options, *arguments.maps[0]]
-        lines = "".join(arguments[name] for name in dict.fromkeys(names) if name in arguments)
-        text = docs[0].replace(f"Args:\n{own.get('Args', '')}", f"Args:\n{lines}\n")
-        inherited = ChainMap({"Args": lines}, *others)
-        for title in ("Args", "Equation", "Reference"):
-            if f"\n{title}:\n" not in text and inherited.get(title):
-                text += f"{title}:\n{inherited[title].rstrip()}\n\n"
-        target.__doc__ = text
+        if target.__doc__:  # with -OO Python keeps no docstrings
+            target.__doc__ = _completed(target, sources)
         return target
 
     return complete
 
 
+def _completed(target: Any, sources: Sequence[object]) -> str:
+    """The docstring of a class or function, with what it lacks from the sources."""
+    own = _Docstring.of(target)
+    others = [_Docstring.of(source) for source in sources]
+
+    arguments = dict(ChainMap(own.arguments, *(other.arguments for other in others)))
+    options = getattr(target, "__dataclass_fields__", ())  # a signature may only have **kwargs
+    names = [*inspect.signature(target).parameters, *options, *own.arguments]
+    described = [arguments[name] for name in dict.fromkeys(names) if name in arguments]
+    lines = "".join(described)
+
+    docstring = own.text.replace(f"Args:\n{own.sections.get('Args', '')}", f"Args:\n{lines}\n")
+    inherited = ChainMap({"Args": lines}, *(other.sections for other in others))
+    for title in ("Args", "Equation", "Reference"):
+        if f"\n{title}:\n" not in docstring and inherited.get(title):
+            docstring += f"{title}:\n{inherited[title].rstrip()}\n\n"
+    return docstring
+
+
+@dataclass(frozen=True)
+class _Docstring:
+    """A docstring of Google's style and its parts."""
+
+    text: str
+    sections: dict[str, str]  # the indented lines below each title
+    arguments: dict[str, str]  # the lines of each argument, with its name
+
+    @classmethod
+    def of(cls, source: object) -> Self:
+        text = inspect.cleandoc(source.__doc__ or "") + "\n\n"
+        sections = dict(_SECTION.findall(text))
+        matches = _ARGUMENT.finditer(sections.get("Args", ""))
+        return cls(text, sections, arguments={match[1]: match[0] for match in matches})
+
+
 def documented(cls: type[_T]) -> type[_T]:
-    """Describe in the docstring of a dataclass what its bases, or its function, describe."""
+    """Describe in the docstring of a dataclass what its bases, or its function, describe.
+
+    Its function is the one that the docstring names as `functional.drop_block2d`.
+    """
+    sources: list[object] = list(cls.__mro__[1:-1])
     named = re.search(r"`functional\.(\w+)`", cls.__doc__ or "")
-    function = getattr(sys.modules[f"{__package__}.functional"], named[1], None) if named else None
-    return described_in(*cls.__mro__[1:-1], function)(cls)
+    if named:
+        # looked up by name, because `functional` imports this module
+        functional = sys.modules[f"{__package__}.functional"]
+        sources.append(getattr(functional, named[1], None))
+    return described_in(*sources)(cls)
 
 
 def check_fields(cls: type) -> None:
     """Raise TypeError for fields without the decorator that makes them fields."""
-    hints = {} if "__dataclass_params__" in vars(cls) else inspect.get_annotations(cls)
-    own = sorted(name for name, hint in hints.items() if "ClassVar" not in str(hint))
-    if own:
-        raise TypeError(f"{cls.__name__} has fields ({', '.join(own)}): put @register above it")
+    if "__dataclass_params__" in vars(cls):
+        return
+    hints = inspect.get_annotations(cls)
+    names = sorted(name for name, hint in hints.items() if "ClassVar" not in str(hint))
+    if names:
+        raise TypeError(f"{cls.__name__} has fields ({', '.join(names)}): put @register above it")
 
 
 def registered(base: type[_T]) -> dict[str, type[_T]]:
+    """The registered subclasses of a class, by their names in specs."""
     return {name: cls for name, cls in _CLASSES.items() if issubclass(cls, base)}
 
 
 def name_of(cls: type) -> str:
+    """The name of a class in specs; the name of a class that is not registered is its own."""
     return _NAMES.get(cls, cls.__name__)
 
 
 def brief(obj: Any) -> str:
+    """The repr of an object with its `stated_fields`; a field without a name stands alone."""
     stated = stated_fields(obj).items()
     arguments = [f"{name}={text(value)}" if name else value for name, value in stated]
     return f"{name_of(type(obj))}({', '.join(arguments)})"
@@ -122,13 +159,18 @@ def stated_fields(obj: Any) -> dict[str, Any]:
     replaces these rules.
     """
     if hasattr(obj, "_stated"):
-        own: dict[str, Any] = obj._stated()
-        return own
-    worth = (int, float) if getattr(obj, "states_defaults", True) else ()
-    found = {}
-    for f in sorted(fields(obj), key=lambda f: bool(f.kw_only)):
-        value = getattr(obj, f.name)
-        is_worth = value and isinstance(value, worth) and value is not True
-        if f.init and (value != f.default or is_worth):
-            found[f.name] = value
-    return found
+        replaced: dict[str, Any] = obj._stated()
+        return replaced
+
+    states_numbers = getattr(obj, "states_defaults", True)
+    stated = {}
+    for field_ in sorted(fields(obj), key=lambda field_: bool(field_.kw_only)):
+        value = getattr(obj, field_.name)
+        differs = value != field_.default
+        if field_.init and (differs or (states_numbers and _is_nonzero_number(value))):
+            stated[field_.name] = value
+    return stated
+
+
+def _is_nonzero_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value != 0
