@@ -53,12 +53,16 @@ def drop_block_resnet(
     known = Index(bare).modules
     spec: dict[str, Regularizer] = {}
     for group, factor in (("layer3", 0.25), ("layer4", 1.0)):
-        norms, shortcuts = f"{group}.*.bn[123]", f"{group}.*.downsample"
+        norms = f"{group}.*.bn[123]"
+        shortcuts = f"{group}.*.downsample"
         if not matching(norms, known):
             missing = f"{type(bare).__name__} has no layers {norms!r} of a ResNet"
             raise ValueError(f"{missing}: use by_stage, or name the layers")
-        places = [norms, shortcuts] if matching(shortcuts, known) else [norms]
-        spec |= dict.fromkeys(places, DropBlock2d(scaled(p, factor), block_size, **options))
+
+        drop = DropBlock2d(scaled(p, factor), block_size, **options)
+        spec[norms] = drop
+        if matching(shortcuts, known):
+            spec[shortcuts] = drop
     return Spec(spec)
 
 
@@ -82,11 +86,12 @@ def by_stage(
     if not isinstance(regularizer, Regularizer) or not regularizer.rates:
         what = "by_stage takes a regularizer with a rate and no model: by_stage(DropBlock2d(p=0.1))"
         raise TypeError(f"{what}, got {shown(regularizer)}")
+
     name, rate = next(iter(regularizer.rates.items()))
     rising = rate if isinstance(rate, ByDepth) else ByDepth(scaled(rate, first), rate)
     spread = regularizer.with_rates(**{name: rising})
-    chosen = stages if isinstance(stages, int) else tuple(stages)
-    return Spec([(Select(stages=chosen), spread)])
+    selector = Select(stages=stages if isinstance(stages, int) else tuple(stages))
+    return Spec([(selector, spread)])
 
 
 def stochastic_depth(
@@ -155,7 +160,8 @@ def layer_drop(model: nn.Module, p: RateLike = 0.1, **options: Any) -> Spec:
         Fan, Grave and Joulin, 2019 (https://arxiv.org/abs/1909.11556), without the scaling.
     """
     kind = "list of layers called layers, h or blocks: use stochastic_depth"
-    regularizer = StochasticDepth(p, **{"mode": "batch", **options})
+    options.setdefault("mode", "batch")
+    regularizer = StochasticDepth(p, **options)
     return _on(model, _outermost(model, _LAYERS), kind, regularizer)
 
 
@@ -182,11 +188,17 @@ def _rising(p: RateLike) -> ByDepth:
 
 
 def _outermost(model: nn.Module, pattern: str) -> list[str]:
-    found = {name: re.match(pattern, name) for name in Index(unwrap(model)).modules}
-    return [name for name, match in found.items() if match and match[0] == name]
+    """The names of layers that end where the pattern first matches: no layers inside of these."""
+    names = []
+    for name in Index(unwrap(model)).modules:
+        match = re.match(pattern, name)
+        if match and match[0] == name:
+            names.append(name)
+    return names
 
 
 def _on(model: nn.Module, names: Sequence[str], kind: str, regularizer: Regularizer) -> Spec:
+    """The spec of a regularizer on these layers; ValueError if there are none."""
     if not names:
         raise ValueError(f"{type(unwrap(model)).__name__} has no {kind}, or name the layers")
     return Spec([(Select(names=tuple(names)), regularizer)])
@@ -208,8 +220,17 @@ def residual_blocks(model: nn.Module, example_input: Any = None) -> tuple[str, .
     """
     index = Index(unwrap(model))
     layers = record_forward(index.model, example_input, residual=True)
-    names = [n for n, target in index.modules.items() if n == target.name and layers[n].adds and n]
-    return tuple(n for n in names if not any(other.startswith(n + ".") for other in names))
+    blocks = []
+    for name, target in index.modules.items():
+        is_alias = name != target.name
+        is_root = name == ""
+        if not is_alias and not is_root and layers[name].adds:
+            blocks.append(name)
+
+    def has_inner_block(name: str) -> bool:
+        return any(other.startswith(f"{name}.") for other in blocks)
+
+    return tuple(name for name in blocks if not has_inner_block(name))
 
 
 def scaled(rate: RateLike, factor: float) -> RateLike:
@@ -228,9 +249,10 @@ def scaled(rate: RateLike, factor: float) -> RateLike:
     """
     if isinstance(rate, StepSchedule):
         return StepSchedule({t: value * factor for t, value in dict(rate.values).items()})
+
     if isinstance(rate, Schedule):
-        values = ("value", "start", "stop", "outside")
-        own = {name: scaled(v, factor) for name, v in vars(rate).items() if name in values}
-        if own:
-            return replace(rate, **own)  # type: ignore[type-var]  # a schedule with fields is a dataclass
+        names = [name for name in vars(rate) if name in ("value", "start", "stop", "outside")]
+        values = {name: scaled(getattr(rate, name), factor) for name in names}
+        if values:
+            return replace(rate, **values)  # type: ignore[type-var]  # a schedule with fields is a dataclass
     return as_number("p", rate, "a number or a schedule of this package") * factor
