@@ -42,18 +42,24 @@ class Range:
         if self.low == -math.inf and self.high == math.inf:
             return "a finite number"
         if self.high == math.inf:
-            return f"{'>' if self.open_low else '>='} {self.low:g}"
-        left, right = "(" if self.open_low else "[", ")" if self.open_high else "]"
+            relation = ">" if self.open_low else ">="
+            return f"{relation} {self.low:g}"
+
+        left = "(" if self.open_low else "["
+        right = ")" if self.open_high else "]"
         return f"in {left}{self.low:g}, {self.high:g}{right}"
 
 
-PROBABILITY, NON_NEGATIVE, POSITIVE = Range(0, 1), Range(0), Range(0, open_low=True)
+PROBABILITY = Range(0, 1)
+NON_NEGATIVE = Range(0)
+POSITIVE = Range(0, open_low=True)
 
 
 def as_number(name: str, value: Any, kind: str = "a number", allowed: Range | None = None) -> float:
     """`value` as a finite float in the allowed range."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be {kind}, got {shown(value)}")
+
     number = float(value)
     if number - number != 0.0:  # not finite; torch.compile can't trace math.isfinite
         raise ValueError(f"{name} must be a finite number, got {shorten(str(value))}")
@@ -68,6 +74,7 @@ def as_count(name: str, value: Any, minimum: int = 1) -> int:
         count = operator.index(value)
     except TypeError:
         count = minimum - 1
+
     if isinstance(value, bool) or count < minimum:
         raise ValueError(f"{name} must be an integer >= {minimum}, got {shown(value)}")
     return count
@@ -76,27 +83,34 @@ def as_count(name: str, value: Any, minimum: int = 1) -> int:
 def closest(word: str, known: Iterable[str], n: int = 3) -> str:
     """`" (closest: a, b)"`, or an empty text if no known name resembles `word`."""
     near = difflib.get_close_matches(word[:200], dict.fromkeys(known), n=n, cutoff=0.55)
-    return f" (closest: {', '.join(near)})" if near else ""
+    if not near:
+        return ""
+    return f" (closest: {', '.join(near)})"
 
 
 def check_option(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
-    if not isinstance(value, str | int | None) or value not in allowed:
+    """Raise ValueError for a value that is not one of the allowed ones."""
+    is_plain = isinstance(value, str | int | None)  # arrays, for example, have another `==`
+    if not is_plain or value not in allowed:
         hint = closest(str(value), map(str, allowed))
         options = ", ".join(map(repr, allowed))
         raise ValueError(f"{name} must be one of {options}, got {quote(value)}{hint}")
 
 
 def check_floating(input: Tensor) -> None:
+    """Raise TypeError for a tensor of integers, booleans or complex numbers."""
     if not input.is_floating_point():
         raise TypeError(f"input must be a floating-point tensor, got {input.dtype}")
 
 
 def check_block_size(block_size: int | Sequence[int], spatial: int) -> tuple[int, ...]:
-    if isinstance(block_size, list | tuple):
-        if len(block_size) != spatial:
-            raise ValueError(
-                f"block_size must be an integer or {spatial} of them (one per spatial axis), "
-                f"got {quote(tuple(block_size))}"
-            )
-        return tuple(as_count("block_size", b) for b in block_size)
-    return (as_count("block_size", block_size),) * spatial
+    """`block_size` as one integer for each of `spatial` axes."""
+    if not isinstance(block_size, list | tuple):
+        return (as_count("block_size", block_size),) * spatial
+
+    if len(block_size) != spatial:
+        raise ValueError(
+            f"block_size must be an integer or {spatial} of them (one per spatial axis), "
+            f"got {quote(tuple(block_size))}"
+        )
+    return tuple(as_count("block_size", size) for size in block_size)
