@@ -1,6 +1,6 @@
 """Short one-line texts of values, names and exceptions for messages."""
 
-import contextlib
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,7 +11,9 @@ def shorten(line: str, limit: int = 200) -> str:
     """`line`, without its middle if it is longer than `limit`: ``layer…conv2``."""
     if len(line) <= limit:
         return line
-    return f"{line[: limit // 2]}…{line[len(line) - (limit - 1) // 2 :]}"
+    start = line[: limit // 2]
+    end = line[len(line) - (limit - 1) // 2 :]
+    return f"{start}…{end}"
 
 
 def quote(value: Any, limit: int = 200) -> str:
@@ -21,28 +23,41 @@ def quote(value: Any, limit: int = 200) -> str:
 
 def shown(value: Any) -> str:
     """A value with its type; of a text like a number also this number: ``'7' (str; ...)``."""
-    hint = ""
-    if isinstance(value, str):
-        with contextlib.suppress(ValueError):
-            number = float(value)
-            if number - number == 0.0:  # it is finite
-                hint = f"; that is text, write {int(number) if value.strip().isdigit() else number}"
+    hint = _number_hint(value) if isinstance(value, str) else ""
     return f"{quote(value, 100)} ({kind_of(value)}{hint})"
 
 
+def _number_hint(value: str) -> str:
+    """The advice to write a number instead of a text that looks like one."""
+    try:
+        number = float(value)
+    except ValueError:
+        return ""
+
+    if not math.isfinite(number):
+        return ""
+    is_integer = value.strip().isdigit()
+    return f"; that is text, write {int(number) if is_integer else number}"
+
+
 def label(name: str, limit: int = 100) -> str:
+    """A name, shortened to `limit` characters, with escapes for those that do not print."""
     short = shorten(name, limit)
-    return short if short.isprintable() else repr(short)[1:-1]
+    if short.isprintable():
+        return short
+    return repr(short)[1:-1]  # without its quotation marks
 
 
 def listed(names: Iterable[str], most: int) -> str:
     """The first different names and the number of others; the root is a dot."""
     different = list(dict.fromkeys(names))
-    more = f" and {len(different) - most} more" if len(different) > most else ""
-    return ", ".join(label(name) or "." for name in different[:most]) + more
+    first = ", ".join(label(name) or "." for name in different[:most])
+    others = len(different) - most
+    return f"{first} and {others} more" if others > 0 else first
 
 
 def kind_of(value: Any) -> str:
+    """The name of the value's class."""
     return type(value).__name__
 
 
@@ -53,15 +68,18 @@ def add_note(error: Exception, note: object) -> None:
 
 
 def described(error: BaseException) -> str:
-    told = "; ".join(filter(None, [str(error), *getattr(error, "__notes__", [])]))
-    message = shorten(" ".join(told.split()))
-    return f"{kind_of(error)}: {message}" if message else kind_of(error)
+    """The class, the message and the notes of an error, in one line."""
+    parts = [str(error), *getattr(error, "__notes__", [])]
+    message = "; ".join(part for part in parts if part)
+    line = shorten(" ".join(message.split()))
+    return f"{kind_of(error)}: {line}" if line else kind_of(error)
 
 
 class ComposedError(Exception):
     """An error whose text is made of its arguments.
 
-    Trainers replace ``args`` by a longer text, to add where it was. Then it prints that text.
+    Trainers replace ``args`` by a longer text that says where it was raised. Then the error prints
+    that text.
     """
 
     def __init__(self, *parts: Any) -> None:
@@ -69,10 +87,14 @@ class ComposedError(Exception):
         self._parts = parts
 
     def _text(self) -> str:
+        """The text made of the arguments."""
         raise NotImplementedError
 
     def __str__(self) -> str:
-        return self._text() if self.args == self._parts else super().__str__()
+        if self.args != self._parts:
+            return super().__str__()
+        return self._text()
 
     def __reduce__(self) -> Any:
-        return type(self), self._parts, {**vars(self), "args": self.args}
+        attributes = {**vars(self), "args": self.args}
+        return type(self), self._parts, attributes
