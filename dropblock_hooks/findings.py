@@ -14,12 +14,13 @@ class _Described(StrEnum):
 
     def __new__(cls, value: str, description: str) -> Self:
         member = str.__new__(cls, value)
-        member._value_, member.__doc__ = value, description
+        member._value_ = value
+        member.__doc__ = description
         return member
 
     def __init_subclass__(cls) -> None:
-        lines = (f"        {each.name}: {each.__doc__}.\n" for each in cls)
-        cls.__doc__ = f"{cls.__doc__}\n    Attributes:\n{''.join(lines)}"
+        attributes = "".join(f"        {member.name}: {member.__doc__}.\n" for member in cls)
+        cls.__doc__ = f"{cls.__doc__}\n    Attributes:\n{attributes}"
 
 
 class Kind(_Described):
@@ -110,17 +111,22 @@ class Finding:
     @property
     def layer(self) -> str:
         """The name of the first site's layer; ``""`` for the model itself."""
-        name = self.sites[0].rpartition("/")[0] if self.sites else ""
-        return "" if name == "." else name
+        if not self.sites:
+            return ""
+        layer, _, _ = self.sites[0].rpartition("/")
+        return "" if layer == "." else layer
 
     @property
     def ids(self) -> set[tuple[str, str]]:
         """A pair (site, kind) for each site; ``"."`` stands for the attachment."""
-        return {(site, self.kind) for site in self.sites or (".",)}
+        sites = self.sites or (".",)
+        return {(site, self.kind) for site in sites}
 
     def __str__(self) -> str:
         where = f"{listed(self.sites, 8)}: " if self.sites else ""
-        return f"{where}{self.text}. {self.cure}." if self.cure else f"{where}{self.text}"
+        if not self.cure:
+            return f"{where}{self.text}"
+        return f"{where}{self.text}. {self.cure}."
 
 
 Alert = Finding
@@ -153,17 +159,19 @@ class WatchdogError(ComposedError, RuntimeError):
 
 def merged(findings: Iterable[Finding]) -> list[Finding]:
     """One finding for each cause, with the sites of all findings that say the same."""
-    groups: dict[tuple[str, str, str], Finding] = {}
-    for each in findings:
-        same = each.kind, each.text, each.cure
-        sites = groups[same].sites if same in groups else ()
-        groups[same] = replace(each, sites=(*sites, *each.sites))
-    return list(groups.values())
+    by_cause: dict[tuple[str, str, str], Finding] = {}
+    for finding in findings:
+        cause = (finding.kind, finding.text, finding.cure)
+        if cause in by_cause:
+            sites = by_cause[cause].sites + finding.sites
+            finding = replace(finding, sites=sites)
+        by_cause[cause] = finding
+    return list(by_cause.values())
 
 
 def grouped(findings: Iterable[Finding]) -> list[str]:
     """A line for each cause."""
-    return list(map(str, merged(findings)))
+    return [str(finding) for finding in merged(findings)]
 
 
 def tell(
@@ -171,19 +179,23 @@ def tell(
     told: set[tuple[str, str]],
     action: str | Callable[[Finding], Any] = "warn",
 ) -> None:
-    """Warn of the findings whose `ids` are not in `told`, which are added, or take another action.
+    """Report the findings whose `ids` are not in `told` yet, and add their `ids` to `told`.
 
-    It may be ``"raise"`` (a `WatchdogError`), or a function of a finding.
+    The action is ``"warn"``, ``"raise"``, which raises a `WatchdogError`, or a function of a
+    finding.
     """
-    news = [each for each in findings if not told >= each.ids]
-    for each in news:
-        told |= each.ids
+    new = [finding for finding in findings if not finding.ids <= told]
+    if not new:
+        return
+    for finding in new:
+        told |= finding.ids
+
     if callable(action):
-        for each in news:
-            action(each)
-    elif news and action == "raise":
-        raise WatchdogError(news)
-    elif news:
-        lines = grouped(news)
+        for finding in new:
+            action(finding)
+    elif action == "raise":
+        raise WatchdogError(new)
+    else:
+        lines = grouped(new)
         heading = f"{len(lines)} findings:\n  - " if len(lines) > 1 else ""
-        warn(heading + "\n  - ".join(lines), news)
+        warn(heading + "\n  - ".join(lines), new)

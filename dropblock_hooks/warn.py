@@ -43,4 +43,5 @@ def warn(message: str, findings: Sequence[Any] = ()) -> None:
     while frame is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
         frame = frame.f_back
         level += 1
+
     warnings.warn(HookWarning(message, findings), stacklevel=level)
