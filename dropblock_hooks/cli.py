@@ -42,10 +42,12 @@ def _layers(options: argparse.Namespace) -> Table[Any]:
     example = _samples(model, options.input_size)[:1]
     with torch.device(example.device):  # where a forward makes tensors of its own
         table = layers(model, example)
-    if options.selector:
-        names = {target.owner for target in match(options.selector, Index(model))}
-        table = Table([row for row in table if row.name in names], table.columns)
-    return table
+    if not options.selector:
+        return table
+
+    names = {target.owner for target in match(options.selector, Index(model))}
+    rows = [row for row in table if row.name in names]
+    return Table(rows, table.columns)
 
 
 def _builtin(options: argparse.Namespace) -> Table[Any]:
@@ -60,7 +62,8 @@ def _plan(options: argparse.Namespace) -> Plan:
     Nothing is trained. If a plan has no shapes, give the shape of a sample by --input-size.
     """
     model = _model(options.model)
-    return plan(model, options.spec, _samples(model, options.input_size), epochs=options.epochs)
+    samples = _samples(model, options.input_size)
+    return plan(model, options.spec, samples, epochs=options.epochs)
 
 
 def _check(options: argparse.Namespace) -> str:
@@ -73,38 +76,39 @@ def _regularizers(options: argparse.Namespace) -> str:
     known: dict[str, Any] = registered(object)
     name = options.name
     if name is None:
-        rows = sorted((_kind(cls), each, cls.__doc__.split("\n")[0]) for each, cls in known.items())
-        return "\n".join(f"{each:18}{kind:12}{summary}" for kind, each, summary in rows)
+        by_kind = sorted(known, key=lambda known_name: (_kind(known[known_name]), known_name))
+        return "\n".join(_summary(known_name, known[known_name]) for known_name in by_kind)
     if name not in known:
         raise ValueError(f"unknown class {quote(name)}{closest(name, known)}")
+
     parameters = inspect.signature(known[name]).parameters.values()
     arguments = inspect.Signature([p.replace(annotation=p.empty) for p in parameters])
-    return f"{fill(f'{name}{arguments}', terminal_width())}\n\n{inspect.getdoc(known[name])}"
+    call = fill(f"{name}{arguments}", terminal_width())
+    return f"{call}\n\n{inspect.getdoc(known[name])}"
+
+
+def _summary(name: str, cls: Any) -> str:
+    """A line of the list of classes: name, kind and the first line of the docstring."""
+    first_line = cls.__doc__.split("\n")[0]
+    return f"{name:18}{_kind(cls):12}{first_line}"
 
 
 def _kind(cls: Any) -> str:
-    return "observer" if issubclass(cls, Observer) else str(getattr(cls, "acts_on", "schedule"))
+    """What a class is: an observer, a schedule, or what a regularizer acts on."""
+    if issubclass(cls, Observer):
+        return "observer"
+    return str(getattr(cls, "acts_on", "schedule"))
 
 
 def _model(name: str) -> nn.Module:
     """Build the model of timm with this name, or call the user's ``package.module:factory``."""
-    if ":" in name:
-        make = _imported(name)
-    else:
-        try:
-            import timm
-        except ImportError as error:
-            message = "models come from timm: pip install 'dropblock-hooks[timm]'"
-            raise ValueError(message) from error
-        if not timm.is_model(name):
-            hint = closest(name, timm.list_models())
-            raise ValueError(f"unknown model {quote(name)}{hint}; yours is package.module:factory")
-        make = partial(timm.create_model, name)
+    make = _imported(name) if ":" in name else _builder_of_timm(name)
     with contextlib.suppress(TypeError, ValueError):  # not everything has a signature
-        takes = inspect.signature(make).parameters
+        parameters = inspect.signature(make).parameters
         # the builders of torchvision may download weights by default
-        given = {key: None for key in ("weights", "weights_backbone") if key in takes}
-        make = partial(make, **given)
+        no_weights = {key: None for key in ("weights", "weights_backbone") if key in parameters}
+        make = partial(make, **no_weights)
+
     try:
         with torch.device("meta"):
             model = make()
@@ -113,6 +117,20 @@ def _model(name: str) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise TypeError(f"{name} must make a torch.nn.Module, got {shown(model)}")
     return model
+
+
+def _builder_of_timm(name: str) -> Callable[..., nn.Module]:
+    """The function that builds the model of timm with this name."""
+    try:
+        import timm
+    except ImportError as error:
+        message = "models come from timm: pip install 'dropblock-hooks[timm]'"
+        raise ValueError(message) from error
+
+    if not timm.is_model(name):
+        hint = closest(name, timm.list_models())
+        raise ValueError(f"unknown model {quote(name)}{hint}; yours is package.module:factory")
+    return partial(timm.create_model, name)
 
 
 def _imported(name: str) -> Any:
@@ -132,8 +150,11 @@ def _called(function: Callable[[], Any], doing: str) -> Any:
 
 def _samples(model: nn.Module, input_size: list[int] | None) -> Tensor:
     """Two samples of zeros, by default of the size that the model's configuration states."""
-    own = None if input_size else own_input(model)
-    return empty_input(model, input_size or (3, 224, 224)) if own is None else own
+    if not input_size:
+        configured = own_input(model)
+        if configured is not None:
+            return configured
+    return empty_input(model, input_size or (3, 224, 224))
 
 
 COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], Any], tuple[str, ...]]] = {
@@ -158,7 +179,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
     defaults = argparse.Namespace(json=False, wide=False, modules=[])
     options = _parser().parse_args(arguments, defaults)
-    text = failure = ""
+    text = ""
+    failure = ""
     try:
         with contextlib.redirect_stdout(sys.stderr):  # stdout holds only the result
             for name in options.modules:
@@ -169,21 +191,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
             failure = counted(len(result.problems), "problem")
     except (TypeError, ValueError) as error:
         failure = str(error)
+
     try:
         print(text, end="\n" if text else "", flush=True)
     except BrokenPipeError:  # the reader (head, less) has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+
     if failure:
         print(f"dropblock-hooks: {failure}", file=sys.stderr)
     return bool(failure)
 
 
 def _printed(result: Table[Any] | str, options: argparse.Namespace) -> str:
+    """The text to print for a result: the result itself, a table as text, or a table as JSON."""
     if isinstance(result, str):
         return result
     if not options.json:
         return result.to_text(terminal_width(), options.wide)
+
     data: Any = result.to_dict()
     if isinstance(result, Plan):
         data = {"sites": data, "problems": result.problems, "warnings": result.warnings}
@@ -191,21 +217,32 @@ def _printed(result: Table[Any] | str, options: argparse.Namespace) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
+    """The parser of the command, with a subparser for each of `COMMANDS`."""
     shared = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
     shared.add_argument("--json", action="store_true", help="print tables as JSON")
     shared.add_argument("--wide", action="store_true", help="shorten nothing")
-    text = "first import a module of yours that registers regularizers; repeatable"
-    shared.add_argument("--import", dest="modules", action="append", metavar="MODULE", help=text)
-    text = "Lists the layers of PyTorch models, and shows the effect of a spec on them."
-    parser = argparse.ArgumentParser("dropblock-hooks", description=text, parents=[shared])
+    shared.add_argument(
+        "--import",
+        dest="modules",
+        action="append",
+        metavar="MODULE",
+        help="first import a module of yours that registers regularizers; repeatable",
+    )
+
+    parser = argparse.ArgumentParser(
+        "dropblock-hooks",
+        description="Lists the layers of PyTorch models, and shows the effect of a spec on them.",
+        parents=[shared],
+    )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+
     commands = parser.add_subparsers(required=True, metavar="COMMAND", title="commands")
-    for name, (run, takes) in COMMANDS.items():
-        text = inspect.getdoc(run) or ""
-        summary = text.partition("\n")[0]
-        command = commands.add_parser(name, parents=[shared], help=summary, description=text)
+    for name, (run, arguments) in COMMANDS.items():
+        description = inspect.getdoc(run) or ""
+        summary = description.partition("\n")[0]
+        command = commands.add_parser(name, parents=[shared], help=summary, description=description)
         command.set_defaults(run=run)
-        for argument in takes:
+        for argument in arguments:
             metavar = argument.lstrip("-").upper()
             command.add_argument(argument, metavar=metavar, **ARGUMENTS[argument])
     return parser
