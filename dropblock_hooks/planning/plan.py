@@ -1,6 +1,5 @@
 """``plan``: the dry run of a spec on a model, by the real hooks in one forward of a copy."""
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,7 +16,7 @@ from ..attachment.place import Placement, install, place, site_keys
 from ..attachment.report import block_cell, entry_of, frozen_cell, is_clipped
 from ..axes.view import View
 from ..findings import Finding, Kind, Severity, merged
-from ..regularizers.base import rate_range
+from ..regularizers.base import Regularizer, rate_range
 from ..regularizers.foreign import held_rate, unit_dropped
 from ..selectors.wrappers import bare_type, submodule, unwrap
 from ..sites.counter import Snapshot
@@ -83,10 +82,12 @@ class Plan(Table[PlanRow]):
     """
 
     def __init__(self, rows: Sequence[PlanRow], title: str, findings: list[Finding]) -> None:
-        each = merged(findings)
-        self.problems = tuple(str(f) for f in each if f.severity == Severity.ERROR)
-        self.findings = tuple(f for f in each if f.severity != Severity.ERROR)
+        by_cause = merged(findings)
+        errors = [finding for finding in by_cause if finding.severity == Severity.ERROR]
+        self.problems = tuple(map(str, errors))
+        self.findings = tuple(f for f in by_cause if f.severity != Severity.ERROR)
         self.warnings = tuple(map(str, self.findings))
+
         notes = {"problems": self.problems, "warnings": self.warnings}
         section = Section(rows, _COLUMNS, entry=lambda row: entry_of(row.selector, row))
         super().__init__(rows, _COLUMNS, title, sections=[section], notes=notes)
@@ -126,8 +127,8 @@ def plan(
         SpecError: for the faults of the spec that ``attach`` would find.
     """
     base = submodule(unwrap(model), root)
-    placements, told = place(base, Draft.of(spec), epochs)
-    findings = [Finding(Kind.SPEC, Severity.NOTE, (), line) for line in told]
+    placements, notes = place(base, Draft.of(spec), epochs)
+    findings = [Finding(Kind.SPEC, Severity.NOTE, (), note) for note in notes]
     return plan_placements(unwrap(model), base, placements, example_input, findings)
 
 
@@ -141,13 +142,56 @@ def plan_placements(
     """The plan of a spec that is resolved; `model` takes the example, `base` is in it."""
     keys = site_keys(placements)
     try:
-        rows, found = dry_run(model, example, partial(_run, model, base, placements))
+        rows, of_run = dry_run(model, example, partial(_run, model, base, placements))
     except ValueError as error:
-        each = zip(keys, placements, strict=True)
-        rows = [_row(p, Site(key, p.target, p.regularizer, Run()), ran=False) for key, p in each]
-        found = [Finding(Kind.NO_PASS, Severity.WARNING, (), f"no shapes, since {error}")]
+        of_run = [Finding(Kind.NO_PASS, Severity.WARNING, (), f"no shapes, since {error}")]
+        rows = []
+        for key, placement in zip(keys, placements, strict=True):
+            site = Site(key, placement.target, placement.regularizer, Run())
+            rows.append(_row(placement, site, ran=False))
+
+    doubled = find_doubled(base, placements, keys)
     title = f"{counted(len(keys), 'site')} on {bare_type(base).__name__}"
-    return Plan(rows, title, [*findings, *found, *find_doubled(base, placements, keys)])
+    return Plan(rows, title, [*findings, *of_run, *doubled])
+
+
+class _Trial:
+    """A site on the copy: its hook, and the tensors and the error of the hook in the forward.
+
+    Attributes:
+        hook: the hook that ``attach`` would put on the layer.
+        shapes: the shapes of the tensors that the site read.
+        nodes: the nodes of the autograd graph that made these tensors.
+        error: why the site can't work there, or None.
+    """
+
+    def __init__(self, site: Site, placement: Placement) -> None:
+        self.hook = placement.hook(site, placement.target.local)
+        self.shapes: list[Size] = []
+        self.nodes: list[Node] = []
+        self.error: str | None = None
+
+        site.idle = False  # a schedule that starts at 0 must not hide the layout and the map
+        self._site = site
+        self._act = self.hook._act
+        self._view = site.reader.view
+        self.hook._act = self._noting_errors  # type: ignore[method-assign]
+        site.reader.view = self._noting_tensors  # type: ignore[method-assign]
+
+    def _noting_errors(self, module: nn.Module, *args: Any) -> Any:
+        """Act as the hook does, but note an error and let the forward go on."""
+        try:
+            return self._act(module, *args)
+        except SiteError as error:
+            self.error = str(error).removeprefix(str(self._site.error("")))
+            return None
+
+    def _noting_tensors(self, x: Tensor) -> View:
+        """Read a tensor as the site does, and note its shape and its node."""
+        self.shapes.append(tuple(x.shape))
+        if x.grad_fn is not None:
+            self.nodes.append(x.grad_fn)
+        return self._view(x)
 
 
 def _run(
@@ -155,112 +199,158 @@ def _run(
     base: nn.Module,
     placements: list[Placement],
     copied: nn.Module,
-    given: Arguments,
+    arguments: Arguments,
 ) -> tuple[list[PlanRow], list[Finding]]:
     """A row for each placement, and the findings, from one training forward of a copy."""
     if not copied.training:
         copied.train()
     copies = dict(zip(model.modules(), copied.modules(), strict=True))
-    targets = [replace(p.target, module=copies[p.target.module]) for p in placements]
-    moved = [replace(p, target=target) for p, target in zip(placements, targets, strict=True)]
-    hooks: list[SiteHook] = []
-    errors: dict[str, str] = {}  # why a site can't work
-    read: dict[str, list[tuple[Size, Node | None]]] = defaultdict(list)  # the tensors of a site
+    copied_base = copies[base]
+    trials: list[_Trial] = []
 
-    def make(site: Site, p: Placement) -> SiteHook:
-        hook, view = p.hook(site, p.target.local), site.reader.view
-        act = hook._act
+    def make(site: Site, placement: Placement) -> SiteHook:
+        trial = _Trial(site, placement)
+        trials.append(trial)
+        return trial.hook
 
-        def noted(module: nn.Module, *args: Any) -> Any:
-            try:
-                return act(module, *args)
-            except SiteError as error:
-                errors[site.key] = str(error).removeprefix(str(site.error("")))
-                return None
-
-        def viewed(x: Tensor) -> View:
-            read[site.key].append((tuple(x.shape), x.grad_fn))
-            return view(x)
-
-        site.idle = False  # a schedule that starts at 0 must not hide the layout and the map
-        hook._act, site.reader.view = noted, viewed  # type: ignore[method-assign]
-        hooks.append(hook)
-        return hook
-
-    losing = [
-        unit_dropped(each) == "samples" and each.at == "output" and not each.needs_input
-        for each in (p.regularizer for p in placements)
-    ]
     run = Run(looked=True)  # the plan itself reports the faults that a first forward warns of
-    with recorded(copies[base]) as layers, torch.enable_grad():
-        install(copies[base], moved, run, make)
-        given = with_graph(given) if any(losing) else given
-        sources = {x.grad_fn for x in tree_leaves(given) if getattr(x, "grad_fn", None)}
-        output = copied(*given[0], **given[1])
-    outputs = [x for x in tree_leaves(output) if isinstance(x, Tensor)]
-    counts = {hook.site.key: hook.site.counter.window() for hook in hooks}
-    window = Window(counts, model=Snapshot(trained=1), backward=False)
+    with recorded(copied_base) as layers, torch.enable_grad():
+        install(copied_base, _on_copies(placements, copies), run, make)
+        if any(_drops_own_samples(placement) for placement in placements):
+            arguments = with_graph(arguments)
+        args, kwargs = arguments
+        sources = {x.grad_fn for x in _tensors_in(arguments) if x.grad_fn is not None}
+        outputs = _tensors_in(copied(*args, **kwargs))
+
+    hooks = [trial.hook for trial in trials]
+    window = _window_of(hooks)
     rows: list[PlanRow] = []
     findings: list[Finding] = []
-    for hook, p, loses in zip(hooks, placements, losing, strict=True):
-        site, found = hook.site, partial(Finding, sites=(hook.site.key,))
-        tensors = read[site.key] or [(layers[p.target.owner].shape, None)]
-        rows.append(_row(p, site, tensors[-1][0], errors.get(site.key)))
-        fault = hook.diagnose(copies[base], window)
-        if site.key in errors:
-            findings.append(found(Kind.SPEC, Severity.ERROR, text=errors[site.key]))
-        elif fault is not None and fault.kind in (Kind.NEVER_CALLED, Kind.NEVER_ACTIVE):
-            findings.append(replace(fault, severity=Severity.WARNING))
-        if hook.holds_rate and site.moves:
-            text = "torch.compile reads the rate as a constant and compiles again for each value"
-            cure = "Use a StepSchedule of few values"
-            findings.append(found(Kind.RECOMPILES, Severity.NOTE, text=text, cure=cure))
-        nodes = [node for _, node in tensors if node is not None]
-        if loses and not all(passes_around(outputs, sources, node) for node in nodes):
-            text = "it loses the whole sample, since no shortcut runs around the layer"
-            cure = "Use StochasticDepth on a block, or DropPath on its branch"
-            findings.append(found(Kind.LOSES_SAMPLES, Severity.WARNING, text=text, cure=cure))
-        if text := _why_clipped(rows[-1]):
-            cure = "Ask for a smaller block_size, or use a dropout of channels"
-            findings.append(found(Kind.CLIPPED, Severity.WARNING, text=text, cure=cure))
-    findings += find_no_batch([hook.site for hook in hooks], given)
-    frozen = find_frozen(copies[base], run, hooks)
-    findings += [replace(each, severity=Severity.WARNING) for each in frozen]
+    for trial, placement in zip(trials, placements, strict=True):
+        shape = trial.shapes[-1] if trial.shapes else layers[placement.target.owner].shape
+        row = _row(placement, trial.hook.site, shape, trial.error)
+        rows.append(row)
+        findings += _faults(trial, copied_base, window)
+        findings += _recompiles(trial.hook)
+        if _drops_own_samples(placement):
+            findings += _loses_samples(trial, outputs, sources)
+        findings += _clips(row)
+
+    findings += find_no_batch([hook.site for hook in hooks], arguments)
+    for finding in find_frozen(copied_base, run, hooks):
+        findings.append(replace(finding, severity=Severity.WARNING))
     return rows, findings
 
 
+def _on_copies(placements: list[Placement], copies: dict[nn.Module, nn.Module]) -> list[Placement]:
+    """The placements on the modules of a copy."""
+    moved = []
+    for placement in placements:
+        target = replace(placement.target, module=copies[placement.target.module])
+        moved.append(replace(placement, target=target))
+    return moved
+
+
+def _tensors_in(structure: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(structure) if isinstance(leaf, Tensor)]
+
+
+def _window_of(hooks: list[SiteHook]) -> Window:
+    """The counts of the sites in the forward, as an epoch of one forward without a backward."""
+    counts = {hook.site.key: hook.site.counter.window() for hook in hooks}
+    return Window(counts, model=Snapshot(trained=1), backward=False)
+
+
+def _faults(trial: _Trial, base: nn.Module, window: Window) -> list[Finding]:
+    """The error of a site, or the reason why its layer was not called or it was not active."""
+    fault = trial.hook.diagnose(base, window)
+    if trial.error is not None:
+        site_keys = (trial.hook.site.key,)
+        return [Finding(Kind.SPEC, Severity.ERROR, site_keys, trial.error)]
+    if fault is not None and fault.kind in (Kind.NEVER_CALLED, Kind.NEVER_ACTIVE):
+        return [replace(fault, severity=Severity.WARNING)]
+    return []
+
+
+def _recompiles(hook: SiteHook) -> list[Finding]:
+    """A note on a rate that compiled code reads as a constant, if it changes."""
+    if not hook.holds_rate or not hook.site.moves:
+        return []
+    text = "torch.compile reads the rate as a constant and compiles again for each value"
+    cure = "Use a StepSchedule of few values"
+    return [Finding(Kind.RECOMPILES, Severity.NOTE, (hook.site.key,), text, cure)]
+
+
+def _drops_own_samples(placement: Placement) -> bool:
+    """Whether a site drops whole samples of the output of its layer, and not of its branch."""
+    regularizer = placement.regularizer
+    drops_samples = unit_dropped(regularizer) == "samples"
+    return drops_samples and regularizer.at == "output" and not regularizer.needs_input
+
+
+def _loses_samples(trial: _Trial, outputs: list[Tensor], sources: set[Node]) -> list[Finding]:
+    """A warning if dropped samples are lost, because no path leads around the layer."""
+    if all(passes_around(outputs, sources, node) for node in trial.nodes):
+        return []
+    text = "it loses the whole sample, since no shortcut runs around the layer"
+    cure = "Use StochasticDepth on a block, or DropPath on its branch"
+    return [Finding(Kind.LOSES_SAMPLES, Severity.WARNING, (trial.hook.site.key,), text, cure)]
+
+
+def _clips(row: PlanRow) -> list[Finding]:
+    """A warning if the map limits the blocks."""
+    if row.block_size is not None and row.block_size == row.map_size:
+        size = shown(row.map_size)
+        text = f"the block is as large as the map ({size}): it drops whole channels"
+    elif row.clipped:
+        blocks = f"{shown(row.block_size)} of {shown(row.map_size)}"
+        text = f"the blocks are clipped to the map: {blocks}"
+    else:
+        return []
+    cure = "Ask for a smaller block_size, or use a dropout of channels"
+    return [Finding(Kind.CLIPPED, Severity.WARNING, (row.site,), text, cure)]
+
+
 def _row(
-    p: Placement, site: Site, shape: Any = None, problem: str | None = None, ran: bool = True
+    placement: Placement,
+    site: Site,
+    shape: Any = None,
+    problem: str | None = None,
+    ran: bool = True,
 ) -> PlanRow:
-    regularizer, target = p.regularizer, p.target
-    held = getattr(target.module, target.local) if ran and target.form else None
-    rates, now = rate_range(regularizer) or (), regularizer.values(0.0)
-    name, size = next(iter(now), ""), site.map_size or None
-    shares = [regularizer.expected_share({**now, name: rate}, size) for rate in rates]
-    idle = ran and not site.calls and not held_rate(regularizer)  # which is read without a call
+    regularizer = placement.regularizer
+    target = placement.target
+    if ran and target.form:
+        value = getattr(target.module, target.local)
+        shape = tuple(value.shape) if isinstance(value, Tensor) else shape
+
+    rates = rate_range(regularizer) or ()
+    shares = _shares(regularizer, rates, site.map_size or None)
+    # a rate that a layer holds acts without calls of the site
+    never_acts = ran and not site.calls and not held_rate(regularizer)
+
     return PlanRow(
         site=site.key,
-        selector=str(p.entry.selector),
+        selector=str(placement.entry.selector),
         regularizer=repr(regularizer),
         type=site.module_type,
         at=site.at,
-        shape=tuple(held.shape) if isinstance(held, Tensor) else shape,
-        layout=site.layout or None if site.calls else None,
+        shape=shape,
+        layout=(site.layout or None) if site.calls else None,
         calls=site.calls if ran else None,
         aliases=site.aliases,
         map_size=site.map_size,
         block_size=site.block_size,
         clipped=is_clipped(site.block_size, regularizer),
         rate=range_of(rates),
-        expected_share=0.0 if idle else range_of(shares),
+        expected_share=0.0 if never_acts else range_of(shares),
         problem=problem,
         frozen=target.frozen,
     )
 
 
-def _why_clipped(row: PlanRow) -> str:
-    """How the map limits the blocks; an empty text if it does not."""
-    if row.block_size is not None and row.block_size == row.map_size:
-        return f"the block is as large as the map ({shown(row.map_size)}): it drops whole channels"
-    blocks = f"{shown(row.block_size)} of {shown(row.map_size)}"
-    return f"the blocks are clipped to the map: {blocks}" if row.clipped else ""
+def _shares(regularizer: Regularizer, rates: Sequence[float], size: Size | None) -> list[Any]:
+    """The shares of the elements that are dropped at these rates on a map of this size."""
+    values = regularizer.values(0.0)
+    name = next(iter(values), "")
+    return [regularizer.expected_share({**values, name: rate}, size) for rate in rates]
