@@ -1,4 +1,4 @@
-"""What each layer does in a forward, and where shortcuts in its graph run around it; ``layers``."""
+"""Records the calls of layers in a forward, and follows shortcuts in its graph; ``layers``."""
 
 import re
 from collections.abc import Container, Iterable, Iterator
@@ -22,17 +22,25 @@ _CARRIES = re.compile(
     r"Add(Backward|$|_)|Relu|Gelu|Silu|Hardswish|Clone|View|Reshape|Permute|Transpose|Slice|Select|"
     "Expand|Squeeze|Unsqueeze|Flatten|Unflatten|Contiguous|ToCopy|Alias|AsStrided|Roll"
 )
-_SUM, _ANY = re.compile(r"Add(Backward|$|_)"), re.compile("")
+_SUM = re.compile(r"Add(Backward|$|_)")
+_ANY = re.compile("")
 
 
 @dataclass
 class LayerCalls:
-    """The calls of a layer in a forward."""
+    """The calls of a layer in a forward.
+
+    Attributes:
+        calls: the number of calls.
+        order: the number of calls of all layers that ended before its last call.
+        shape: the shape of the last output, as `shape_of` gives it.
+        adds: whether each output is a sum of the input and something else; False without a graph.
+    """
 
     calls: int = 0
-    order: int = 0  # the place of its last call among the ends of all calls
-    shape: Any = None  # the shape of the last output, see `shape_of`
-    adds: bool = False  # to its input, and keeps the shape, if there is a graph that shows it
+    order: int = 0
+    shape: Any = None
+    adds: bool = False
 
 
 @contextmanager
@@ -44,11 +52,14 @@ def recorded(model: nn.Module) -> Iterator[dict[str, LayerCalls]]:
 
     def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         layer = layers[module]
-        layer.calls, layer.order, layer.shape = layer.calls + 1, next(ends), shape_of(output)
+        layer.calls += 1
+        layer.order = next(ends)
+        layer.shape = shape_of(output)
+
         x = args[0] if args else None
         if isinstance(x, Tensor) and isinstance(output, Tensor):
-            adds = x.shape == output.shape and _adds(output.grad_fn, x.grad_fn)
-            layer.adds = adds and (layer.adds or layer.calls == 1)
+            before = layer.adds or layer.calls == 1
+            layer.adds = _adds_to_input(x, output) and before
 
     # a ScriptModule takes no hooks
     hooked = [module for module in layers if not isinstance(module, torch.jit.ScriptModule)]
@@ -60,13 +71,18 @@ def recorded(model: nn.Module) -> Iterator[dict[str, LayerCalls]]:
             handle.remove()
 
 
+def _adds_to_input(x: Tensor, output: Tensor) -> bool:
+    return x.shape == output.shape and _is_residual(output.grad_fn, x.grad_fn)
+
+
 def record_forward(model: nn.Module, example: Any, residual: bool = False) -> dict[str, LayerCalls]:
     """The calls of the layers in a forward of a copy in eval mode; `residual` sees `adds`."""
 
-    def look(copied: nn.Module, given: Arguments) -> dict[str, LayerCalls]:
+    def look(copied: nn.Module, arguments: Arguments) -> dict[str, LayerCalls]:
+        args, kwargs = arguments
         copied.eval().requires_grad_(residual)
         with recorded(copied) as layers, torch.set_grad_enabled(residual):
-            copied(*given[0], **given[1])
+            copied(*args, **kwargs)
         return layers
 
     return dry_run(model, example, look)
@@ -74,16 +90,20 @@ def record_forward(model: nn.Module, example: Any, residual: bool = False) -> di
 
 def passes_around(outputs: Iterable[Tensor], sources: set[Node], node: Node) -> bool:
     """Whether each output that depends on the node also depends on a source by another path."""
-    return all(
-        node not in _made_from(output.grad_fn) or _made_from(output.grad_fn, {node}) & sources
-        for output in outputs
-    )
+    for output in outputs:
+        depends = node in _made_from(output.grad_fn)
+        if depends and not _made_from(output.grad_fn, {node}) & sources:
+            return False
+    return True
 
 
-def _adds(output: Node | None, source: Node | None) -> bool:
+def _is_residual(output: Node | None, source: Node | None) -> bool:
     """Whether a layer is a residual block: it adds something to its input and returns the sum."""
     stream = _made_from(output, {source}, _CARRIES)
-    for node in stream - {source} if source in stream else ():
+    if source not in stream:
+        return False
+
+    for node in stream - {source}:
         if _SUM.match(node.name()):
             terms = [term for term, _ in node.next_functions if term]
             # both terms depend on the input: a bias or a position embedding is no branch
@@ -95,15 +115,21 @@ def _adds(output: Node | None, source: Node | None) -> bool:
 def _made_from(
     start: Node | None, ends: Container[Node | None] = (), through: re.Pattern[str] = _ANY
 ) -> set[Node]:
-    """The node and all nodes behind it: not those behind `ends`, or behind other operations."""
+    """The nodes that a node was made from, and the node itself.
+
+    The search does not go beyond the nodes in `ends`, or beyond operations whose names do not match
+    `through`.
+    """
     seen: set[Node] = set()
     waiting = [start]
     while waiting:
         node = waiting.pop()
-        if node is not None and node not in seen:
-            seen.add(node)
-            if node not in ends and through.match(node.name()):
-                waiting += [below for below, _ in node.next_functions]
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+
+        if node not in ends and through.match(node.name()):
+            waiting += [previous for previous, _ in node.next_functions]
     return seen
 
 
@@ -142,18 +168,27 @@ def layers(model: nn.Module, example_input: Any = None) -> Table[LayerRow]:
         ValueError: if no forward of a copy runs with the example.
     """
     model = unwrap(model)
-    seen = {} if example_input is None else record_forward(model, example_input)
+    calls = {} if example_input is None else record_forward(model, example_input)
+
     rows = []
     for name, target in Index(model).modules.items():
         if name == target.name:
-            kind = bare_type(target.module).__name__
-            size = sum(p.numel() for p in target.module.parameters())
-            met = (seen[name].shape, seen[name].calls) if seen else ()
-            rows.append(LayerRow(name, kind, size, target.aliases, *met))
+            row = LayerRow(
+                name=name,
+                type=bare_type(target.module).__name__,
+                parameters=sum(x.numel() for x in target.module.parameters()),
+                aliases=target.aliases,
+                shape=calls[name].shape if calls else None,
+                calls=calls[name].calls if calls else None,
+            )
+            rows.append(row)
+
     columns: dict[str, Any] = {
         "name": lambda row: named(row.name or ".", row.aliases),
         "type": attrgetter("type"),
-        **({"output": attrgetter("shape"), "calls": attrgetter("calls")} if seen else {}),
-        "parameters": attrgetter("parameters"),
     }
+    if calls:
+        columns["output"] = attrgetter("shape")
+        columns["calls"] = attrgetter("calls")
+    columns["parameters"] = attrgetter("parameters")
     return Table(rows, columns)
