@@ -58,8 +58,8 @@ def recorded(model: nn.Module) -> Iterator[dict[str, LayerCalls]]:
 
         x = args[0] if args else None
         if isinstance(x, Tensor) and isinstance(output, Tensor):
-            before = layer.adds or layer.calls == 1
-            layer.adds = _adds_to_input(x, output) and before
+            added_so_far = layer.adds or layer.calls == 1
+            layer.adds = added_so_far and _adds_to_input(x, output)
 
     # a ScriptModule takes no hooks
     hooked = [module for module in layers if not isinstance(module, torch.jit.ScriptModule)]
