@@ -10,65 +10,98 @@ from ..quoting import quote
 
 CHANNELS_FIRST = {1: "NCL", 2: "NCHW", 3: "NCDHW"}
 CHANNELS_LAST = {1: "NLC", 2: "NHWC", 3: "NDHWC"}
-FIRST, LAST, MIXED = "first", "last", "mixed"
+# where the channels are; `MIXED` if a model has layers of both kinds
+FIRST = "first"
+LAST = "last"
+MIXED = "mixed"
 
-_TOKENS = CHANNELS_LAST[1], CHANNELS_FIRST[1]
+_TOKENS = (CHANNELS_LAST[1], CHANNELS_FIRST[1])
 
 
 class View(NamedTuple):
-    """How the axes of a tensor are read."""
+    """How the axes of a tensor are read.
 
-    layout: str  # "NCHW", "NLC", ..., or "parameter"; "" where no axis has a name
-    grid: tuple[int, ...] | None = None  # the size of the map that tokens form
-    prefix: int = 0  # the number of tokens before the map
+    Attributes:
+        layout: ``"NCHW"``, ``"NLC"``, ... or ``"parameter"``; ``""`` where no axis has a name.
+        grid: the size of the map that tokens form; None if the tensor has no tokens.
+        prefix: the number of tokens before the map.
+    """
+
+    layout: str
+    grid: tuple[int, ...] | None = None
+    prefix: int = 0
 
     def take(self, x: Tensor) -> Tensor:
         """The maps of a tensor as (N, C, ...), without the prefix; a parameter as (1, C, ...)."""
         if self.layout == "parameter":
             return x.reshape(1, *(x.shape or (1,)))
-        x = x.movedim(-1, 1) if self.layout.endswith("C") else x
+
+        if self.layout.endswith("C"):
+            x = x.movedim(-1, 1)
         if self.prefix:
             x = x[:, :, self.prefix :]
-        return x if self.grid is None else x.reshape(*x.shape[:2], *self.grid)
+        if self.grid is not None:
+            x = x.reshape(*x.shape[:2], *self.grid)
+        return x
 
     def put(self, y: Tensor, x: Tensor) -> Tensor:
         """`x` with the maps `y` in the place that `take` took them from; the prefix is kept."""
         if self.layout == "parameter":
             return y.reshape(x.shape)
-        y = y if self.grid is None else y.flatten(2)
-        last = self.layout.endswith("C")
-        y = y.movedim(1, -1) if last else y
+
+        if self.grid is not None:
+            y = y.flatten(2)
+        channels_last = self.layout.endswith("C")
+        if channels_last:
+            y = y.movedim(1, -1)
         if self.prefix:
-            axis = 1 if last else 2
-            return torch.cat((x.narrow(axis, 0, self.prefix), y), axis)
+            token_axis = 1 if channels_last else 2
+            prefix = x.narrow(token_axis, 0, self.prefix)
+            return torch.cat((prefix, y), token_axis)
+
         # not every operation keeps the order in memory, on which the layers behind may rely
-        return y.contiguous() if last and x.is_contiguous() else y
+        return y.contiguous() if channels_last and x.is_contiguous() else y
 
 
 def layout_with(side: str, rank: int) -> str:
-    return (CHANNELS_FIRST if side == FIRST else CHANNELS_LAST)[rank]
+    """The layout with so many spatial axes, and the channels `FIRST` or `LAST`."""
+    return CHANNELS_FIRST[rank] if side == FIRST else CHANNELS_LAST[rank]
 
 
 def side_of(layout: str) -> str:
+    """Where the channels of a layout are: `FIRST` or `LAST`."""
     return LAST if layout.endswith("C") else FIRST
 
 
-def is_tokens(layout: str, spatial: int | None) -> bool:  # which form a map together
+def is_tokens(layout: str, spatial: int | None) -> bool:
+    """Whether a layout is that of tokens, which must form a map with so many axes."""
     return layout in _TOKENS and spatial is not None and spatial > 1
 
 
 def check_axes(regularizer: Any) -> None:
-    layout, grid, prefix = regularizer.layout, regularizer.grid, regularizer.prefix_tokens
-    spatial, label = regularizer.spatial, regularizer.label
+    """Raise ValueError for options that say of axes what the regularizer can't use."""
+    spatial = regularizer.spatial
     ranks = [1, 2, 3] if spatial is None else sorted({spatial, 1})
-    known = [each[rank] for rank in ranks for each in (CHANNELS_FIRST, CHANNELS_LAST)]
-    check_option("layout", layout, ("auto", *known))
+    layouts = ["auto"]
+    for rank in ranks:
+        layouts += [CHANNELS_FIRST[rank], CHANNELS_LAST[rank]]
+    check_option("layout", regularizer.layout, tuple(layouts))
+
+    grid = regularizer.grid
+    prefix = regularizer.prefix_tokens
     if grid is None and prefix is None:
         return
+    label = regularizer.label
     if spatial in (None, 1):
         raise ValueError(f"grid and prefix_tokens are for tokens; {label} needs no map")
-    as_count("prefix_tokens", 0 if prefix is None else prefix, 0)
-    if grid is not None and not (isinstance(grid, tuple | list) and len(grid) == spatial):
+    if prefix is not None:
+        as_count("prefix_tokens", prefix, 0)
+    if grid is not None:
+        _check_grid(grid, spatial, label)
+
+
+def _check_grid(grid: Any, spatial: int, label: str) -> None:
+    if not isinstance(grid, tuple | list) or len(grid) != spatial:
         raise ValueError(f"grid must have {spatial} axes for {label}, got {quote(grid)}")
-    for edge in grid or ():
+    for edge in grid:
         as_count("each axis of grid", edge)
