@@ -30,26 +30,44 @@ _WIDTH = re.compile(r"(in|out)_(channels|features)|num_(features|channels)|embed
 
 @dataclass(frozen=True)
 class Facts:
-    """The hints about a layer. It holds no reference to the model."""
+    """The hints about a layer. They hold no reference to the model.
 
-    type_name: str = ""  # of the class of the layer
-    own: str = ""  # `FIRST` or `LAST`, if the type of the layer says where the channels are
-    inside: str = ""  # so do the layers in it, or in its nearest ancestor with some; or `MIXED`
-    widths: tuple[int, ...] = ()  # the numbers of channels of these layers
-    stage: int | None = None  # the channels of the feature stage that it ends
-    heads: int | None = None  # of the attention that it is, or belongs to
-    norms_last: bool = False  # whether the model has norms of channels that are last
-    batched: int = 0  # how many axes a batch has, if the layer takes a single sample too
-    samples_second: str = ""  # the class of a layer of the model with ``batch_first=False``
-    prefixes: tuple[int, ...] = (0,)  # how many class and register tokens there may be
-    around: str = ""  # where the nearest layers before and after it have channels, if both agree
-    first_widths: frozenset[int] = frozenset()  # the numbers of channels that are first
-    last_widths: frozenset[int] = frozenset()  # and of those that are last, in the whole model
-    reorders: bool = False  # whether a layer of the model may move axes
+    Attributes:
+        type_name: the name of the class of the layer.
+        own: `FIRST` or `LAST`, if the type of the layer says where the channels are; or ``""``.
+        inside: where the layers inside it have their channels, or those inside its nearest ancestor
+            that has some: `FIRST`, `LAST`, `MIXED` or ``""``.
+        widths: the numbers of channels of these layers.
+        stage: the number of channels of the feature stage that the layer ends.
+        heads: the number of heads of the attention that the layer is, or belongs to.
+        norms_last: whether the model has norms of channels that are last.
+        batched: the number of axes of a batch, if the layer takes a single sample too; else 0.
+        samples_second: the class of a layer of the model with ``batch_first=False``, or ``""``.
+        prefixes: the numbers of class and register tokens that there may be.
+        around: where the nearest layers before and after have channels, or ``""`` if they differ.
+        first_widths: the numbers of channels of all layers of the model that have them first.
+        last_widths: the same of layers that have them last.
+        reorders: whether a layer of the model may move axes.
+    """
+
+    type_name: str = ""
+    own: str = ""
+    inside: str = ""
+    widths: tuple[int, ...] = ()
+    stage: int | None = None
+    heads: int | None = None
+    norms_last: bool = False
+    batched: int = 0
+    samples_second: str = ""
+    prefixes: tuple[int, ...] = (0,)
+    around: str = ""
+    first_widths: frozenset[int] = frozenset()
+    last_widths: frozenset[int] = frozenset()
+    reorders: bool = False
 
 
 class Surroundings:
-    """What the layers of a model tell about one beside them that does not tell itself.
+    """Hints of the whole model about a layer whose type does not say where its channels are.
 
     Attributes:
         first_widths: the numbers of channels of layers that have them first.
@@ -59,8 +77,9 @@ class Surroundings:
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         leaves = [module for module in modules if not children_of(module)]
-        self._places = {leaf: place for place, leaf in enumerate(leaves)}
+        self._positions = {leaf: position for position, leaf in enumerate(leaves)}
         self._sides = [kind_of(leaf) for leaf in leaves]
+
         widths: dict[str, set[int]] = {FIRST: set(), LAST: set(), "": set()}
         for leaf, side in zip(leaves, self._sides, strict=True):
             widths[side] |= _widths(leaf)
@@ -70,11 +89,12 @@ class Surroundings:
 
     def around(self, module: nn.Module) -> str:
         """Where the nearest layers before and after have their channels, or "" if they differ."""
-        place = self._places.get(module)
-        if place is None:
+        position = self._positions.get(module)
+        if position is None:
             return ""
-        before = next(filter(None, reversed(self._sides[:place])), "")
-        after = next(filter(None, self._sides[place + 1 :]), "")
+
+        before = next(filter(None, reversed(self._sides[:position])), "")
+        after = next(filter(None, self._sides[position + 1 :]), "")
         return before if before == after else ""
 
 
@@ -82,15 +102,17 @@ class ModelFacts:
     """Gathers the facts of the layers of a model, when a spec is attached."""
 
     def __init__(self, index: Index) -> None:
-        self._targets, self._stages = index.modules, stage_channels(index)
-        self._inner: dict[nn.Module, tuple[str, tuple[int, ...]]] = {}  # an ancestor has many
         modules = list(index.model.modules())
+        self._all_modules = modules
+        self._targets = index.modules
+        self._stages = stage_channels(index)
+        self._inner: dict[nn.Module, tuple[str, tuple[int, ...]]] = {}  # layers share ancestors
+
         second = (type(m).__name__ for m in modules if getattr(m, "batch_first", None) is False)
         self._samples_second = next(second, "")
         self._prefixes = tuple(sorted({0, *map(_prefix, modules)}))
-        norms = [m for m in modules if _NORM_LAST.search(type(m).__name__)]
+        norms = [module for module in modules if _NORM_LAST.search(type(module).__name__)]
         self._norms_last = any(kind_of(norm) != FIRST for norm in norms)
-        self._all = modules
 
     @cached_property
     def _reorders(self) -> bool:
@@ -98,24 +120,23 @@ class ModelFacts:
 
     @cached_property
     def _surroundings(self) -> Surroundings:
-        return Surroundings(self._all)
+        return Surroundings(self._all_modules)
 
     def of(self, target: Target, at: str) -> Facts:
         """The facts of the output, or the input, of a layer."""
-        module, parts = target.module, target.name.split(".")
-        names = [".".join(parts[:n]) for n in range(len(parts), -1, -1)]
-        lineage = [self._targets[name].module for name in names]  # with its ancestors
-        inside, widths = next((known for a in lineage if (known := self._inside(a))[0]), ("", ()))
-        attentions = (m for m in lineage if m is module or _ATTENTION.search(type(m).__name__))
-        heads = (getattr(each, "num_heads", None) for each in attentions)
-        own = "" if at == "input" and isinstance(module, nn.Embedding) else kind_of(module)
+        module = target.module
+        lineage = self._lineage(target.name)
+        inside, widths = self._inside_of_nearest(lineage)
+        says_nothing = at == "input" and isinstance(module, nn.Embedding)  # it takes indices
+        own = "" if says_nothing else kind_of(module)
+
         facts = Facts(
             type_name=type(module).__name__,
             own=own,
             inside=inside,
             widths=widths,
             stage=self._stages.get(target.name) if at == "output" else None,
-            heads=next((number for number in heads if isinstance(number, int)), None),
+            heads=_heads(module, lineage),
             norms_last=self._norms_last,
             batched=_batched(module),
             samples_second=self._samples_second,
@@ -125,27 +146,47 @@ class ModelFacts:
             return replace(facts, reorders=self._reorders)
         if own or inside != MIXED:
             return facts
-        near = self._surroundings  # which take time for a large model
+
+        surroundings = self._surroundings  # made here, because it takes time for a large model
         return replace(
             facts,
-            around=near.around(module),
-            first_widths=near.first_widths,
-            last_widths=near.last_widths,
-            reorders=near.reorders,
+            around=surroundings.around(module),
+            first_widths=surroundings.first_widths,
+            last_widths=surroundings.last_widths,
+            reorders=surroundings.reorders,
         )
+
+    def _lineage(self, name: str) -> list[nn.Module]:
+        """A module and its ancestors, up to the model."""
+        parts = name.split(".")
+        names = [".".join(parts[:n]) for n in range(len(parts), -1, -1)]
+        return [self._targets[name].module for name in names]
+
+    def _inside_of_nearest(self, lineage: list[nn.Module]) -> tuple[str, tuple[int, ...]]:
+        """The answer of `_inside` for the first of these modules that has one."""
+        for module in lineage:
+            side, widths = self._inside(module)
+            if side:
+                return side, widths
+        return "", ()
 
     def _inside(self, module: nn.Module) -> tuple[str, tuple[int, ...]]:
         """Where the layers in a module have their channels, and how many these are."""
-        if module not in self._inner:
-            sides: set[str] = set()
-            widths: set[int] = set()
-            for each in module.modules():
-                if side := kind_of(each):
-                    sides.add(side)
-                    widths |= _widths(each)
-                if _REORDER.search(type(each).__name__):
-                    sides.add(MIXED)
-            self._inner[module] = "".join(sides) if len(sides) < 2 else MIXED, tuple(widths)
+        if module in self._inner:
+            return self._inner[module]
+
+        sides: set[str] = set()
+        widths: set[int] = set()
+        for layer in module.modules():
+            side = kind_of(layer)
+            if side:
+                sides.add(side)
+                widths |= _widths(layer)
+            if _REORDER.search(type(layer).__name__):
+                sides.add(MIXED)
+
+        common = MIXED if len(sides) > 1 else next(iter(sides), "")
+        self._inner[module] = (common, tuple(widths))
         return self._inner[module]
 
 
@@ -153,8 +194,10 @@ def kind_of(module: Any) -> str:
     """Whether a layer of this type has its channels `FIRST` or `LAST`; "" if it does not say."""
     if isinstance(module, nn.GroupNorm | nn.SyncBatchNorm) or _rank(module):
         return FIRST
-    normalized = getattr(module, "normalized_shape", None) or ()  # of several axes, it says nothing
-    if isinstance(module, nn.Linear | nn.Embedding | nn.RNNBase) or len(normalized) == 1:
+
+    normalized = getattr(module, "normalized_shape", None) or ()
+    is_norm = len(normalized) == 1  # a norm of several axes does not say which has channels
+    if isinstance(module, nn.Linear | nn.Embedding | nn.RNNBase) or is_norm:
         return FIRST if getattr(module, "data_format", "") == "channels_first" else LAST
     return ""
 
@@ -162,31 +205,52 @@ def kind_of(module: Any) -> str:
 def _rank(module: nn.Module) -> int:
     """The number of spatial axes of a convolution, pool or norm of maps; 0 for other layers."""
     if children_of(module) and not parameters_of(module):
-        return 0  # it only holds others, as a ConvNormAct2d does
-    found = (_MAPS.search(kind.__name__) for kind in type(module).__mro__)
-    return next((int(match.group(1)) for match in found if match), 0)
+        return 0  # the module only holds others, as a ConvNormAct2d does
+
+    for cls in type(module).__mro__:
+        match = _MAPS.search(cls.__name__)
+        if match:
+            return int(match.group(1))
+    return 0
 
 
 def _widths(module: Any) -> set[int]:
-    found = [value for name, value in vars(module).items() if _WIDTH.fullmatch(name)]
-    found += getattr(module, "normalized_shape", None) or ()
-    return {width for width in found if isinstance(width, int) and width}  # lazy layers have 0
+    """The numbers of input and output channels that a layer holds."""
+    values = [value for name, value in vars(module).items() if _WIDTH.fullmatch(name)]
+    values += getattr(module, "normalized_shape", None) or ()
+    return {width for width in values if isinstance(width, int) and width}  # lazy layers have 0
+
+
+def _heads(module: nn.Module, lineage: list[nn.Module]) -> int | None:
+    """The number of heads that a module, or the nearest attention around it, holds."""
+    for ancestor in lineage:
+        if ancestor is module or _ATTENTION.search(type(ancestor).__name__):
+            heads = getattr(ancestor, "num_heads", None)
+            if isinstance(heads, int):
+                return heads
+    return None
 
 
 def _batched(module: nn.Module) -> int:
     """The axes of a batch of a layer of torch that takes a single sample, too; else 0."""
-    name, rank = type(module).__name__, _rank(module)
+    name = type(module).__name__
     if not type(module).__module__.startswith("torch.nn.") or "BatchNorm" in name:
         return 0
-    return 3 if _SEQUENCES.fullmatch(name) else rank + 2 if rank else 0
+    if _SEQUENCES.fullmatch(name):
+        return 3
+
+    rank = _rank(module)
+    return rank + 2 if rank else 0
 
 
 def _prefix(module: nn.Module) -> int:
     """How many class and register tokens a module has; there may be one for each branch."""
-    tokens: dict[str, int] = {}
     if _TOKEN_LAST.match(type(module).__name__):
         return 0
+
+    tokens: dict[str, int] = {}  # by the name without the number of a branch
     for name, parameter in parameters_of(module).items():
-        if parameter is not None and (match := _PREFIX.match(name)):
+        match = _PREFIX.match(name)
+        if match and parameter is not None:
             tokens[match.group()] = parameter.shape[-2] if parameter.ndim > 1 else 1
     return sum(tokens.values())
