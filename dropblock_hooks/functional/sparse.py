@@ -5,7 +5,7 @@ Seeds are rare, so the gaps between them are drawn instead of a number for each 
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ LEAST = {"blocks": 2**17, "units": 2**18}  # elements, from which the sparse for
 _CPU = torch.device("cpu")
 _FREQUENT = 0.4  # from this chance on, one draw for each position is faster than one for each gap
 _LONG = 64  # contiguous elements, from which writing them costs as much as a pass
+_PER_START = 32  # elements of a tensor for each block, from which the starts of blocks are stored
 _PIECE = 2**17  # elements that stay in the cache
 _ROWS = 2**16  # that are written at once
 _SHORT = 4096  # elements of a row, up to which gathering rows is faster than a pass over all
@@ -35,24 +36,35 @@ def takes(x: Tensor, what: str = "blocks") -> bool:
 def draw_positions(total: int, chance: float, generator: torch.Generator | None) -> Tensor:
     """Draw some of 0 .. total - 1, each with this chance; ascending, int64."""
     if not 0.0 < chance < _FREQUENT:
-        return bernoulli((total,), chance, _CPU, generator).nonzero().view(-1)
-    last, parts = -1.0, []
+        mask = bernoulli((total,), chance, _CPU, generator)
+        return mask.nonzero().view(-1)
+
+    parts = []
+    last = -1.0
     while last < total:
         mean = (total - last) * chance
         number = int(mean + 4 * math.sqrt(mean)) + 4  # seldom too few
+        uniform = torch.rand(number, dtype=torch.float64, generator=generator, device="cpu")
+
         # the gaps are geometric: floor(log(1 - u) / log(1 - chance)) for a uniform u
-        draw = torch.rand(number, dtype=torch.float64, generator=generator, device="cpu")
-        gaps = draw.neg_().log1p_().div_(math.log1p(-chance)).floor_().add_(1)
+        logarithms = uniform.neg_().log1p_()
+        gaps = logarithms.div_(math.log1p(-chance)).floor_().add_(1)
         gaps[0] += last
-        parts.append(gaps.cumsum_(0))
-        last = parts[-1][-1].item()
+
+        positions = gaps.cumsum_(0)
+        last = positions[-1].item()
+        parts.append(positions)
+
     drawn = parts[0] if len(parts) == 1 else torch.cat(parts)
-    return drawn[: int(torch.searchsorted(drawn, total))].to(torch.int64)
+    number_inside = int(torch.searchsorted(drawn, total))
+    return drawn[:number_inside].to(torch.int64)
 
 
 def draw_units(shape: Sequence[int], chance: float, generator: torch.Generator | None) -> Tensor:
+    """Draw a boolean mask of this shape, True with this chance."""
     mask = torch.zeros(tuple(shape), dtype=torch.bool, device="cpu")
-    mask.view(-1).index_fill_(0, draw_positions(mask.numel(), chance, generator), True)
+    positions = draw_positions(mask.numel(), chance, generator)
+    mask.view(-1).index_fill_(0, positions, True)
     return mask
 
 
@@ -69,51 +81,108 @@ def grow(mask: Tensor, edges: Sequence[int], first: int = 0) -> Tensor:
 
 
 def _count_bits(words: Tensor) -> int:
-    """The number of bits that are set in int64 words, which are overwritten."""
-    words.sub_((words >> 1).bitwise_and_(0x5555555555555555))
-    fours = (words >> 2).bitwise_and_(0x3333333333333333)
-    words.bitwise_and_(0x3333333333333333).add_(fours)
+    """The number of bits that are set in int64 words, which are overwritten.
+
+    The counts of pairs of bits, of 4 bits and of bytes are added up inside each word.
+    """
+    odd_bits = (words >> 1).bitwise_and_(0x5555555555555555)
+    words.sub_(odd_bits)
+
+    upper_pairs = (words >> 2).bitwise_and_(0x3333333333333333)
+    words.bitwise_and_(0x3333333333333333).add_(upper_pairs)
+
     words.add_(words >> 4).bitwise_and_(0x0F0F0F0F0F0F0F0F)
+
     words.mul_(0x0101010101010101)  # adds up all bytes in the highest byte
-    return int(torch.bitwise_right_shift(words, 56, out=words).sum())
+    torch.bitwise_right_shift(words, 56, out=words)
+    return int(words.sum())
 
 
-def _keep(flat: Tensor, kept: Tensor) -> None:
-    """Write 0 where `kept` is 0, also over NaN; vectorized, unlike ``masked_fill_``."""
-    numbers = torch.empty(min(_PIECE, len(kept)), dtype=flat.dtype, device="cpu")
-    for piece, part in zip(torch.split(flat, _PIECE), torch.split(kept, _PIECE), strict=True):
-        factors = numbers[: len(part)].copy_(part)
-        torch.ops.aten.threshold_backward.grad_input(piece, factors, 0, grad_input=piece)
+def _zero_dropped(x: Tensor, kept: Tensor) -> None:
+    """Write 0 into `x` where `kept`, of the same type, is 0, also over Inf and NaN.
+
+    The backward of a threshold does this. Unlike ``masked_fill_``, it is vectorized.
+    """
+    torch.ops.aten.threshold_backward.grad_input(x, kept, 0, grad_input=x)
+
+
+def _zero_dropped_in_pieces(flat: Tensor, kept: Tensor) -> None:
+    """`_zero_dropped` for bytes in place of numbers, which are converted piece by piece."""
+    buffer = torch.empty(min(_PIECE, len(kept)), dtype=flat.dtype, device="cpu")
+    pieces = torch.split(flat, _PIECE)
+    kept_pieces = torch.split(kept, _PIECE)
+
+    for piece, kept_piece in zip(pieces, kept_pieces, strict=True):
+        numbers = buffer[: len(kept_piece)].copy_(kept_piece)
+        _zero_dropped(piece, numbers)
 
 
 def _strides(sizes: Sequence[int], order: Sequence[int]) -> list[int]:
-    """The strides of a contiguous tensor whose axes lie in this order."""
-    strides, step = [0] * len(sizes), 1
+    """The strides of a contiguous tensor whose axes lie in this order.
+
+    An axis that is not in `order` has a stride of 0.
+    """
+    strides = [0] * len(sizes)
+    step = 1
     for axis in reversed(order):
-        strides[axis], step = step, step * sizes[axis]
+        strides[axis] = step
+        step *= sizes[axis]
     return strides
 
 
-def _placed(flat: Tensor, sizes: Sequence[int], strides: Sequence[int]) -> Tensor:
-    """From row-major positions in a box of these sizes to sums of coordinate * stride."""
+def _offsets(positions: Tensor, sizes: Sequence[int], strides: Sequence[int]) -> Tensor:
+    """The sum of coordinate * stride of each row-major position in a box of these sizes."""
     *outer, inner = range(len(sizes))
-    placed = flat if strides[inner] == 1 else flat * strides[inner]
-    below, total = sizes[inner], math.prod(sizes)
+    offsets = positions if strides[inner] == 1 else positions * strides[inner]
+    below = sizes[inner]  # the number of positions in one step of the axis
+    total = math.prod(sizes)
+
     for axis in reversed(outer):
-        gap = strides[axis] - sizes[inner] * strides[inner]
-        if gap and below < total:
-            placed = placed.add(torch.div(flat, below, rounding_mode="floor"), alpha=gap)
-        below, inner = below * sizes[axis], axis
-    return placed
+        # so far, a step of this axis counts as all steps of the axis inside it
+        correction = strides[axis] - sizes[inner] * strides[inner]
+        if correction and below < total:
+            steps = torch.div(positions, below, rounding_mode="floor")
+            offsets = offsets.add(steps, alpha=correction)
+        below *= sizes[axis]
+        inner = axis
+    return offsets
+
+
+class _Side(NamedTuple):
+    """A side of a block: its number of elements, and the distance of neighbors in memory."""
+
+    edge: int
+    stride: int
+
+
+def _sides(edges: Sequence[int], strides: Sequence[int]) -> list[_Side]:
+    """The sides of a block with more than one element, the longest first.
+
+    A side that begins in memory where the side inside it ends is joined with that side.
+    """
+    sides: list[_Side] = []
+    for edge, stride in zip(reversed(edges), reversed(strides), strict=True):
+        inner = sides[-1] if sides else None
+        if inner is not None and stride == inner.edge * inner.stride:
+            sides[-1] = _Side(inner.edge * edge, inner.stride)
+        elif edge > 1:
+            sides.append(_Side(edge, stride))
+
+    if not sides:
+        return [_Side(1, 1)]
+    return sorted(sides, key=lambda side: -side.edge)
 
 
 class Blocks:
     """The blocks that fit into tensors of a shape and memory format, with an edge for each axis.
 
-    `drawn` holds the dropped blocks in one of two forms: the places in memory of their first
-    elements (int32 or int64), or for each element in memory whether it is kept (uint8). `order`,
-    `shape` and `edges` have the outermost axis in memory first. `sides` holds the edges and strides
-    of the sides of a block, the longest first, where contiguous sides are joined.
+    `drawn` holds the dropped blocks in one of two forms, which differ in their types:
+
+    int32 or int64  the starts of the blocks: the place in memory of the first element of each
+    uint8           whether each element is kept, in the order of memory
+
+    `order`, `shape` and `edges` have the outermost axis in memory first. Positions are drawn in the
+    order of the axes of the tensor, so equal seeds give equal masks in all memory formats.
 
     Blocks that reach across the border of a map are drawn on a larger map, whose border is cut off.
     """
@@ -122,17 +191,16 @@ class Blocks:
 
     def __init__(self, x: Tensor, edges: Sequence[int], across: bool = False) -> None:
         self.order = sorted(range(x.ndim), key=x.stride, reverse=True)
-        self.shape, self.edges = [x.shape[a] for a in self.order], [edges[a] for a in self.order]
-        self.numel, self.area = x.numel(), math.prod(edges)
-        self._of_x = tuple(x.shape), tuple(edges), _strides(x.shape, self.order)
-        sides: list[tuple[int, int]] = []
-        strides = _strides(self.shape, range(x.ndim))
-        for edge, stride in zip(reversed(self.edges), reversed(strides), strict=True):
-            if sides and stride == math.prod(sides[-1]):
-                sides[-1] = (sides[-1][0] * edge, sides[-1][1])
-            elif edge > 1:
-                sides.append((edge, stride))
-        self.sides = sorted(sides, key=lambda side: -side[0]) or [(1, 1)]
+        self.shape = [x.shape[axis] for axis in self.order]
+        self.edges = [edges[axis] for axis in self.order]
+        self.numel = x.numel()
+        self.area = math.prod(edges)
+        self.sides = _sides(self.edges, _strides(self.shape, range(x.ndim)))
+
+        self._shape_of_x = tuple(x.shape)
+        self._edges_of_x = tuple(edges)
+        self._strides_of_x = _strides(x.shape, self.order)
+
         self.larger: Blocks | None = None
         if across and self.area > 1:
             sizes = [size + 2 * (edge - 1) for size, edge in zip(x.shape, edges, strict=True)]
@@ -141,49 +209,66 @@ class Blocks:
             self.larger = Blocks(like, edges)
 
     def draw(self, chance: float, generator: torch.Generator | None) -> Tensor:
+        """Draw blocks, each with this chance, in the form that is written faster."""
         if self.larger is not None:
-            return self._cut_out(self.larger, self.larger.draw(chance, generator))
-        shape, edges, strides = self._of_x
+            drawn = self.larger.draw(chance, generator)
+            return self._cut_out(self.larger, drawn)
+
         if self.area == 1 and chance >= _FREQUENT:
-            drawn = bernoulli(shape, chance, _CPU, generator).permute(self.order)
-            return drawn.logical_not().contiguous().view(-1).view(torch.uint8)
-        places = [size - edge + 1 for size, edge in zip(shape, edges, strict=True)]
-        first = _placed(draw_positions(math.prod(places), chance, generator), places, strides)
-        run, stride = self.sides[0]
-        share = 1.5 if stride == 1 else 0.2  # of the elements, which are written in a pass over all
-        fast = run >= _LONG or len(first) * self.area <= share * self.numel
-        if fast and 32 * len(first) <= self.numel:
-            return first.to(torch.int32) if self.numel < 2**31 else first
-        return self._kept(first)
+            dropped = bernoulli(self._shape_of_x, chance, _CPU, generator)
+            kept = dropped.permute(self.order).logical_not()
+            return kept.contiguous().view(-1).view(torch.uint8)
+
+        starts = self._draw_starts(chance, generator)
+        longest = self.sides[0]
+        # blocks with more than this share of the elements are written in a pass over all
+        share = 1.5 if longest.stride == 1 else 0.2
+        are_few = len(starts) * self.area <= share * self.numel
+        written_alone = longest.edge >= _LONG or are_few
+
+        if not written_alone or _PER_START * len(starts) > self.numel:
+            return self._kept(starts)
+        return starts.to(torch.int32) if self.numel < 2**31 else starts
+
+    def _draw_starts(self, chance: float, generator: torch.Generator | None) -> Tensor:
+        """The places in memory where blocks begin."""
+        places = [
+            size - edge + 1 for size, edge in zip(self._shape_of_x, self._edges_of_x, strict=True)
+        ]
+        positions = draw_positions(math.prod(places), chance, generator)
+        return _offsets(positions, places, self._strides_of_x)
 
     def _cut_out(self, larger: "Blocks", drawn: Tensor) -> Tensor:
         """For each element in memory whether it is kept, from blocks of a larger map."""
-        kept = drawn if drawn.dtype is torch.uint8 else larger._kept(drawn.to(torch.int64))
-        kept = kept.view(larger.shape)
+        kept = larger._as_kept(drawn).view(larger.shape)
         for axis, edge in enumerate(self.edges):
             kept = kept.narrow(axis, edge - 1, self.shape[axis])
         return kept.contiguous().view(-1)
 
     def count(self, drawn: Tensor) -> int:
+        """The number of dropped elements."""
         if drawn.dtype is torch.uint8:
             return self.numel - int(drawn.count_nonzero())
-        return self._union(drawn.to(torch.int64))
+        return self._count_covered(drawn.to(torch.int64))
 
     def mask(self, drawn: Tensor) -> Tensor:
-        kept = drawn if drawn.dtype is torch.uint8 else self._kept(drawn.to(torch.int64))
+        """A boolean mask in the shape of the tensor, True where an element is dropped."""
+        dropped = self._as_kept(drawn) == 0
         axes = sorted(range(len(self.order)), key=self.order.__getitem__)
-        return (kept == 0).view(self.shape).permute(axes)
+        return dropped.view(self.shape).permute(axes)
 
     def drop(self, x: Tensor, scale: float | None, drawn: Tensor) -> Tensor:
         """``x * scale`` with 0 in the dropped blocks; `x` may have another memory format."""
         y = scaled(x, scale)
         laid = y.permute(self.order)
         flat = laid.contiguous().view(-1)
+
         if drawn.dtype is torch.uint8:
-            _keep(flat, drawn)
+            _zero_dropped_in_pieces(flat, drawn)
         else:
-            self._fill(flat, drawn.to(torch.int64))
-        if not laid.is_contiguous():
+            self._zero_blocks(flat, drawn.to(torch.int64))
+
+        if not laid.is_contiguous():  # then `flat` is a copy
             laid.copy_(flat.view(self.shape))
         return y
 
@@ -191,96 +276,161 @@ class Blocks:
         """The tensor, which is overwritten, with 0 outside of the blocks."""
         return noise.masked_fill_(~self.mask(drawn), 0.0)
 
-    def _fill(self, flat: Tensor, first: Tensor) -> None:
-        (run, step), *others = self.sides
-        runs = flat.as_strided((self.numel - (run - 1) * step, run), (1, step))
+    def _zero_blocks(self, flat: Tensor, starts: Tensor) -> None:
+        """Write 0 into the blocks that begin at these places of a tensor in the order of memory.
+
+        The longest side of a block is a row of a view with overlapping rows.
+        """
+        longest, *others = self.sides
+        number_of_rows = self.numel - (longest.edge - 1) * longest.stride
+        rows = flat.as_strided((number_of_rows, longest.edge), (1, longest.stride))
+
+        # from the start of a block to each of its rows
         offsets = torch.zeros(1, dtype=torch.int64, device="cpu")
         for edge, stride in others:
             steps = torch.arange(0, edge * stride, stride, device="cpu")
             offsets = (offsets[:, None] + steps).view(-1)
-        for some in torch.split(first, max(1, _ROWS // len(offsets))):
-            runs.index_fill_(0, (some[:, None] + offsets).view(-1), 0)
 
-    def _kept(self, first: Tensor) -> Tensor:
+        blocks_at_once = max(1, _ROWS // len(offsets))
+        for some_starts in torch.split(starts, blocks_at_once):
+            indices = (some_starts[:, None] + offsets).view(-1)
+            rows.index_fill_(0, indices, 0)
+
+    def _kept(self, starts: Tensor) -> Tensor:
+        """For each element in memory whether it is kept, from the starts of blocks."""
         kept = torch.ones(self.numel, dtype=torch.uint8, device="cpu")
-        self._fill(kept, first)
+        self._zero_blocks(kept, starts)
         return kept
 
-    def _union(self, first: Tensor) -> int:
-        """The number of elements in these blocks: the bit of each first element is set and grown.
+    def _as_kept(self, drawn: Tensor) -> Tensor:
+        """For each element in memory whether it is kept, from either form."""
+        if drawn.dtype is torch.uint8:
+            return drawn
+        return self._kept(drawn.to(torch.int64))
+
+    def _count_covered(self, starts: Tensor) -> int:
+        """The number of elements in the blocks that begin at these places in memory.
+
+        The bit of each start is set, and the bits grow to blocks.
+        """
+        places = [size - edge + 1 for size, edge in zip(self.shape, self.edges, strict=True)]
+        overlapping = [
+            axis for axis in range(len(places)) if self.edges[axis] > 1 and places[axis] > 1
+        ]
+        if not overlapping:
+            return len(starts) * self.area
+
+        bits = self._bits_of(starts, overlapping)
+        grown = grow(bits, [self.edges[axis] for axis in overlapping])
+
+        # along an axis that a block covers entirely, all elements have one bit
+        covered = [edge for edge, number in zip(self.edges, places, strict=True) if number == 1]
+        return _count_bits(grown) * math.prod(covered)
+
+    def _bits_of(self, starts: Tensor, overlapping: Sequence[int]) -> Tensor:
+        """Words with the bits of the starts; the last axis has the words of a row.
 
         Along an axis where the edge is 1, blocks do not overlap: 64 of its elements make a word.
+        There is a row for each place on the axes where blocks overlap, with a border that growing
+        removes.
         """
-        axes = range(len(self.shape))
-        grid = [size - edge + 1 for size, edge in zip(self.shape, self.edges, strict=True)]
-        wide = [axis for axis in axes if self.edges[axis] > 1 and grid[axis] > 1]
-        if not wide:
-            return len(first) * self.area  # no two can overlap
-        lanes = [axis for axis in axes if self.edges[axis] == 1]  # 64 of their elements are a word
-        words = -(-math.prod(self.shape[axis] for axis in lanes) // 64)
-        # rows of whole words for each place on the wide axes, with a border that growing removes
-        sizes = [size + edge - 1 for size, edge in zip(self.shape, self.edges, strict=True)]
-        inside, outside = _strides(self.shape, lanes), _strides(sizes, wide)
-        strides = [a + b * words * 64 for a, b in zip(inside, outside, strict=True)]
-        at = _placed(first, self.shape, strides)
-        at = at + sum((self.edges[axis] - 1) * strides[axis] for axis in wide)
-        rows = [sizes[axis] for axis in wide]
+        packed = [axis for axis in range(len(self.shape)) if self.edges[axis] == 1]
+        bits_of_row = math.prod(self.shape[axis] for axis in packed)
+        words = (bits_of_row + 63) // 64
+
+        bordered = [size + edge - 1 for size, edge in zip(self.shape, self.edges, strict=True)]
+        strides_in_row = _strides(self.shape, packed)
+        strides_of_rows = _strides(bordered, overlapping)
+        strides = [
+            in_row + of_rows * words * 64
+            for in_row, of_rows in zip(strides_in_row, strides_of_rows, strict=True)
+        ]
+        border = sum((self.edges[axis] - 1) * strides[axis] for axis in overlapping)
+        bits = _offsets(starts, self.shape, strides) + border
+
+        rows = [bordered[axis] for axis in overlapping]
         masks = torch.zeros(math.prod(rows) * words, dtype=torch.int64, device="cpu")
-        masks.index_add_(0, at >> 6, torch.ones_like(at) << (at & 63))
-        grown = grow(masks.view(*rows, words), [self.edges[axis] for axis in wide])
-        # an axis that a block covers entirely has one place
-        whole = math.prod(e for e, g in zip(self.edges, grid, strict=True) if g == 1)
-        return _count_bits(grown) * whole
+        values = torch.ones_like(bits) << (bits & 63)
+        masks.index_add_(0, bits >> 6, values)
+        return masks.view(*rows, words)
 
 
 class Units(Mask):
     """One element for each channel or sample."""
 
     def drop(self, x: Tensor, scale: Any, drawn: Tensor) -> Tensor:
-        rows = _rows(x, drawn) if x.dtype is torch.float32 and x.is_contiguous() else None
-        if rows is not None and rows.shape[1] <= _SHORT:  # dropped rows are never read
-            kept = ~drawn.view(-1)
-            chosen = kept.nonzero().view(-1)
-            starts = kept.cumsum(0) - kept.to(torch.int64)
-            weights = rows.new_full(chosen.shape, 1.0 if scale is None else scale)
-            gathered = torch.embedding_bag(rows, chosen, starts, False, 0, False, weights)[0]
-            return gathered.resize_(x.shape)  # not a view
+        if x.dtype is torch.float32 and x.is_contiguous():
+            rows = _rows(x, drawn)
+            if rows is not None and rows.shape[1] <= _SHORT:
+                gathered = _gather_kept(rows, scale, drawn.view(-1))
+                return gathered.resize_(x.shape)  # not a view
+
         y = scaled(x, scale)
         rows = _rows(y, drawn)
         if rows is not None:
-            rows.index_fill_(0, drawn.view(-1).nonzero().view(-1), 0.0)
-        else:  # vectorized, which masked_fill_ is not
-            torch.ops.aten.threshold_backward.grad_input(y, (~drawn).to(y.dtype), 0, grad_input=y)
+            dropped = drawn.view(-1).nonzero().view(-1)
+            rows.index_fill_(0, dropped, 0.0)
+        else:
+            _zero_dropped(y, (~drawn).to(y.dtype))
         return y
+
+
+def _gather_kept(rows: Tensor, scale: float | None, dropped: Tensor) -> Tensor:
+    """``rows * scale`` with 0 in the dropped rows, which are never read.
+
+    The sum over the rows of a bag is the row itself if it is kept, and 0 if the bag is empty.
+    """
+    kept = ~dropped
+    chosen = kept.nonzero().view(-1)
+    starts = kept.cumsum(0) - kept.to(torch.int64)
+    weights = rows.new_full(chosen.shape, 1.0 if scale is None else scale)
+    # by position: scale_grad_by_freq, mode (0 is a sum), sparse, per_sample_weights
+    sums: Tensor = torch.embedding_bag(rows, chosen, starts, False, 0, False, weights)[0]
+    return sums
 
 
 def _rows(y: Tensor, mask: Tensor) -> Tensor | None:
     """The units as rows of a matrix, if each is contiguous and they lie in the order of `mask`."""
     order = sorted(range(y.ndim), key=y.stride, reverse=True)
     decided = [axis for axis in range(y.ndim) if mask.shape[axis] > 1]
-    if order[: len(decided)] != decided or not y.permute(order).is_contiguous():
+    if order[: len(decided)] != decided:
         return None
-    return y.permute(order).view(mask.numel(), -1)
+
+    laid = y.permute(order)
+    if not laid.is_contiguous():
+        return None
+    return laid.view(mask.numel(), -1)
 
 
 class _Drop(torch.autograd.Function):
+    """Drops blocks or units; the backward drops and scales the gradient alike."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: float | None, places: Any, drawn: Tensor) -> Tensor:
-        ctx.scale, ctx.places = scale, places
+        ctx.scale = scale
+        ctx.places = places
         ctx.save_for_backward(drawn)
-        return places.drop(x, scale, drawn)  # type: ignore[no-any-return]  # `places` is Any
+        y: Tensor = places.drop(x, scale, drawn)
+        return y
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        if is_batched_gradient(grads[0]):
+        (grad,) = grads
+        if is_batched_gradient(grad):
             raise NotImplementedError(
                 "this dropout has no batched gradients (torch.func.vmap, is_grads_batched=True): "
                 "compute them one after another"
             )
-        return _Drop.apply(grads[0], ctx.scale, ctx.places, *ctx.saved_tensors), *[None] * 3
+        (drawn,) = ctx.saved_tensors
+        dropped = _Drop.apply(grad, ctx.scale, ctx.places, drawn)
+        return dropped, None, None, None
 
 
 def drop_drawn(x: Tensor, scale: float | Tensor | None, places: Any, drawn: Tensor) -> Tensor:
-    plain = type(places) is Mask
-    y: Tensor = places.drop(x, scale, drawn) if plain else _Drop.apply(x, scale, places, drawn)
+    """``x * scale`` with 0 where `drawn` says; a plain `Mask` leaves the backward to torch."""
+    y: Tensor
+    if type(places) is Mask:
+        y = places.drop(x, scale, drawn)
+    else:
+        y = _Drop.apply(x, scale, places, drawn)
     return y
