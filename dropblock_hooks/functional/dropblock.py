@@ -60,12 +60,14 @@ def block_gamma(
     edges = size if isinstance(size, Sequence) else (size,)
     sizes = tuple(as_count("size", edge) for edge in edges)
     p = as_number("p", p, allowed=PROBABILITY)
-    block = tuple(map(min, sizes, check_block_size(block_size, len(sizes))))
-    return gamma_of(p, sizes, block, method_of(calibration, border))
+    block_edges = check_block_size(block_size, len(sizes))
+    block = tuple(map(min, sizes, block_edges))
+    method = method_of(calibration, border)
+    return gamma_of(p, sizes, block, method)
 
 
 def method_of(calibration: str, border: str) -> Method:
-    """How blocks are drawn, from two checked options."""
+    """Check two options, and return how blocks are drawn."""
     check_option("calibration", calibration, get_args(Calibration))
     check_option("border", border, get_args(Border))
     if border == "inside":
@@ -80,33 +82,43 @@ def method_of(calibration: str, border: str) -> Method:
 def places_of(size: Sequence[int], block: Sequence[int], method: Method) -> list[int]:
     """The number of positions on each axis where a block may begin."""
     if method == "across":
-        return [s + b - 1 for s, b in zip(size, block, strict=True)]
-    return [s - b + 1 for s, b in zip(size, block, strict=True)]
+        return [length + edge - 1 for length, edge in zip(size, block, strict=True)]
+    return [length - edge + 1 for length, edge in zip(size, block, strict=True)]
 
 
 @constant_when_traced
 def gamma_of(p: float, size: tuple[int, ...], block: tuple[int, ...], method: Method) -> float:
     """`block_gamma` of checked arguments and a block that fits; torch.compile keeps the result."""
+    area = math.prod(block)
     if method == "paper":
         seeds = math.prod(places_of(size, block, method))
-        return p * math.prod(size) / (math.prod(block) * seeds)
+        return p * math.prod(size) / (area * seeds)
+
     if p in (0.0, 1.0):
         return p
     if method == "across":
-        return -math.expm1(math.log1p(-p) / math.prod(block))
+        return -math.expm1(math.log1p(-p) / area)
     return _exact_gamma(p, size, block)
 
 
 @functools.lru_cache(maxsize=4096)
 def _exact_gamma(p: float, size: tuple[int, ...], block: tuple[int, ...]) -> float:
     """Newton's method on the convex ``log(mean of exp(-c·u)) = log(1 - p)``, u = -log(1 - γ)."""
-    shares = _coverage(size, block)
-    target, u = math.log1p(-p), 0.0
+    coverage = _coverage(size, block)
+    target = math.log1p(-p)
+    u = 0.0
+
     for _ in range(200):
-        kept = sum(w * math.exp(-c * u) for c, w in shares)
-        slope = sum(w * c * math.exp(-c * u) for c, w in shares) / kept
-        lost = sum(w * math.expm1(-c * u) for c, w in shares)
-        value = math.log1p(lost) if kept > 0.5 else math.log(kept)  # each is exact in its range
+        kept = sum(share * math.exp(-c * u) for c, share in coverage)
+        slope = sum(share * c * math.exp(-c * u) for c, share in coverage) / kept
+
+        # the logarithm of the kept share, by the form that is exact for its size
+        if kept > 0.5:
+            minus_dropped = sum(share * math.expm1(-c * u) for c, share in coverage)
+            value = math.log1p(minus_dropped)
+        else:
+            value = math.log(kept)
+
         step = (value - target) / slope
         u += step
         if step <= 1e-13 * u:
@@ -117,14 +129,24 @@ def _exact_gamma(p: float, size: tuple[int, ...], block: tuple[int, ...]) -> flo
 @functools.lru_cache(maxsize=1024)
 def _coverage(size: tuple[int, ...], block: tuple[int, ...]) -> list[tuple[int, float]]:
     """Each number of seeds that can cover a position, and the share of such positions."""
-    axes = [
-        Counter(min(i, s - b) - max(0, i - b + 1) + 1 for i in range(s)).items()
-        for s, b in zip(size, block, strict=True)
-    ]
+    axes = []
+    for length, edge in zip(size, block, strict=True):
+        last_place = length - edge
+        # a seed at the position s covers the positions s to s + edge - 1
+        counts = Counter(
+            min(position, last_place) - max(0, position - edge + 1) + 1
+            for position in range(length)
+        )
+        axes.append(counts.items())
+
+    # the seeds that cover a position form a box, so the counts of the axes are multiplied
     positions: Counter[int] = Counter()
     for terms in itertools.product(*axes):
-        positions[math.prod(c for c, _ in terms)] += math.prod(n for _, n in terms)
-    return [(c, n / math.prod(size)) for c, n in sorted(positions.items())]
+        seeds = math.prod(count for count, _ in terms)
+        positions[seeds] += math.prod(number for _, number in terms)
+
+    total = math.prod(size)
+    return [(seeds, number / total) for seeds, number in sorted(positions.items())]
 
 
 _NODES = 1024  # of a table of seed rates; between two of them it is linear
@@ -145,15 +167,19 @@ def gamma_table(
     """
     if method == "across":
         return torch.full((_NODES + 1,), 1 / math.prod(block), dtype=dtype, device=device)
-    counts, shares = torch.tensor(_coverage(size, block), dtype=torch.float64).unbind(1)
+
+    coverage = torch.tensor(_coverage(size, block), dtype=torch.float64)
+    counts, shares = coverage.unbind(1)
     p = torch.arange(1, _NODES, dtype=torch.float64)[:, None] / _NODES
     target = torch.log1p(-p)
+
     u = torch.zeros_like(p)
     for _ in range(100):  # Newton's method, as in `_exact_gamma`
         weights = shares * torch.exp(-counts * u)
         kept = weights.sum(1, keepdim=True)
         slope = (weights * counts).sum(1, keepdim=True) / kept
         u += (kept.log() - target) / slope
+
     inner = (u / -target).view(-1)
     first = 1 / (counts * shares).sum().reshape(1)
     last = 1 / counts.min().reshape(1)
@@ -164,11 +190,12 @@ def gamma_on(p: Tensor, size: tuple[int, ...], block: tuple[int, ...], method: M
     """`gamma_of` for a rate that lies on a device, in torch operations."""
     if method == "paper":
         return p * gamma_of(1.0, size, block, method)
+
     table = gamma_table(size, block, method, p.device, p.dtype)
     place = p * _NODES
     below = place.floor().clamp(0, _NODES - 1)
-    at = below.long()
-    ratio = torch.lerp(table[at], table[at + 1], place - below)
+    node = below.long()
+    ratio = torch.lerp(table[node], table[node + 1], place - below)
     return -torch.expm1(torch.log1p(-p) * ratio)
 
 
@@ -180,9 +207,11 @@ def expected_share(
         return p
     if size is None:
         return None
+
     block = tuple(map(min, size, edges))
     gamma = min(gamma_of(p, size, block, method), 1.0)
-    return 1.0 - sum(share * (1.0 - gamma) ** c for c, share in _coverage(size, block))
+    kept = sum(share * (1.0 - gamma) ** c for c, share in _coverage(size, block))
+    return 1.0 - kept
 
 
 def drop_blocks(
@@ -196,30 +225,32 @@ def drop_blocks(
     eps: float = 1e-6,
     generator: torch.Generator | None = None,
 ) -> tuple[Tensor, Tensor | int]:
-    """The tensor, and the number of dropped elements."""
+    """Drop blocks. Returns the new tensor, and the number of dropped elements."""
     if p == 0.0 or x.numel() == 0:
         return x, 0
+
     per_sample = normalize == "sample"
     places, drawn = draw_blocks(x, p, edges, method, share_channels, generator, per_sample)
     dropped = places.count(drawn)
 
-    scale: Any = None
+    scale: Any
     if normalize == "expected":
         scale = keep_scale(p)
     elif normalize is None:
         scale = 1.0
     elif places.has_counts and eps <= 1:
-        pass  # the factor follows from them
+        scale = None  # `places` computes the factor from its counts
     elif normalize == "batch":
         scale = count_ratio(x.numel(), x.numel() - dropped, eps)
     else:
         drawn = places.mask(drawn)
         places = Mask(x.numel())
-        channels = x.shape[1] // drawn.shape[1]
-        of_samples = drawn.flatten(1).sum(1) * channels
+        channels_of_mask = x.shape[1] // drawn.shape[1]
+        dropped_of_sample = drawn.flatten(1).sum(1) * channels_of_mask
         total = x[0].numel()
-        scale = count_ratio(total, total - of_samples, eps)
+        scale = count_ratio(total, total - dropped_of_sample, eps)
         scale = scale.view(-1, *[1] * (x.ndim - 1))
+
     y = drop_drawn(x, scale, places, drawn)
     return x.copy_(y) if inplace else y, dropped
 
@@ -233,19 +264,22 @@ def distort_blocks(
     generator: torch.Generator | None = None,
     method: Method = "exact",
 ) -> tuple[Tensor, Tensor | int]:
-    """The tensor, and the number of distorted elements."""
+    """Distort blocks. Returns the new tensor, and the number of distorted elements."""
     if p == 0.0 or alpha == 0.0 or x.numel() == 0:
         return x, 0
+
     places, drawn = draw_blocks(x, p, edges, method, share_channels, generator)
     noise = normal_like(x, alpha * _spread(x), generator)
-    distorted = (x + places.keep(noise, drawn)).to(x.dtype)
+    noise_in_blocks = places.keep(noise, drawn)
+    distorted = (x + noise_in_blocks).to(x.dtype)
     return distorted, places.count(drawn)
 
 
 def distort(x: Tensor, mask: Tensor, alpha: Tensor) -> Tensor:
     """``x + mask * alpha * std(x) * z`` with standard normal z, in compiled code."""
     noise = normal_like(x, alpha * _spread(x), None)
-    return (x + noise.masked_fill_(~mask, 0.0)).to(x.dtype)
+    noise_in_blocks = noise.masked_fill_(~mask, 0.0)
+    return (x + noise_in_blocks).to(x.dtype)
 
 
 def _spread(x: Tensor) -> Tensor:
@@ -271,20 +305,28 @@ def draw_blocks(
     block = tuple(map(min, size, edges))
     gamma = gamma_of(p, size, block, method)
     across = method == "across"
+
     if takes(x):
-        blocks = Blocks(x, (1, x.shape[1] if share_channels else 1, *block), across)
+        channels_of_block = x.shape[1] if share_channels else 1
+        blocks = Blocks(x, (1, channels_of_block, *block), across)
         return blocks, blocks.draw(gamma, generator)
+
     if launch.takes(x):
         from .kernels import blocks as kernels
 
         if kernels.can_grow(size, block, across):
-            options = share_channels, generator, per_sample, across
-            words = launch.or_else(lambda: kernels.draw(x, gamma, block, *options), lambda: None)
+            words = launch.or_else(
+                lambda: kernels.draw(
+                    x, gamma, block, share_channels, generator, per_sample, across
+                ),
+                lambda: None,
+            )
             if words is not None:
                 return words
+
     # no branch on a value from here on: torch.export traces it for any batch size
-    places = places_of(size, block, method)
-    shape = (x.shape[0], 1 if share_channels else x.shape[1], *places)
+    channels = 1 if share_channels else x.shape[1]
+    shape = (x.shape[0], channels, *places_of(size, block, method))
     seeds = bernoulli(shape, gamma, x.device, generator)
     return Mask(x.numel()), blocks_of(seeds, block, method)
 
@@ -292,20 +334,37 @@ def draw_blocks(
 def blocks_of(seeds: Tensor, block: Sequence[int], method: Method) -> Tensor:
     """The mask of the blocks that begin at these seeds; see `places_of`."""
     if method != "across":  # a position at the border has fewer seeds
-        borders = [edge - 1 for edge in block[::-1] for _ in range(2)]  # the last axis first
+        borders: list[int] = []
+        for edge in reversed(block):  # `pad` takes the last axis first
+            borders += (edge - 1, edge - 1)
         seeds = pad(seeds, borders)
     return grow(seeds, block, first=2)
 
 
-def _public(
-    spatial: int, input: Tensor, p: float, block_size: BlockSize, training: bool, options: Any
+def _drop_block(
+    spatial: int,
+    input: Tensor,
+    p: float,
+    block_size: BlockSize,
+    *,
+    inplace: bool,
+    eps: float,
+    training: bool,
+    calibration: Calibration,
+    normalize: Normalize,
+    share_channels: bool,
+    border: Border,
+    generator: torch.Generator | None,
 ) -> Tensor:
+    """Check the arguments of `drop_block2d`, for this number of spatial axes, and drop blocks."""
     p = check_call(input, p, training, spatial)
     edges = check_block_size(block_size, spatial)
-    calibration, border, normalize, *others = options
     method = method_of(calibration, border)
     check_option("normalize", normalize, get_args(Normalize))
-    return drop_blocks(input, p, edges, method, normalize, *others)[0]
+    dropped, _ = drop_blocks(
+        input, p, edges, method, normalize, share_channels, inplace, eps, generator
+    )
+    return dropped
 
 
 def drop_block2d(
@@ -350,8 +409,20 @@ def drop_block2d(
     Reference:
         Ghiasi, Lin and Le, 2018 (https://arxiv.org/abs/1810.12890).
     """
-    options = (calibration, border, normalize, share_channels, inplace, eps, generator)
-    return _public(2, input, p, block_size, training, options)
+    return _drop_block(
+        2,
+        input,
+        p,
+        block_size,
+        inplace=inplace,
+        eps=eps,
+        training=training,
+        calibration=calibration,
+        normalize=normalize,
+        share_channels=share_channels,
+        border=border,
+        generator=generator,
+    )
 
 
 @described_in(drop_block2d)
@@ -374,8 +445,20 @@ def drop_block1d(
     Example:
         >>> y = drop_block1d(torch.ones(2, 8, 100), 0.1, 3)
     """
-    options = (calibration, border, normalize, share_channels, inplace, eps, generator)
-    return _public(1, input, p, block_size, training, options)
+    return _drop_block(
+        1,
+        input,
+        p,
+        block_size,
+        inplace=inplace,
+        eps=eps,
+        training=training,
+        calibration=calibration,
+        normalize=normalize,
+        share_channels=share_channels,
+        border=border,
+        generator=generator,
+    )
 
 
 @described_in(drop_block2d)
@@ -398,8 +481,20 @@ def drop_block3d(
     Example:
         >>> y = drop_block3d(torch.ones(2, 8, 4, 8, 8), 0.1, 3)
     """
-    options = (calibration, border, normalize, share_channels, inplace, eps, generator)
-    return _public(3, input, p, block_size, training, options)
+    return _drop_block(
+        3,
+        input,
+        p,
+        block_size,
+        inplace=inplace,
+        eps=eps,
+        training=training,
+        calibration=calibration,
+        normalize=normalize,
+        share_channels=share_channels,
+        border=border,
+        generator=generator,
+    )
 
 
 @described_in(drop_block2d)
@@ -434,4 +529,5 @@ def disout(
     alpha = as_number("alpha", alpha, allowed=NON_NEGATIVE)
     edges = check_block_size(block_size, 2)
     method = method_of("exact", border)
-    return distort_blocks(input, p, edges, alpha, share_channels, generator, method)[0]
+    distorted, _ = distort_blocks(input, p, edges, alpha, share_channels, generator, method)
+    return distorted
