@@ -1,12 +1,12 @@
 """The cells of a site, which compiled code reads, and the counts to which it adds.
 
-A board (`sites.board`) holds them for all sites. The rows of the cells are:
+A board (`sites.board`) holds the cells and counts of all sites. The rows of the cells are:
 
 RATES       whether the site is on, and then its rates, in the order of its fields
 CALLED      what each call of the layer adds to the counts
-GRADIENT    what each gradient adds to them
-ELEMENTS    what each element of a tensor adds to them
-CHANGED     what each element adds that was dropped or changed
+GRADIENT    what each gradient adds to the counts
+ELEMENTS    what each element of a tensor adds to the counts
+CHANGED     what each dropped or changed element adds to the counts
 """
 
 from collections.abc import Sequence
@@ -26,11 +26,15 @@ _EDGES = 2**17  # an edge of a map is shorter
 
 
 def added(call: Tensor, elements: Tensor, changed: Tensor, number: int, affected: Any) -> Tensor:
-    """What a call with `number` elements adds to the counts, of which `affected` were changed.
+    """What a call with `number` elements, of which `affected` were changed, adds to the counts.
 
-    The first three are rows of the cells.
+    Args:
+        call: the row CALLED or GRADIENT of the cells.
+        elements: the row ELEMENTS.
+        changed: the row CHANGED.
     """
-    row: Tensor = torch.add(call, elements, alpha=number) + changed * affected
+    all_elements = torch.add(call, elements, alpha=number)
+    row: Tensor = all_elements + changed * affected
     return row
 
 
@@ -43,6 +47,7 @@ def code_of(size: Sequence[int]) -> int:
 
 
 def size_of(code: int) -> tuple[int, ...]:
+    """The edges of a map from the number that `code_of` makes of them."""
     edges = []
     while code:
         code, edge = divmod(code, _EDGES)

@@ -24,9 +24,10 @@ SAFE_POWER = 7  # a sum of such powers of float32 values can't overflow in float
 def clamp_measured(
     grad: Tensor, min: Bound | None, max: Bound | None, scale: Bound
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradient of a loss times `scale`, clamped; how many values changed; and its largest one.
+    """Clamp the gradient of a loss times `scale`.
 
-    The largest magnitude is that of the unscaled gradient.
+    Returns the new gradient, the number of changed values, and the largest magnitude of the
+    unscaled gradient.
     """
 
     def with_torch() -> tuple[Tensor, Tensor, Tensor]:
@@ -38,6 +39,7 @@ def clamp_measured(
 
     if isinstance(min, Tensor) or isinstance(max, Tensor) or not _kernels_take(grad):
         return with_torch()
+
     from .kernels import clamp
 
     return launch.or_else(lambda: clamp.clamp(grad, min, max, scale), with_torch)
@@ -49,25 +51,37 @@ def _kernels_take(grad: Tensor) -> bool:
 
 
 def clamp_counted(grad: Tensor, min: Bound | None, max: Bound | None) -> tuple[Tensor, Tensor]:
-    low, high = _fit(min, grad.dtype), _fit(max, grad.dtype)
+    """Clamp a gradient. Returns the new gradient, and the number of changed values."""
+    low = _fit(min, grad.dtype)
+    high = _fit(max, grad.dtype)
     bounded = grad.clamp(low, high).to(grad.dtype)  # a bound in a tensor may have promoted it
     clamped = torch.where(grad.isinf(), grad, bounded)
-    return clamped, ((clamped != grad) & ~grad.isnan()).sum()
+
+    changed = (clamped != grad) & ~grad.isnan()
+    return clamped, changed.sum()
 
 
 def _fit(bound: Bound | None, dtype: torch.dtype) -> Any:
-    largest = torch.finfo(dtype).max  # torch casts a larger tensor to Inf, and refuses a number
-    return sorted((-largest, bound, largest))[1] if isinstance(bound, float) else bound
+    """A bound within the finite numbers of a type: torch refuses a larger number.
+
+    A bound in a tensor is returned as it is, because torch casts a larger one to Inf.
+    """
+    if not isinstance(bound, float):
+        return bound
+    largest = torch.finfo(dtype).max
+    return max(-largest, min(bound, largest))
 
 
 def largest_magnitude(grad: Tensor, below: bool, above: bool) -> Tensor:
     """The largest absolute value; with one bound only, that towards the bound."""
     if grad.numel() == 0:
         return grad
+
     lowest, highest = grad.aminmax()
     if below and above:
         return torch.maximum(-lowest, highest)
-    return (-lowest if below else highest).clamp_min(0.0)
+    towards_bound = -lowest if below else highest
+    return towards_bound.clamp_min(0.0)
 
 
 def unscaled(norms: Tensor, scale: Bound) -> Tensor:
@@ -78,15 +92,22 @@ def unscaled(norms: Tensor, scale: Bound) -> Tensor:
 
 
 def scale_counted(grad: Tensor, max_norm: Bound, norm: Tensor) -> tuple[Tensor, Tensor]:
-    """`grad` times ``min(max_norm / norm, 1)``; the norm of it, of each group, or of a list."""
-    finite = norm.isfinite()
-    over = (norm > max_norm) & finite
+    """Multiply a gradient by ``min(max_norm / norm, 1)``.
+
+    Returns the new gradient, and the number of changed values. `norm` is the norm of the gradient,
+    of each of its groups, or of a list of gradients.
+    """
+    over = (norm > max_norm) & norm.isfinite()
     scale = torch.where(over, max_norm / norm.clamp_min(max_norm), 1.0)
-    # two factors: float32 would round a very small scale to 0
+
+    # two factors, because float32 would round a very small scale to 0
     most = scale.clamp_min(1e-30)
+    rest = scale / most
     dtype = torch.promote_types(grad.dtype, torch.float32)
-    clipped = grad * most.to(dtype) * (scale / most).to(dtype)
-    return clipped.to(grad.dtype), over.sum() * (grad.numel() // max(norm.numel(), 1))
+    clipped = grad * most.to(dtype) * rest.to(dtype)
+
+    values_of_group = grad.numel() // max(norm.numel(), 1)
+    return clipped.to(grad.dtype), over.sum() * values_of_group
 
 
 def clip_measured(
@@ -97,9 +118,9 @@ def clip_measured(
     scale: Bound = 1.0,
     channel_axis: int = 1,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradient of a loss times `scale`, clipped; how many values changed; and its norms.
+    """Clip the gradient of a loss times `scale` by its norm.
 
-    The norms are those of the unscaled gradient.
+    Returns the new gradient, the number of changed values, and the norms of the unscaled gradient.
     """
 
     def with_torch() -> tuple[Tensor, Tensor, Tensor]:
@@ -109,18 +130,23 @@ def clip_measured(
 
     if isinstance(max_norm, Tensor) or norm_type != 2.0 or not _kernels_take(grad):
         return with_torch()
-    axis = _axis_of(grad, per, channel_axis)
+
     from .kernels import clip
 
-    return launch.or_else(
-        lambda: clip.clip(grad, clip.squares(grad, axis), max_norm, axis, scale), with_torch
-    )
+    axis = _axis_of(grad, per, channel_axis)
+
+    def with_kernels() -> tuple[Tensor, Tensor, Tensor]:
+        sums = clip.squares(grad, axis)
+        return clip.clip(grad, sums, max_norm, axis, scale)
+
+    return launch.or_else(with_kernels, with_torch)
 
 
 def _axis_of(grad: Tensor, per: Per, channel_axis: int) -> int | None:
-    """The axis of a gradient with the groups that have a norm each; None for one norm."""
+    """The axis of the groups, each of which has its norm; None for one norm of the gradient."""
     if per == "tensor" or grad.ndim == 0:
         return None
+
     axis = 0 if per == "sample" else channel_axis
     if not -grad.ndim <= axis < grad.ndim:
         raise ValueError(f"channel_axis {axis} is not an axis of a {grad.ndim}-D gradient")
@@ -130,38 +156,48 @@ def _axis_of(grad: Tensor, per: Per, channel_axis: int) -> int | None:
 def clip_adaptive_counted(
     grad: Tensor, parameter: Tensor, clip_factor: Bound, eps: float, norm_type: float, scale: Bound
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Adaptive clipping of the gradient of a loss times `scale`; also the ratios of the norms."""
-    takes = _kernels_take(grad) and _kernels_take(parameter.detach())
-    if isinstance(clip_factor, Tensor) or norm_type != 2.0 or not takes:
+    """Clip the gradient of a loss times `scale` by the norms of the weights.
+
+    Returns the new gradient, the number of changed values, and the ratios of the norms of the
+    unscaled gradient and of the weights.
+    """
+
+    def with_torch() -> tuple[Tensor, Tensor, Tensor]:
         return _clip_adaptive_with_torch(grad, parameter, clip_factor, eps, norm_type, scale)
+
+    value = parameter.detach()
+    takes = _kernels_take(grad) and _kernels_take(value)
+    if isinstance(clip_factor, Tensor) or norm_type != 2.0 or not takes:
+        return with_torch()
+
     from .kernels import clip
 
     axis = 0 if grad.ndim > 1 else None
-    value = parameter.detach()
 
     def with_kernels() -> tuple[Tensor, Tensor, Tensor]:
         sums = clip.squares(grad, axis)
         weights = clip.squares(value, axis)
         return clip.clip(grad, sums, clip_factor, axis, scale, weights, eps)
 
-    return launch.or_else(
-        with_kernels,
-        lambda: _clip_adaptive_with_torch(grad, parameter, clip_factor, eps, norm_type, scale),
-    )
+    return launch.or_else(with_kernels, with_torch)
 
 
 def _clip_adaptive_with_torch(
     grad: Tensor, parameter: Tensor, clip_factor: Bound, eps: float, norm_type: float, scale: Bound
 ) -> tuple[Tensor, Tensor, Tensor]:
-    per: Per = "sample" if grad.ndim > 1 else "tensor"
-    unit = group_norm(parameter, norm_type, per, 0).clamp_min(eps) * scale
+    per: Per = "sample" if grad.ndim > 1 else "tensor"  # the units are on axis 0
+    weights = group_norm(parameter, norm_type, per, 0).clamp_min(eps)
+    scaled_weights = weights * scale
     norm = group_norm(grad, norm_type, per, 0)
-    return *scale_counted(grad, clip_factor * unit, norm), norm / unit
+    clipped, changed = scale_counted(grad, clip_factor * scaled_weights, norm)
+    return clipped, changed, norm / scaled_weights
 
 
 def common_norm(grads: Sequence[Tensor], norm_type: float) -> Tensor:
+    """The norm of all gradients together, on the device of the first."""
     norms = [group_norm(grad, norm_type, "tensor").reshape(1) for grad in grads]
-    row = torch.cat([norm.to(norms[0].device) for norm in norms])
+    device = norms[0].device
+    row = torch.cat([norm.to(device) for norm in norms])
     return group_norm(row, norm_type, "tensor").reshape(())
 
 
@@ -170,22 +206,29 @@ def group_norm(grad: Tensor, norm_type: float, per: Per, channel_axis: int = 1) 
     wide = wide_dtype(grad.device)
     if grad.numel() == 0:
         return torch.zeros((), dtype=wide, device=grad.device)
+
     axes = list(range(grad.ndim))
     group = _axis_of(grad, per, channel_axis)
     if group is not None:
         del axes[group]
     if not axes:
         return grad.abs().to(wide)
-    options = {"dim": axes, "keepdim": True, "dtype": wide}
-    norm: Callable[..., Tensor] = functools.partial(torch.linalg.vector_norm, **options)
+
+    norm: Callable[..., Tensor] = functools.partial(
+        torch.linalg.vector_norm, dim=axes, keepdim=True, dtype=wide
+    )
     if norm_type <= SAFE_POWER and grad.dtype is not torch.float64:
         return norm(grad, norm_type)
-    peak = norm(grad, math.inf)
-    peak = torch.where(peak.isfinite() & (peak > 0), peak, 1.0)
-    return norm(grad.to(wide) / peak, norm_type) * peak
+
+    # divided by the largest magnitude, so that no power overflows
+    largest = norm(grad, math.inf)
+    is_usable = largest.isfinite() & (largest > 0)
+    divisor = torch.where(is_usable, largest, 1.0)
+    return norm(grad.to(wide) / divisor, norm_type) * divisor
 
 
 def check_bounds(min: float | None, max: float | None) -> None:
+    """Check that there is a bound, and that the lower one is not above the upper one."""
     if min is None and max is None:
         raise ValueError("min or max must be given")
     if min is not None and max is not None and min > max:
@@ -193,6 +236,7 @@ def check_bounds(min: float | None, max: float | None) -> None:
 
 
 def check_norm(norm_type: float, per: str) -> float:
+    """Check the options of a norm, and return its order as a float."""
     if norm_type != math.inf and as_number("norm_type", norm_type) <= 0:
         raise ValueError(f"norm_type must be > 0 or inf, got {norm_type}")
     check_option("per", per, get_args(Per))
@@ -214,7 +258,8 @@ def clamp_grad(grad: Tensor, min: float | None = None, max: float | None = None)
     low = None if min is None else as_number("min", min)
     high = None if max is None else as_number("max", max)
     check_bounds(low, high)
-    return clamp_measured(grad, low, high, 1.0)[0]
+    clamped, _, _ = clamp_measured(grad, low, high, 1.0)
+    return clamped
 
 
 def clip_grad_norm(
@@ -246,7 +291,8 @@ def clip_grad_norm(
     """
     limit = as_number("max_norm", max_norm, allowed=POSITIVE)
     order = check_norm(norm_type, per)
-    return clip_measured(grad, limit, order, per, channel_axis=channel_axis)[0]
+    clipped, _, _ = clip_measured(grad, limit, order, per, channel_axis=channel_axis)
+    return clipped
 
 
 def adaptive_clip_grad(
@@ -281,7 +327,9 @@ def adaptive_clip_grad(
     if grad.shape != parameter.shape:
         shapes = f"{tuple(grad.shape)} and {tuple(parameter.shape)}"
         raise ValueError(f"grad and parameter must have one shape, got {shapes}")
-    return clip_adaptive_counted(grad, parameter, factor, eps, order, 1.0)[0]
+
+    clipped, _, _ = clip_adaptive_counted(grad, parameter, factor, eps, order, 1.0)
+    return clipped
 
 
 def centralize_grad(grad: Tensor) -> Tensor:
@@ -301,6 +349,8 @@ def centralize_grad(grad: Tensor) -> Tensor:
     """
     if grad.ndim < 2 or grad.numel() <= grad.shape[0]:
         return grad
+
     axes = list(range(1, grad.ndim))
-    mean = grad.mean(axes, keepdim=True, dtype=torch.promote_types(grad.dtype, torch.float32))
+    wide = torch.promote_types(grad.dtype, torch.float32)
+    mean = grad.mean(axes, keepdim=True, dtype=wide)
     return (grad - mean).to(grad.dtype)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ..checks import PROBABILITY, as_number, check_floating
 
+_AXES = {1: "N, C, L", 2: "N, C, H, W", 3: "N, C, D, H, W"}  # by the number of spatial axes
 _COARSE = 2.0**-10  # below it, the 24 bits of a float32 draw change a rate by more than 6e-5 of it
 
 
@@ -18,11 +19,14 @@ def check_call(input: Any, p: float, training: bool, spatial: int | None = None)
             "torch.fx can't trace this function, which computes with the shape of its input: make "
             "the module that calls it a leaf (Tracer.is_leaf_module), or use torch.export"
         )
+
     p = as_number("p", p, allowed=PROBABILITY)
+
     if spatial is not None and input.ndim != spatial + 2:
-        axes = ("N, C, L", "N, C, H, W", "N, C, D, H, W")[spatial - 1]
-        wanted = f"input must be a {spatial + 2}-D tensor ({axes})"
-        raise ValueError(f"{wanted}, got shape {tuple(input.shape)}")
+        axes = _AXES[spatial]
+        shape = tuple(input.shape)
+        raise ValueError(f"input must be a {spatial + 2}-D tensor ({axes}), got shape {shape}")
+
     if not training:
         return 0.0
     check_floating(input)
@@ -42,14 +46,19 @@ def bernoulli(
 ) -> Tensor:
     """A boolean tensor, True with chance p. Drawn in float32, or in float64 for a small p.
 
-    A chance in a tensor is not read. So it is drawn in float32, which makes it wrong by 6e-8.
+    A chance in a tensor is not read. The numbers are then drawn in float32, so the chance is wrong
+    by up to 6e-8.
     """
+    sizes = tuple(shape)
     if isinstance(p, Tensor):
-        return torch.rand(tuple(shape), device=device, dtype=torch.float32) < p
+        return torch.rand(sizes, device=device, dtype=torch.float32) < p
+
     dtype = torch.float32 if p >= _COARSE else wide_dtype(device)
     if generator is None:  # with the argument, torch picks an overload without symbolic sizes
-        return torch.rand(tuple(shape), device=device, dtype=dtype) < p
-    return torch.rand(tuple(shape), device=device, dtype=dtype, generator=generator) < p
+        uniform = torch.rand(sizes, device=device, dtype=dtype)
+    else:
+        uniform = torch.rand(sizes, device=device, dtype=dtype, generator=generator)
+    return uniform < p
 
 
 def normal_like(
@@ -59,19 +68,25 @@ def normal_like(
     dtype = torch.promote_types(x.dtype, torch.float32)
     if not isinstance(std, Tensor):
         empty = torch.empty(x.shape, dtype=dtype, device=x.device)
-        return in_format_of(x, empty.normal_(mean, std, generator=generator))
-    if generator is None:  # in compiled code, which fuses it
+        noise = empty.normal_(mean, std, generator=generator)
+        return in_format_of(x, noise)
+
+    if generator is None:  # in compiled code, which fuses these operators
         noise = torch.randn(x.shape, dtype=dtype, device=x.device) * std.to(dtype)
     else:
-        drawn = torch.empty(x.shape, dtype=dtype, device=x.device).normal_(generator=generator)
-        noise = drawn * std
-    return in_format_of(x, noise + mean if mean else noise)
+        empty = torch.empty(x.shape, dtype=dtype, device=x.device)
+        noise = empty.normal_(generator=generator) * std
+    if mean:
+        noise = noise + mean
+    return in_format_of(x, noise)
 
 
 def in_format_of(x: Tensor, y: Tensor) -> Tensor:
     """`y` in the memory format of ``torch.empty_like(x)``: itself, or a copy."""
     like = torch.empty_like(x, dtype=y.dtype)
-    return y if like.stride() == y.stride() else like.copy_(y)
+    if like.stride() == y.stride():
+        return y
+    return like.copy_(y)
 
 
 def keep_scale(p: Any) -> Any:
@@ -82,12 +97,14 @@ def keep_scale(p: Any) -> Any:
 
 
 def count_ratio(total: int, kept: Tensor | int, eps: float) -> Tensor | float:
-    """The ratio total / kept; 0 for kept = 0."""
+    """The ratio total / kept, where `kept` is at least `eps`; 0 for kept = 0."""
     least = max(eps, 1e-30)
     if isinstance(kept, int):
         return total / max(kept, least) if kept else 0.0
+
     divisor = kept.to(wide_dtype(kept.device)).clamp_min(least)
-    return torch.where(kept > 0, torch.full_like(divisor, total) / divisor, 0.0)
+    ratio = torch.full_like(divisor, total) / divisor
+    return torch.where(kept > 0, ratio, 0.0)
 
 
 def scaled(x: Tensor, scale: float | Tensor | None) -> Tensor:
@@ -96,8 +113,10 @@ def scaled(x: Tensor, scale: float | Tensor | None) -> Tensor:
         return x.clone()
     if isinstance(scale, float):
         return x * scale
+
     wide = torch.promote_types(x.dtype, torch.float32)
-    return (x.to(wide) * scale.to(wide)).to(x.dtype)
+    product = x.to(wide) * scale.to(wide)
+    return product.to(x.dtype)
 
 
 class Mask:
@@ -109,12 +128,16 @@ class Mask:
         self.numel = numel
 
     def count(self, drawn: Tensor) -> Tensor:
-        return drawn.sum() * (self.numel // max(drawn.numel(), 1))
+        """The number of dropped elements."""
+        elements_each = self.numel // max(drawn.numel(), 1)
+        return drawn.sum() * elements_each
 
     def mask(self, drawn: Tensor) -> Tensor:
+        """The mask itself."""
         return drawn
 
     def drop(self, x: Tensor, scale: float | Tensor | None, drawn: Tensor) -> Tensor:
+        """``x * scale`` with 0 where the mask is True."""
         return scaled(x, scale).masked_fill_(drawn, 0.0)  # it keeps the memory format
 
     def keep(self, noise: Tensor, drawn: Tensor) -> Tensor:
