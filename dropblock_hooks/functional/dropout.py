@@ -25,17 +25,21 @@ def drop_units(
     inplace: bool = False,
     generator: torch.Generator | None = None,
 ) -> tuple[Tensor, Tensor | int]:
-    """One decision for each place on the first `axes` axes; None stands for all.
+    """Drop units: one decision for each place on the first `axes` axes; None stands for all.
 
-    A rate in a tensor is that of compiled code, which has one graph for all rates.
+    Returns the new tensor, and the number of dropped elements. A rate in a tensor is that of
+    compiled code, which has one graph for all rates.
     """
     shape = _shape_of_units(x, axes)
     if isinstance(p, Tensor):
         mask = bernoulli(shape, p, x.device)
-        dropped = scaled(x, keep_scale(p) if rescale else None).masked_fill(mask, 0.0)
-        return dropped, Mask(x.numel()).count(mask)
+        scale = keep_scale(p) if rescale else None
+        y = scaled(x, scale).masked_fill(mask, 0.0)
+        return y, Mask(x.numel()).count(mask)
+
     if p == 0.0 or x.numel() == 0:
         return x, 0
+
     scale = keep_scale(p) if rescale else None
     if launch.takes(x):
         y, number = launch.or_else(
@@ -62,6 +66,7 @@ def _drop_with_kernels(
         places, drawn = units.draw_elements(x, p, generator)
     else:
         places, drawn = units.draw_units(x, axes, p, generator)
+
     return drop_drawn(x, scale, places, drawn), places.count(drawn)
 
 
@@ -74,16 +79,18 @@ def _drop_with_mask(
 ) -> tuple[Tensor, Tensor | int]:
     """`drop_units` by a mask of this shape, or in the sparse form on a CPU."""
     places: Blocks | Mask
-    whole = x.numel() // math.prod(shape) >= _LARGE
-    if not takes(x, "units" if whole else "blocks"):
+    are_large = x.numel() // math.prod(shape) >= _LARGE
+    if not takes(x, "units" if are_large else "blocks"):
         places = Mask(x.numel())
         drawn = bernoulli(shape, p, x.device, generator)
-    elif whole:
+    elif are_large:
         places = Units(x.numel())
         drawn = draw_units(shape, p, generator)
     else:
-        places = Blocks(x, [side // part for side, part in zip(x.shape, shape, strict=True)])
+        edges = [length // units for length, units in zip(x.shape, shape, strict=True)]
+        places = Blocks(x, edges)
         drawn = places.draw(p, generator)
+
     return drop_drawn(x, scale, places, drawn), places.count(drawn)
 
 
@@ -101,6 +108,10 @@ def drop_residual(
     mode: Mode,
     generator: torch.Generator | None = None,
 ) -> tuple[Tensor, Tensor | int]:
+    """Drop the branch ``block - shortcut`` of samples, or of the whole batch.
+
+    Returns the new output of the block, and the number of dropped elements.
+    """
     if block.shape != shortcut.shape:
         raise ValueError(
             f"needs a residual block that keeps its shape, got input {tuple(shortcut.shape)} and "
@@ -110,10 +121,12 @@ def drop_residual(
         return _drop_residual_traced(block, shortcut, p, mode)
     if p == 0.0 or block.numel() == 0:
         return block, 0
+
     wide = torch.promote_types(block.dtype, torch.float32)
     difference = block.to(wide) - shortcut.to(wide)
     branch, dropped = drop_units(difference, p, int(mode == "row"), generator=generator)
-    return in_format_of(block, branch.add_(shortcut).to(block.dtype)), dropped
+    y = branch.add_(shortcut).to(block.dtype)
+    return in_format_of(block, y), dropped
 
 
 def _drop_residual_traced(
@@ -122,25 +135,32 @@ def _drop_residual_traced(
     """`drop_residual` in compiled code; a rate of 0 gives the block itself, to the bit."""
     shape = _shape_of_units(block, int(mode == "row"))
     mask = bernoulli(shape, p, block.device)
+    dropped = Mask(block.numel()).count(mask)
+
     wide = torch.promote_types(block.dtype, torch.float32)
+    wide_shortcut = shortcut.to(wide)
     scale = keep_scale(p).to(wide)
-    kept = block.to(wide) * scale + shortcut.to(wide) * (1.0 - scale)
-    y = torch.where(mask, shortcut.to(wide), kept).to(block.dtype)
-    return in_format_of(block, y), Mask(block.numel()).count(mask)
+    kept = block.to(wide) * scale + wide_shortcut * (1.0 - scale)
+    y = torch.where(mask, wide_shortcut, kept).to(block.dtype)
+    return in_format_of(block, y), dropped
 
 
 def add_noise(x: Tensor, std: float | Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """Add normal noise; the new tensor has the type of `x`."""
     if not isinstance(std, Tensor) and std == 0.0:  # a tensor is never read
         return x
-    return (x + normal_like(x, std, generator)).to(x.dtype)
+    noise = normal_like(x, std, generator)
+    return (x + noise).to(x.dtype)
 
 
 def multiply_noise(
     x: Tensor, p: float | Tensor, generator: torch.Generator | None = None
 ) -> Tensor:
+    """Multiply by normal noise of mean 1 and variance p / (1 - p)."""
     if not isinstance(p, Tensor) and p == 0.0:
         return x
-    noise = normal_like(x, (p / (1 - p)) ** 0.5, generator, mean=1.0)
+    std = (p / (1 - p)) ** 0.5
+    noise = normal_like(x, std, generator, mean=1.0)
     return (x * noise).to(x.dtype)
 
 
