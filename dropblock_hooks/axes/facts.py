@@ -116,7 +116,7 @@ class ModelFacts:
 
     @cached_property
     def _reorders(self) -> bool:
-        return any(_MAY_REORDER.search(type(m).__name__) for m in self._all)
+        return any(_MAY_REORDER.search(type(m).__name__) for m in self._all_modules)
 
     @cached_property
     def _surroundings(self) -> Surroundings:
