@@ -54,8 +54,9 @@ def clamp_counted(grad: Tensor, min: Bound | None, max: Bound | None) -> tuple[T
     """Clamp a gradient. Returns the new gradient, and the number of changed values."""
     low = _fit(min, grad.dtype)
     high = _fit(max, grad.dtype)
-    bounded = grad.clamp(low, high).to(grad.dtype)  # a bound in a tensor may have promoted it
-    clamped = torch.where(grad.isinf(), grad, bounded)
+    clamped = torch.where(grad.isinf(), grad, grad.clamp(low, high))
+    if clamped.dtype != grad.dtype:  # a bound in a tensor promotes a 0-dim gradient
+        clamped = clamped.to(grad.dtype)
 
     changed = (clamped != grad) & ~grad.isnan()
     return clamped, changed.sum()
@@ -258,8 +259,9 @@ def clamp_grad(grad: Tensor, min: float | None = None, max: float | None = None)
     low = None if min is None else as_number("min", min)
     high = None if max is None else as_number("max", max)
     check_bounds(low, high)
-    clamped, _, _ = clamp_measured(grad, low, high, 1.0)
-    return clamped
+    if _kernels_take(grad):
+        return clamp_measured(grad, low, high, 1.0)[0]
+    return clamp_counted(grad, low, high)[0]
 
 
 def clip_grad_norm(

@@ -41,8 +41,8 @@ class KernelError(RuntimeError):
 def takes(x: Tensor) -> bool:
     """Whether kernels are used for a tensor: a plain one on a GPU that nothing traces."""
     return (
-        not torch.compiler.is_compiling()
-        and x.device.type in DEVICES
+        x.device.type in DEVICES  # first, because most tensors on a CPU end here
+        and not torch.compiler.is_compiling()
         and type(x) in (Tensor, torch.nn.Parameter)
         and not is_tracing()
         and not transforming()
