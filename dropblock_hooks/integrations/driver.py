@@ -43,7 +43,10 @@ class TrainerDriver:
         self, spec: Any, unit: str = "epoch", *, root: str = "", strict: bool = True
     ) -> None:
         check_option("unit", unit, ("epoch", "step"))
-        self.spec, self.unit, self.root, self.strict = spec, unit, root, strict
+        self.spec = spec
+        self.unit = unit
+        self.root = root
+        self.strict = strict
         self.attached: Attachment | None = None
         self._loaded: Mapping[str, Any] | None = None
         self._batch = 0
@@ -67,7 +70,10 @@ class TrainerDriver:
             resumed: whether a checkpoint without a state is reported.
         """
         self.end()
-        epochs = math.ceil(length) if length and 0 < length < math.inf else None
+        epochs = None
+        if length is not None and 0 < length < math.inf:
+            epochs = math.ceil(length)
+
         attached = attach(model, self.spec, root=self.root, epochs=epochs, grad_scaler=scaler)
         self.attached = attached
         try:
@@ -78,12 +84,14 @@ class TrainerDriver:
         except BaseException:
             self.end()
             raise
+
         if resumed and self._loaded is None:
             warn(
                 "the checkpoint has no state of Regularize, because it was written without it: "
                 "counts begin anew, and rates follow the time of the trainer"
             )
-        self._loaded, self._batch = None, 0
+        self._loaded = None
+        self._batch = 0
         return attached
 
     def tick(
@@ -97,16 +105,21 @@ class TrainerDriver:
             batch: the batch in its epoch, from 0; None counts the calls since the last `end_epoch`.
             batches: the batches of an epoch, for fractions; None, 0 or infinity if not known.
         """
-        if self.attached is not None:
-            batch = self._batch if batch is None else batch
-            if batches and batches < math.inf:  # there may be more than the trainer has said
-                epoch += min(batch, batches - 1) / batches
-            self.attached.step(epoch if self.unit == "epoch" else step)
-            self._batch = batch + 1
+        if self.attached is None:
+            return
+
+        if batch is None:
+            batch = self._batch
+        if batches and batches < math.inf:
+            last = batches - 1  # the epoch may have more batches than the trainer has said
+            epoch += min(batch, last) / batches
+        self.attached.step(epoch if self.unit == "epoch" else step)
+        self._batch = batch + 1
 
     def end_epoch(self) -> dict[str, float]:
         """Warn of what `Attachment.verify` finds, each finding once; return the scalars to log."""
-        if self.attached is not None and self._batch:  # not resumed at the end of the epoch
+        has_trained = self._batch > 0  # False if a checkpoint of the end of this epoch was resumed
+        if self.attached is not None and has_trained:
             self._batch = 0
             tell_faults(self.attached)
         return self.scalars()

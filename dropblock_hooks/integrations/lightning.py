@@ -54,20 +54,27 @@ class Regularize(Callback, TrainerDriver):  # type: ignore[misc]  # of a skipped
         rng_state: bool = True,
         strict: bool = True,
     ) -> None:
-        for name, count in (("log_every_n_steps", log_every_n_steps), ("epochs", epochs)):
-            if count is not None:
-                as_count(name, count)
+        if log_every_n_steps is not None:
+            as_count("log_every_n_steps", log_every_n_steps)
+        if epochs is not None:
+            as_count("epochs", epochs)
+
         TrainerDriver.__init__(self, spec, unit, root=root, strict=strict)
-        self.log_every_n_steps, self.epochs = log_every_n_steps, epochs
-        self.fractions, self.rng_state = fractions, rng_state
-        self._within_epoch = self._keeps_random = self._is_set_up = False
+        self.log_every_n_steps = log_every_n_steps
+        self.epochs = epochs
+        self.fractions = fractions
+        self.rng_state = rng_state
+        self._within_epoch = False
+        self._keeps_random = False
+        self._is_set_up = False
         self._checkpoint: Mapping[str, Any] = {}
 
     @property
     def state_key(self) -> str:
-        """The name of the state in a checkpoint; before `setup` with a number of the callback.
+        """The name of the state in a checkpoint.
 
-        So it is `setup` that refuses a second callback, with a clearer error than Lightning's.
+        Before `setup` the name has a number of the callback, because Lightning refuses two equal
+        names when a Trainer is made. So `setup` can refuse them with a clearer error.
         """
         key = str(self._generate_state_key(unit=self.unit, root=self.root))
         return key if self._is_set_up else f"{key}#{id(self)}"
@@ -79,16 +86,22 @@ class Regularize(Callback, TrainerDriver):  # type: ignore[misc]  # of a skipped
             ValueError: if the trainer has another callback with the same unit and root.
         """
         self._is_set_up = True
-        keys = [each.state_key.partition("#")[0] for each in trainer.callbacks]
-        if (count := keys.count(self.state_key)) > 1:
+        keys = [callback.state_key.partition("#")[0] for callback in trainer.callbacks]
+        count = keys.count(self.state_key)
+        if count > 1:
             raise ValueError(
                 f"the Trainer has {count} Regularize callbacks with unit={self.unit!r} and "
                 f"root={self.root!r}, whose states could not be told apart in a checkpoint: "
                 "put all entries into the spec of one callback"
             )
-        self._checkpoint, self._max_epochs = {}, trainer.max_epochs  # which others may change later
+
+        self._checkpoint = {}
+        self._max_epochs = trainer.max_epochs  # kept, because other callbacks may change it later
         self._keeps_random = self.rng_state and trainer.world_size == 1
-        kinds = {kind.__name__ for each in trainer.callbacks for kind in type(each).__mro__}
+
+        kinds = set()
+        for callback in trainer.callbacks:
+            kinds |= {kind.__name__ for kind in type(callback).__mro__}
         for finder in kinds & {"LearningRateFinder", "BatchSizeFinder"}:
             warn(
                 f"{finder} searches without other callbacks, so without these regularizers: "
@@ -96,21 +109,26 @@ class Regularize(Callback, TrainerDriver):  # type: ignore[misc]  # of a skipped
             )
 
     def on_fit_start(self, trainer: Any, module: Any) -> None:
-        """Restore the random state, from which the loader will draw its order."""
+        """Restore the random state, because the loader will draw its order from it."""
         self._restore_random()
 
     def on_train_start(self, trainer: Any, module: Any) -> None:
-        """Attach: layers exist and are sharded, and the length of the training is known."""
+        """Attach, because the layers now exist and are sharded, and the length is known."""
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         if scaler is None and module.automatic_optimization:
-            scaler = False  # a module that optimizes by itself may have one of its own
-        by_epoch, optimizers = self.unit == "epoch", trainer.optimizers
+            scaler = False  # a module that optimizes by itself may have a scaler of its own
+        by_epoch = self.unit == "epoch"
         length = self._max_epochs if by_epoch else trainer.estimated_stepping_batches
-        # LearningRateFinder restores a checkpoint of step 0
-        resumed = trainer.ckpt_path is not None and trainer.global_step > 0
+        # LearningRateFinder restores a checkpoint of step 0, which is no resumed training
+        is_resumed = trainer.ckpt_path is not None and trainer.global_step > 0
+
         self.load(self._checkpoint.get("attached"))
         self.begin(
-            module, self.epochs or length, scaler=scaler, optimizers=optimizers, resumed=resumed
+            module,
+            self.epochs or length,
+            scaler=scaler,
+            optimizers=trainer.optimizers,
+            resumed=is_resumed,
         )
         if self._checkpoint.get("within_epoch"):
             self._restore_random()  # the loader has drawn its order once more
@@ -118,11 +136,14 @@ class Regularize(Callback, TrainerDriver):  # type: ignore[misc]  # of a skipped
     def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
         if getattr(trainer.fit_loop, "_skip_backward", False):
             return  # StochasticWeightAveraging's last epoch, which trains nothing
+
         self._within_epoch = True
         batches = trainer.num_training_batches if self.fractions else None
         self.tick(trainer.current_epoch, trainer.global_step, batch=batch_idx, batches=batches)
 
-    def on_train_batch_end(self, trainer: Any, module: Any, *rest: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         every = self.log_every_n_steps
         if every is not None and trainer.global_step % every == 0:
             self._log(trainer, module, self.scalars(), on_step=True)
@@ -141,25 +162,35 @@ class Regularize(Callback, TrainerDriver):  # type: ignore[misc]  # of a skipped
         attached = self.state()
         if attached is None:
             return {}
+
         state: dict[str, Any] = {"attached": attached, "within_epoch": self._within_epoch}
         if self._keeps_random:
-            on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch's
-            gpu = torch.cuda.get_rng_state() if on_gpu else None
-            state["random"] = {"cpu": torch.get_rng_state(), "cuda": gpu}
+            uses_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch's
+            state_of_gpu = torch.cuda.get_rng_state() if uses_gpu else None
+            state["random"] = {"cpu": torch.get_rng_state(), "cuda": state_of_gpu}
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._checkpoint = state_dict
 
     def _log(self, trainer: Any, module: Any, scalars: dict[str, float], on_step: bool) -> None:
-        if scalars and not trainer.barebones:  # barebones can't log
-            # sync_dist silences a warning; only the first rank logs
-            options = {"batch_size": 1, "sync_dist": True, "rank_zero_only": True}
-            module.log_dict(scalars, on_step=on_step, on_epoch=not on_step, **options)
+        """Pass scalars to the module's ``log_dict``, except in a barebones Trainer, which can't."""
+        if not scalars or trainer.barebones:
+            return
+        module.log_dict(
+            scalars,
+            on_step=on_step,
+            on_epoch=not on_step,
+            batch_size=1,
+            sync_dist=True,  # silences a warning, because only the first rank logs
+            rank_zero_only=True,
+        )
 
     def _restore_random(self) -> None:
+        """Restore torch's random state from the checkpoint, if it has one that is of use here."""
         random = self._checkpoint.get("random")
-        if self._keeps_random and random is not None:
-            torch.set_rng_state(random["cpu"])
-            if random["cuda"] is not None and torch.cuda.is_available():
-                torch.cuda.set_rng_state(random["cuda"])
+        if not self._keeps_random or random is None:
+            return
+        torch.set_rng_state(random["cpu"])
+        if random["cuda"] is not None and torch.cuda.is_available():
+            torch.cuda.set_rng_state(random["cuda"])

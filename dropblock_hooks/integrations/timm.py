@@ -40,18 +40,21 @@ def keep_in_checkpoints(
         ValueError: for a file of another spec, with the differences; nothing is changed.
     """
     if resume:
-        beside = load_checkpoint_metadata(os.fspath(resume)).get("saver") or {}
-        if _KEY in beside:
-            attached.load_state_dict(beside[_KEY], strict)
+        metadata = load_checkpoint_metadata(os.fspath(resume))
+        saved = metadata.get("saver") or {}
+        if _KEY in saved:
+            attached.load_state_dict(saved[_KEY], strict)
         else:
             warn(
                 f"{resume} has no state of an Attachment, because it was written without one: "
                 "counts begin anew, and rates follow attached.step(epoch)"
             )
+
     if loss_scaler is not None:
         attached.grad_scaler = loss_scaler
     if optimizer is not None:
         attached.optimizer = optimizer
+
     if saver is not None:
-        own = saver.state_dict
-        saver.state_dict = lambda *args: {**own(*args), _KEY: attached.state_dict()}
+        state_of_saver = saver.state_dict
+        saver.state_dict = lambda *args: {**state_of_saver(*args), _KEY: attached.state_dict()}

@@ -42,9 +42,19 @@ class Regularize(TrainerCallback, ExportableState, TrainerDriver):  # type: igno
 
     def state(self) -> dict[str, Any]:
         """The state for a checkpoint of the Trainer."""
-        return {"args": self._arguments, "attributes": {"saved": TrainerDriver.state(self)}}
+        saved = TrainerDriver.state(self)
+        return {"args": self._arguments, "attributes": {"saved": saved}}
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+    def on_train_begin(
+        self,
+        args: Any,
+        state: Any,
+        control: Any,
+        *,
+        model: Any,
+        optimizer: Any = None,
+        **kwargs: Any,
+    ) -> None:
         if args.n_gpu > 1:
             raise RuntimeError(
                 f"the Trainer uses nn.DataParallel on {args.n_gpu} GPUs, which shares the state of "
@@ -52,26 +62,32 @@ class Regularize(TrainerCallback, ExportableState, TrainerDriver):  # type: igno
             )
         if isinstance(state.stateful_callbacks.get(type(self).__name__), list):
             raise RuntimeError("a Trainer takes one Regularize callback, with all of the spec")
-        optimizer, resumed = given.get("optimizer"), state.global_step > 0
-        if resumed:  # the Trainer updates existing entries only
+
+        is_resumed = state.global_step > 0
+        if is_resumed:
+            # an entry must exist, because the Trainer writes the state into existing entries only
             empty: dict[str, Any] = {"args": {}, "attributes": {}}
             stored = state.stateful_callbacks.setdefault(type(self).__name__, empty)
             self.load(stored["attributes"].get("saved"))
+
         length = state.max_steps if self.unit == "step" else state.num_train_epochs
         scaler = getattr(optimizer, "scaler", None) or False
-        self.begin(given["model"], length, scaler=scaler, optimizers=optimizer, resumed=resumed)
+        self.begin(model, length, scaler=scaler, optimizers=optimizer, resumed=is_resumed)
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.tick(state.epoch, state.global_step)
 
-    def on_epoch_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.end_epoch()
 
-    def on_log(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        if "loss" in given["logs"]:  # not of an evaluation
-            scalars = self.scalars()
-            given["logs"].update(scalars)
-            state.log_history[-1].update(scalars)
+    def on_log(
+        self, args: Any, state: Any, control: Any, *, logs: dict[str, Any], **kwargs: Any
+    ) -> None:
+        if "loss" not in logs:  # the logs of an evaluation
+            return
+        scalars = self.scalars()
+        logs.update(scalars)
+        state.log_history[-1].update(scalars)
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.end()

@@ -38,7 +38,8 @@ class Regularize(TrainerDriver):
         yolo.add_callback("teardown", self._end)
 
     def _begin(self, trainer: Any) -> None:
-        length = None if trainer.args.time else trainer.epochs  # `time` limits it by hours
+        is_limited_by_hours = bool(trainer.args.time)
+        length = None if is_limited_by_hours else trainer.epochs
         self.begin(trainer.model, length, scaler=trainer.scaler, optimizers=trainer.optimizer)
 
     def _tick(self, trainer: Any) -> None:
@@ -46,9 +47,12 @@ class Regularize(TrainerDriver):
 
     def _end_epoch(self, trainer: Any) -> None:
         self.end_epoch()
-        rates = {} if self.attached is None else self.attached.rates
-        for key, values in rates.items():  # results.csv needs equal columns
-            trainer.lr.update({f"reg/{key}/{name}": value for name, value in values.items()})
+        if self.attached is None:
+            return
+        # only the rates, because each line of results.csv must have the same columns
+        for key, rates in self.attached.rates.items():
+            for name, rate in rates.items():
+                trainer.lr[f"reg/{key}/{name}"] = rate
 
     def _end(self, trainer: Any) -> None:
         self.end()
