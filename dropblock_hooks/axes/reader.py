@@ -24,38 +24,57 @@ _ASKED = 3  # calls with one shape, in which the autograd graph is followed
 
 
 class Reader:
-    """Reads the tensors of a layer, or of a parameter, which has no facts."""
+    """Reads the tensors of a layer, or of a parameter, which has no facts.
+
+    Attributes:
+        options: the regularizer, for its options about axes.
+        facts: the hints about the layer.
+        grids: the maps in this forward.
+        auto: whether the rules decide the layout, because the options do not say it.
+        last: how the last tensor was read, or None.
+        sure: how all maps are read, if the layer's own type decides that; or None.
+    """
 
     def __init__(
         self, regularizer: Any, facts: Facts | None, grids: Grids, spatial: int | None = None
     ) -> None:
-        self.options, self.facts, self.grids = regularizer, facts or Facts(), grids
+        self.options = regularizer
+        self.facts = facts or Facts()
+        self.grids = grids
         self.auto = regularizer.layout == "auto"
-        self._spatial = spatial = spatial or regularizer.spatial
-        self._channels = regularizer.channelwise or spatial is not None
+
+        self._spatial: int | None = spatial or regularizer.spatial
+        self._channels = regularizer.channelwise or self._spatial is not None
         self._samples = (regularizer.samplewise or self._channels) and self.auto
         self._of_parameter = facts is None
-        self.last = View("parameter") if self._of_parameter else None  # of the last tensor
-        self.sure: View | None = None  # how all maps are read, if the layer's own type decides
-        if self.facts.own == FIRST and self.auto and spatial in (2, 3):
-            self.sure = View(CHANNELS_FIRST[spatial])
+
+        self.last = View("parameter") if self._of_parameter else None
+        self.sure: View | None = None
+        if self.facts.own == FIRST and self.auto and self._spatial in (2, 3):
+            self.sure = View(CHANNELS_FIRST[self._spatial])
+
         self._sides: dict[int, str] = {}  # where the channels are, by the number of axes
         self._views: dict[torch.Size, View] = {}  # the answers; for tokens, of the last forward
-        self._asked: Counter[torch.Size] = Counter()
+        self._asked: Counter[torch.Size] = Counter()  # the calls that counted for `_ASKED`
 
     def view(self, x: Tensor) -> View:
         """How the axes of a tensor are read; a ValueError if that can't be known."""
         if self._of_parameter:
             return View("parameter")
+
         if is_compiling():  # no side effects, and no hash of a traced size
             view = self._by_rules(x.shape, self._sides.get(x.ndim, ""))
             return self._with_grid(x.shape, view) if is_tokens(view.layout, self._spatial) else view
+
         known = self._views.get(x.shape)
         view = known if known and self._asked[x.shape] >= _ASKED else self._read(x)
+
         if self._spatial and is_tokens(view.layout, self._spatial):
-            again = graph_task() != NO_TASK  # a recomputation, with the map of the last forward
-            view = known if known and again else self._with_grid(x.shape, view)
-        self._views[x.shape] = self.last = view
+            recomputes = graph_task() != NO_TASK  # with the map of the last forward
+            view = known if known and recomputes else self._with_grid(x.shape, view)
+
+        self._views[x.shape] = view
+        self.last = view
         return view
 
     def map_of(self, x: Tensor) -> Tensor | None:
@@ -79,47 +98,39 @@ class Reader:
         if seen in ("", UNTOLD):
             seen = self._sides.get(x.ndim, seen)
         view = self._by_rules(x.shape, seen)
+
         if self.auto and view.layout:
-            before = self._sides.setdefault(x.ndim, side_of(view.layout))
-            if before != side_of(view.layout):
+            earlier = self._sides.setdefault(x.ndim, side_of(view.layout))
+            if earlier != side_of(view.layout):
                 raise ValueError(
                     f"calls of this layer have different layouts: shape {tuple(x.shape)} is "
-                    f"{view.layout}, earlier ones were {layout_with(before, x.ndim - 2)}; use a "
+                    f"{view.layout}, earlier ones were {layout_with(earlier, x.ndim - 2)}; use a "
                     "layer of its own at each place, or say layout= for all"
                 )
+
+        # if the graph is not followed, one call is enough
         self._asked[x.shape] += 1 if follow else _ASKED
         return view
 
     def _by_rules(self, shape: Shape, seen: str) -> View:
         """The view without the grid of tokens; `seen` is an answer of `channels_of`."""
-        options, spatial, facts = self.options, self._spatial, self.facts
         if self._samples:
             self._check_samples(shape)
         if not self._channels:
-            return View("" if self.auto else options.layout)
-        layout = options.layout
-        rank = len(layout) - 2
-        if self.auto:
-            rank = len(shape) - 2 if spatial is None or len(shape) == 3 else spatial
+            return View("" if self.auto else self.options.layout)
+
+        rank = self._rank(shape)
         if rank == 0:
             return View("")  # samples and channels
-        expected = CHANNELS_FIRST.get(rank, "") if self.auto else layout
-        if not expected or len(shape) != rank + 2:
-            tokens = " or tokens (N, L, C)" if self.auto and spatial in (2, 3) else ""
-            tensor = f"a {rank + 2}-D tensor ({', '.join(expected)}){tokens}"
-            needed = tensor if expected else "an axis of channels in 2 to 5"
-            raise ValueError(f"needs {needed}, got shape {tuple(shape)}")
+        self._check_rank(shape, rank)
         if self.auto:
-            layout = layout_with(self._side(shape, seen), rank)
-            # a layer whose channels are first gives maps, and a Linear has channels beside any axes
-            if rank > 1 and not (facts.own and (not spatial or side_of(layout) == FIRST)):
-                self._check_map(shape, layout)
-        elif facts.own == FIRST and side_of(layout) != FIRST:
-            raise ValueError(
-                f"layout={layout!r} contradicts the layer: a {facts.type_name} gives "
-                f"{layout_with(FIRST, rank)}, here of shape {tuple(shape)}"
-            )
-        if (options.grid is not None or options.prefix_tokens) and not is_tokens(layout, spatial):
+            layout = self._found_layout(shape, rank, seen)
+        else:
+            layout = self._stated_layout(shape, rank)
+
+        options = self.options
+        for_tokens = options.grid is not None or options.prefix_tokens
+        if for_tokens and not is_tokens(layout, self._spatial):
             raise ValueError(
                 f"grid= and prefix_tokens= are for tokens, and do not fit {layout} of shape "
                 f"{tuple(shape)}"
@@ -127,42 +138,115 @@ class Reader:
         return View(layout)
 
     def _check_samples(self, shape: Shape) -> None:
-        facts, why = self.facts, ""
+        """Raise ValueError if axis 0 may not be the batch axis."""
+        facts = self.facts
         if facts.batched > len(shape):
             why = f"no axis of samples, since a batch of this layer has {facts.batched} axes"
-        elif len(shape) == 3 and facts.samples_second and facts.own != FIRST:
+        elif len(shape) != 3:
+            return
+        elif facts.samples_second and facts.own != FIRST:
             why = f"the model has a {facts.samples_second} with batch_first=False"
-        elif len(shape) == 3 and facts.type_name in _RECURRENT and self.options.index in (1, -1):
+        elif facts.type_name in _RECURRENT and self.options.index in (1, -1):
             why = "the state of a recurrent layer has its layers on axis 0"
-        if why:
-            where = f"axis 0 of shape {tuple(shape)} may not be the batch axis"
-            raise ValueError(f"{where}: {why}; say layout= if it is")
+        else:
+            return
+
+        where = f"axis 0 of shape {tuple(shape)} may not be the batch axis"
+        raise ValueError(f"{where}: {why}; say layout= if it is")
+
+    def _rank(self, shape: Shape) -> int:
+        """The number of axes beside samples and channels, as the options or the shape say."""
+        if not self.auto:
+            return len(self.options.layout) - 2
+        if self._spatial is None or len(shape) == 3:
+            return len(shape) - 2
+        return self._spatial
+
+    def _check_rank(self, shape: Shape, rank: int) -> None:
+        """Raise ValueError for a shape that does not have the axes that are needed."""
+        expected = CHANNELS_FIRST.get(rank, "") if self.auto else self.options.layout
+        if expected and len(shape) == rank + 2:
+            return
+
+        needed = "an axis of channels in 2 to 5"
+        if expected:
+            tokens = " or tokens (N, L, C)" if self.auto and self._spatial in (2, 3) else ""
+            needed = f"a {rank + 2}-D tensor ({', '.join(expected)}){tokens}"
+        raise ValueError(f"needs {needed}, got shape {tuple(shape)}")
+
+    def _found_layout(self, shape: Shape, rank: int, seen: str) -> str:
+        """The layout that the rules find, if the axes beside the channels may be a map."""
+        layout = layout_with(self._side(shape, seen), rank)
+        if rank > 1:
+            # a layer whose channels are first gives maps, and a Linear has channels beside any axes
+            is_first = side_of(layout) == FIRST
+            is_certain = self.facts.own and (not self._spatial or is_first)
+            if not is_certain:
+                self._check_map(shape, layout)
+        return layout
+
+    def _stated_layout(self, shape: Shape, rank: int) -> str:
+        """The layout that the options say, if it does not contradict the layer."""
+        layout: str = self.options.layout
+        facts = self.facts
+        if facts.own == FIRST and side_of(layout) != FIRST:
+            raise ValueError(
+                f"layout={layout!r} contradicts the layer: a {facts.type_name} gives "
+                f"{layout_with(FIRST, rank)}, here of shape {tuple(shape)}"
+            )
+        return layout
 
     def _side(self, shape: Shape, seen: str) -> str:
-        """Where the channels are: by the layer, the graph, its feature stage, or inner layers."""
-        facts = self.facts
-        side = facts.own or ("" if seen == UNTOLD else seen)
-        if not side and (shape[1] == facts.stage) != (shape[-1] == facts.stage):
-            side = FIRST if shape[1] == facts.stage else LAST
-        elif not side and not facts.inside:
-            side = FIRST  # torch's own order, if no layer of the model has another
-        elif not side and facts.inside == FIRST and shape[1] in facts.widths:
-            permutes = facts.norms_last or seen == UNTOLD  # code around these layers, likely
-            side = "" if permutes and shape[-1] in facts.widths else FIRST
-        elif not side and facts.inside == FIRST and self._is_joined(shape, seen):
-            side = FIRST
-        elif not side and facts.inside == LAST and shape[-1] in facts.widths:
-            side = "" if shape[1] in facts.widths else LAST
-        if side not in (FIRST, LAST) and facts.inside == MIXED:
-            side = self._by_surroundings(shape)
-        if side in (FIRST, LAST):
+        """Where the channels are; a ValueError if no rule can tell."""
+        side = self._by_first_rule(shape, seen)
+        if side:
             return side
-        front, back = (layout_with(each, len(shape) - 2) for each in (FIRST, LAST))
+
+        rank = len(shape) - 2
+        front = layout_with(FIRST, rank)
+        back = layout_with(LAST, rank)
         raise ValueError(
             f"can't tell the channels of shape {tuple(shape)}: {front} or {back} (the autograd "
             "graph of this forward and the layers inside do not show it); say which with layout=. "
             "Without a graph, as under torch.compile, attach(..., example_input=) may help"
         )
+
+    def _by_first_rule(self, shape: Shape, seen: str) -> str:
+        """`FIRST` or `LAST` by the layer, the graph, its feature stage, or inner layers; or ""."""
+        facts = self.facts
+        if facts.own:
+            return facts.own
+        if seen in (FIRST, LAST):
+            return seen
+        if seen != MIXED:
+            side = self._by_stage(shape) or self._by_inside(shape, seen)
+            if side:
+                return side
+        return self._by_surroundings(shape) if facts.inside == MIXED else ""
+
+    def _by_stage(self, shape: Shape) -> str:
+        """Where the number of channels of the feature stage is, if one axis has that length."""
+        is_first = shape[1] == self.facts.stage
+        is_last = shape[-1] == self.facts.stage
+        if is_first == is_last:
+            return ""
+        return FIRST if is_first else LAST
+
+    def _by_inside(self, shape: Shape, seen: str) -> str:
+        """Where the layers inside have their channels, if an axis has the length of one of them."""
+        facts = self.facts
+        if not facts.inside:
+            return FIRST  # torch's own order, if no layer of the model has another
+
+        if facts.inside == FIRST and shape[1] in facts.widths:
+            # the code around these layers is then likely to move axes
+            permutes = facts.norms_last or seen == UNTOLD
+            return "" if permutes and shape[-1] in facts.widths else FIRST
+        if facts.inside == FIRST and self._is_joined(shape, seen):
+            return FIRST
+        if facts.inside == LAST and shape[-1] in facts.widths:
+            return "" if shape[1] in facts.widths else LAST
+        return ""
 
     def _is_joined(self, shape: Shape, seen: str) -> bool:
         """Whether maps with channels first were joined along them, as by a block of DenseNet.
@@ -180,6 +264,7 @@ class Reader:
         facts = self.facts
         if facts.norms_last or facts.reorders:
             return ""  # code around the layers may move the axes
+
         first = shape[1] in facts.first_widths
         last = shape[-1] in facts.last_widths
         if first and (facts.around == FIRST or not last):
@@ -192,52 +277,71 @@ class Reader:
 
     def _check_map(self, shape: Shape, layout: str) -> None:
         """Raise ValueError for axes beside samples and channels that may be no map."""
-        heads, last = self.facts.heads, side_of(layout) == LAST
+        heads = self.facts.heads
+        last = side_of(layout) == LAST
         axes = tuple(shape[1:-1] if last else shape[2:])
-        met, stages = self.grids.of(len(axes))
-        why = ""
-        if heads is not None and heads in (shape[1:3] if last else shape[1:2]):
+        may_be_heads = shape[1:3] if last else shape[1:2]
+        sizes, stages = self.grids.of(len(axes))
+
+        if heads is not None and heads in may_be_heads:
             why = f"an axis is as long as the attention around it has heads ({heads})"
-        elif last and stages and axes not in met and axes not in stages:  # windows, blocks of a map
-            why = f"the model's maps are {_listed((*met, *stages))}"
-        if why:
-            raise ValueError(
-                f"shape {tuple(shape)} seems to be {layout}, but {shown(axes)} may be no map: "
-                f"{why}; say layout={layout!r} if it is one"
-            )
+        elif last and stages and axes not in sizes and axes not in stages:
+            # the axes may be those of windows, or of blocks of a map
+            why = f"the model's maps are {_listed((*sizes, *stages))}"
+        else:
+            return
+        raise ValueError(
+            f"shape {tuple(shape)} seems to be {layout}, but {shown(axes)} may be no map: "
+            f"{why}; say layout={layout!r} if it is one"
+        )
 
     def _with_grid(self, shape: Shape, view: View) -> View:
         """The view of tokens, with the grid that they form and the prefix before them."""
-        options, length = self.options, shape[1 if side_of(view.layout) == LAST else 2]
+        options = self.options
+        length = shape[1 if side_of(view.layout) == LAST else 2]
         prefixes = self.facts.prefixes
         if options.prefix_tokens is not None:
             prefixes = (options.prefix_tokens,)
-        met, stages = self.grids.of(self._spatial or 0, shape[0])
-        known = _fitting(met, length, prefixes) or _fitting(stages, length, prefixes)
-        given, said = known, ""
+
+        sizes, stages = self.grids.of(self._spatial or 0, shape[0])
+        known = _fitting(sizes, length, prefixes) or _fitting(stages, length, prefixes)
+        allowed = known
         if options.grid is not None:
-            given = _fitting([options.grid], length, prefixes)
-            given = [each for each in given if not known or each in known]
-            said = f", not {shown(options.grid)}"
-        if len(given) == 1:
-            return View(view.layout, *given[0])
-        ways = " or ".join(f"{shown(grid)} with {n} in front" for grid, n in known)
-        ways = ways or (f"maps of {_listed(met)}" if met else "no known grid")
+            stated = _fitting([options.grid], length, prefixes)
+            allowed = [pair for pair in stated if not known or pair in known]
+
+        if len(allowed) != 1:
+            raise self._unknown_grid(shape, length, prefixes, known)
+        grid, prefix = allowed[0]
+        return View(view.layout, grid, prefix)
+
+    def _unknown_grid(
+        self, shape: Shape, length: int, prefixes: Iterable[int], known: list[tuple[Grid, int]]
+    ) -> ValueError:
+        """The error of tokens that form no known map, or one of several."""
+        sizes, _ = self.grids.of(self._spatial or 0, shape[0])
+        ways = " or ".join(f"{shown(grid)} with {prefix} in front" for grid, prefix in known)
+        if not ways:
+            ways = f"maps of {_listed(sizes)}" if sizes else "no known grid"
+        if self.options.grid is not None:
+            ways += f", not {shown(self.options.grid)}"
+
+        before = " or ".join(map(str, prefixes))
         axes = "(height, width)" if self._spatial == 2 else "(depth, height, width)"
-        raise ValueError(
-            f"shape {tuple(shape)}: its {length} tokens (L), {' or '.join(map(str, prefixes))} of "
-            f"them before the map, must form one of the maps of this forward: {ways}{said}; say "
+        return ValueError(
+            f"shape {tuple(shape)}: its {length} tokens (L), {before} of "
+            f"them before the map, must form one of the maps of this forward: {ways}; say "
             f"grid=, {axes}, and prefix_tokens="
         )
 
 
 def _fitting(grids: Iterable[Grid], length: int, prefixes: Iterable[int]) -> list[tuple[Grid, int]]:
     """The different grids, and prefixes, that make this number of tokens."""
-    found: list[tuple[Grid, int]] = []
-    for pair in itertools.product(grids, prefixes):
-        if math.prod(pair[0]) + pair[1] == length and pair not in found:
-            found.append(pair)
-    return found
+    pairs: list[tuple[Grid, int]] = []
+    for grid, prefix in itertools.product(grids, prefixes):
+        if math.prod(grid) + prefix == length and (grid, prefix) not in pairs:
+            pairs.append((grid, prefix))
+    return pairs
 
 
 def _listed(grids: Iterable[Grid]) -> str:
