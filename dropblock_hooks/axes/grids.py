@@ -31,10 +31,13 @@ class Grids:
         sizes: list[Grid] = []
         stages: list[Grid] = []
         for map_samples, size, embeds in self._maps:
-            if len(size) == spatial and samples in (None, map_samples):
-                sizes.append(size)
-                if embeds:
-                    stages += _stages_behind(size)
+            if len(size) != spatial or samples not in (None, map_samples):
+                continue
+            sizes.append(size)
+
+            for ratio in _RATIOS:
+                if embeds and not any(edge % ratio for edge in size):
+                    stages.append(tuple(edge // ratio for edge in size))
         return sizes, stages
 
     def watch(self, model: nn.Module, only_maps: bool = False) -> None:
@@ -87,15 +90,6 @@ class Grids:
             new = (tensors[0].shape[0], sizes[0], embeds)
             # a part of the model may be called by itself: then only its last map counts
             self._maps = (*self._maps, new) if self._inside else (new,)
-
-
-def _stages_behind(size: Grid) -> list[Grid]:
-    """The sizes that the maps of later stages may have."""
-    stages: list[Grid] = []
-    for ratio in _RATIOS:
-        if not any(edge % ratio for edge in size):
-            stages.append(tuple(edge // ratio for edge in size))
-    return stages
 
 
 def _layers_of_maps(
