@@ -4,7 +4,7 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import yaml
 from yaml.constructor import SafeConstructor
@@ -25,8 +25,8 @@ _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 def read_yaml(text: str | bytes) -> tuple[Any, Lines]:
     """The data as ``yaml.safe_load`` reads it, and the lines of its keys; or a ValueError."""
-    lines: Lines = {}
     decoded = _decoded(text)
+    lines: Lines = {}
     try:
         root = yaml.compose(decoded, Loader=_Loader)
         if root is None:
@@ -34,11 +34,7 @@ def read_yaml(text: str | bytes) -> tuple[Any, Lines]:
         _note_lines(root, (), lines, itertools.count())
         return SafeConstructor().construct_document(root), lines
     except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"line {mark.line + 1}: " if mark else ""
-        hint = " (a selector that begins with * needs quotes)" if "alias" in str(error) else ""
-        problem = label(str(getattr(error, "problem", None) or error), 300)
-        raise ValueError(f"{where}{problem}{hint}") from None
+        raise ValueError(_text_of(error)) from None
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
     except (ValueError, LookupError, AttributeError) as error:  # PyYAML raises all of these
@@ -56,34 +52,64 @@ def read_json(text: str | bytes) -> tuple[Any, Lines]:
 def _decoded(text: str | bytes) -> str:
     if len(text) > MOST_BYTES:
         raise ValueError(f"it is larger than {MOST_BYTES:,} bytes")
+
     return text if isinstance(text, str) else text.decode("utf-8-sig")
+
+
+def _text_of(error: yaml.YAMLError) -> str:
+    """The line, the problem and a hint on one line, where PyYAML writes several."""
+    mark = getattr(error, "problem_mark", None)
+    where = f"line {mark.line + 1}: " if mark else ""
+    problem = getattr(error, "problem", None) or error
+    hint = " (a selector that begins with * needs quotes)" if "alias" in str(error) else ""
+    return f"{where}{label(str(problem), 300)}{hint}"
+
+
+class _Child(NamedTuple):
+    """A node below another."""
+
+    marked: yaml.Node  # the node whose line is that of the key
+    key: Any
+    node: yaml.Node
 
 
 def _note_lines(node: yaml.Node, path: Keys, lines: Lines, count: Iterator[int]) -> None:
     """Note the line of each key below a node; refuse duplicate keys and too many values."""
-    over = next(count) >= _MOST_NODES
-    if over or len(path) > _MOST_LEVELS:
-        problem = _TOO_MANY if over else _TOO_DEEP
-        raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
-    pairs: Any = ()
-    if isinstance(node, yaml.SequenceNode):
-        pairs = [(item, str(i), item) for i, item in enumerate(node.value)]
-    elif isinstance(node, yaml.MappingNode):
-        pairs = [(key, key.value, item) for key, item in node.value]
-    for marked, key, item in pairs:
-        problem, below = "", (*path, key)
+    if next(count) >= _MOST_NODES:
+        raise _error_at(node, _TOO_MANY)
+    if len(path) > _MOST_LEVELS:
+        raise _error_at(node, _TOO_DEEP)
+
+    for marked, key, child in _children(node):
         if not isinstance(key, str):
-            problem = "a key must be text, not a list or a mapping"
-        elif below in lines:
-            problem = f"the key {quote(key)} stands twice (first in line {lines[below]})"
-        if problem:
-            raise yaml.MarkedYAMLError(problem=problem, problem_mark=marked.start_mark)
+            raise _error_at(marked, "a key must be text, not a list or a mapping")
+
+        below = (*path, key)
+        if below in lines:
+            first = lines[below]
+            raise _error_at(marked, f"the key {quote(key)} stands twice (first in line {first})")
+
         lines[below] = marked.start_mark.line + 1
-        _note_lines(item, below, lines, count)
+        _note_lines(child, below, lines, count)
+
+
+def _children(node: yaml.Node) -> list[_Child]:
+    """The nodes below a list or a mapping; the keys of a list are its indices as text."""
+    if isinstance(node, yaml.SequenceNode):
+        return [_Child(item, str(i), item) for i, item in enumerate(node.value)]
+    if isinstance(node, yaml.MappingNode):
+        return [_Child(key, key.value, item) for key, item in node.value]
+    return []
+
+
+def _error_at(node: yaml.Node, problem: str) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    most = Counter(key for key, _ in pairs).most_common(1)
-    if most and most[0][1] > 1:
-        raise ValueError(f"the key {quote(most[0][0])} stands twice")
+    """The dict of the pairs of a JSON object; a ValueError for a key that stands twice."""
+    counts = Counter(key for key, _ in pairs)
+    for key, count in counts.most_common(1):
+        if count > 1:
+            raise ValueError(f"the key {quote(key)} stands twice")
     return dict(pairs)
