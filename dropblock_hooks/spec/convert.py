@@ -40,69 +40,91 @@ def regularizer_from(value: Any, path: Keys) -> Any:
 
 def _built(base: type[Any], value: Any, path: Keys) -> Any:
     """An object of a registered class, from ``{Name: fields}`` or the text of a call."""
-    kind, known = base.__name__.lower(), registered(base)
-    if isinstance(value, str):
-        value = {value: None} if value.isidentifier() else _parsed(value, path)
+    kind = base.__name__.lower()
+    known = registered(base)
+    if isinstance(value, str) and value.isidentifier():
+        name, stated = value, None
+    elif isinstance(value, str):
+        name, stated = _parsed(value, path)
     elif isinstance(value, Mapping) and len(value) == 1:
-        path = (*path, str(next(iter(value))))
+        ((name, stated),) = value.items()
+        path = (*path, str(name))
     else:
         expected = f"expected a {kind} object or {{Name: {{field: value}}}}"
         hint = f": write {value.__name__}(...)" if isinstance(value, type) else ""
         raise PlainError((path, f"{expected}, got {shown(value)}{hint}"))
-    ((name, given),) = value.items()
+
     if name not in known:
         own = "; import the module of a class of your own first, which registers it"
         hint = closest(str(name), known) or f" (known: {', '.join(known)}){own}"
         raise PlainError((path, f"unknown {kind} {quote(name)}{hint}"))
-    if given is not None and not isinstance(given, Mapping):
-        raise PlainError((path, f"write {{{name}: {{field: value}}}}, got {shown(given)}"))
-    return construct(known[name], given or {}, path)
+    if stated is not None and not isinstance(stated, Mapping):
+        raise PlainError((path, f"write {{{name}: {{field: value}}}}, got {shown(stated)}"))
+    return construct(known[name], stated or {}, path)
 
 
-def construct(cls: Any, given: Mapping[Any, Any], path: Keys) -> Any:
+def construct(cls: Any, stated: Mapping[Any, Any], path: Keys) -> Any:
     """An instance of a class from its fields as plain data; a PlainError has all faults."""
-    names, hints = [f.name for f in fields(cls) if f.init], hints_of(cls)
+    names = [field.name for field in fields(cls) if field.init]
+    hints = hints_of(cls)
     arguments: dict[str, Any] = {}
     faults: list[tuple[Keys, str]] = []
-    for key, value in given.items():
+
+    for key, value in stated.items():
         below = (*path, str(key))
+        if key not in names:
+            hint = closest(str(key), names) or f" (fields: {', '.join(names)})"
+            faults.append((below, f"{cls.__name__} has no field {quote(key)}{hint}"))
+            continue
+
         try:
-            if key not in names:
-                hint = closest(str(key), names) or f" (fields: {', '.join(names)})"
-                raise PlainError((below, f"{cls.__name__} has no field {quote(key)}{hint}"))
-            is_call = isinstance(value, str) and ("(" in value or value in registered(Schedule))
-            if (is_call or isinstance(value, Mapping)) and _takes_schedule(hints.get(key)):
-                value = _built(Schedule, value, below)
-            arguments[key] = tuple(value) if is_list(value) else value
+            arguments[key] = _argument(value, hints.get(key), below)
         except PlainError as error:
             faults += error.args
+
     try:
-        made = cls(**arguments)
+        instance = cls(**arguments)
     except (TypeError, ValueError, OverflowError) as error:
         message = str(error).removeprefix(f"{cls.__name__}.__init__() ")
+        # an argument that is missing may be one of the faults
         if not faults or "missing" not in message:
-            first = message.split(" ", 1)[0]  # messages begin with the name of the field
-            faults.append(((*path, first) if first in given else path, message))
+            faults.append((_path_of(message, stated, path), message))
+
     if faults:
         raise PlainError(*faults)
-    return made
+    return instance
+
+
+def _argument(value: Any, hint: Any, path: Keys) -> Any:
+    """The value of a field; a schedule is made of plain data, if the field takes one."""
+    is_call = isinstance(value, str) and ("(" in value or value in registered(Schedule))
+    if (is_call or isinstance(value, Mapping)) and _takes_schedule(hint):
+        value = _built(Schedule, value, path)
+    return tuple(value) if is_list(value) else value
 
 
 def _takes_schedule(hint: Any) -> bool:
     return hint is Schedule or any(map(_takes_schedule, get_args(hint)))
 
 
-def _parsed(text: str, path: Keys) -> Mapping[str, Any]:
-    """``{Name: {field: value}}`` of the text ``Name(1, field=2)``; the text is not run."""
+def _path_of(message: str, stated: Mapping[Any, Any], path: Keys) -> Keys:
+    """The path of the field with whose name a message begins, or of the whole object."""
+    first_word = message.split(" ", 1)[0]
+    return (*path, first_word) if first_word in stated else path
+
+
+def _parsed(text: str, path: Keys) -> tuple[str, Mapping[str, Any]]:
+    """The name and the fields of the text ``Name(1, field=2)``; the text is not run."""
     try:
-        ((name, given),) = _literal(ast.parse(text.strip(), mode="eval").body).items()
+        call = _literal(ast.parse(text.strip(), mode="eval").body)
+        ((name, stated),) = call.items()
     except (SyntaxError, ValueError, TypeError, AttributeError, RecursionError, MemoryError):
         problem = f"can't read {shown(text)}: expected Name(field=value, ...), in quotes"
         word = _without_quotes(text)
         if word:
             problem += f"; inside it, the word {word} needs quotes of its own, as in {word!r}"
         raise PlainError((path, problem)) from None
-    return {name: given}
+    return name, stated
 
 
 def _without_quotes(text: str) -> str:
@@ -122,13 +144,23 @@ def _literal(node: ast.expr) -> Any:
         return float(node.id)
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
         return ast.literal_eval(node)
-    cls: Any = registered(object).get(node.func.id)
-    names = [f.name for f in fields(cls) if f.init and not f.kw_only] if cls else []
-    given = dict(zip(names, map(_literal, node.args), strict=False))
-    given |= {each.arg or "**": _literal(each.value) for each in node.keywords}
-    if cls and len(given) < len(node.args) + len(node.keywords):  # too many, or one twice
-        raise ValueError
-    return {node.func.id: given}
+
+    name = node.func.id
+    cls: Any = registered(object).get(name)
+    stated = dict(zip(_positional_fields(cls), map(_literal, node.args), strict=False))
+    for keyword in node.keywords:
+        stated[keyword.arg or "**"] = _literal(keyword.value)
+
+    if cls and len(stated) < len(node.args) + len(node.keywords):
+        raise ValueError("too many arguments, or one of them twice")
+    return {name: stated}
+
+
+def _positional_fields(cls: Any) -> list[str]:
+    """The fields of a registered class that a call may give by position; none of another name."""
+    if cls is None:
+        return []
+    return [field.name for field in fields(cls) if field.init and not field.kw_only]
 
 
 def to_plain(value: Any) -> Any:
@@ -139,15 +171,23 @@ def to_plain(value: Any) -> Any:
                 f"{quote(value)} can't be written to a file: it holds code, or is not registered"
             )
         return {name_of(type(value)): plain_fields(value)}
+
     if isinstance(value, Mapping):
-        if all(isinstance(key, str) for key in value):
-            return {key: to_plain(item) for key, item in value.items()}
-        return [[key, to_plain(item)] for key, item in value.items()]  # JSON's keys are text
+        return _plain_mapping(value)
     if is_list(value):
         return [to_plain(item) for item in value]
-    if callable(value) and not isinstance(value, type):
+    if isinstance(value, type):
+        return value.__name__
+    if callable(value):
         raise ValueError(f"{quote(value)} is a function, which can't be written to a file")
-    return value.__name__ if isinstance(value, type) else value
+    return value
+
+
+def _plain_mapping(mapping: Mapping[Any, Any]) -> Any:
+    """A mapping as files hold it; a list of pairs if a key is no text, which JSON needs."""
+    if all(isinstance(key, str) for key in mapping):
+        return {key: to_plain(item) for key, item in mapping.items()}
+    return [[key, to_plain(item)] for key, item in mapping.items()]
 
 
 def plain_fields(obj: Any) -> dict[str, Any]:
