@@ -37,15 +37,15 @@ class SpecError(ComposedError, ValueError):
     """
 
     def __init__(self, problems: Iterable[str], source: str = "") -> None:
-        several = [problems] if isinstance(problems, str) else problems
-        self.problems = tuple(shorten(problem, 1_000) for problem in several)
+        texts = [problems] if isinstance(problems, str) else problems
+        self.problems = tuple(shorten(text, 1_000) for text in texts)
         self.source = source
         super().__init__(self.problems, source)
 
     @property
     def findings(self) -> tuple[Finding, ...]:
         """The problems as `Finding` objects."""
-        return tuple(Finding(Kind.SPEC, Severity.ERROR, (), each) for each in self.problems)
+        return tuple(Finding(Kind.SPEC, Severity.ERROR, (), text) for text in self.problems)
 
     def _text(self) -> str:
         where = f" in {label(self.source, 200)}" if self.source else ""
@@ -60,9 +60,11 @@ class Entry(NamedTuple):
     regularizers: tuple[Regularizer, ...] | None
 
     @property
-    def value(self) -> Any:  # None, one regularizer, or a list
-        items = list(self.regularizers or ())
-        return items[0] if len(items) == 1 else items or None
+    def value(self) -> Any:
+        """The regularizers as a spec has them: None, one of them, or a list."""
+        if not self.regularizers:
+            return None
+        return self.regularizers[0] if len(self.regularizers) == 1 else list(self.regularizers)
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -95,7 +97,7 @@ class Spec:
         draft = spec if isinstance(spec, Draft) else Draft.of(spec)
         if draft.problems:
             raise SpecError(draft.problems, draft.source)
-        vars(self)["entries"] = tuple(draft.entries)
+        object.__setattr__(self, "entries", tuple(draft.entries))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Spec:
@@ -114,12 +116,16 @@ class Spec:
 
     def to_plain(self) -> Any:
         """The spec as plain data: a mapping, or a list of ``{select, apply}`` where it must be."""
-        pairs = [(each.selector, to_plain(each.value)) for each in self]
-        if all(isinstance(each, str) for each, _ in pairs) and len(dict(pairs)) == len(self):
-            return dict(pairs)
+        selectors = [entry.selector for entry in self]
+        values = [to_plain(entry.value) for entry in self]
+        texts = [selector for selector in selectors if isinstance(selector, str)]
+        if len(set(texts)) == len(self):
+            return dict(zip(texts, values, strict=True))
+
+        # a mapping has no place for a `Select`, or for two entries of one selector
         return [
-            {"select": each if isinstance(each, str) else plain_fields(each), "apply": value}
-            for each, value in pairs
+            {"select": _plain_selector(selector), "apply": value}
+            for selector, value in zip(selectors, values, strict=True)
         ]
 
     def to_yaml(self) -> str:
@@ -143,40 +149,48 @@ class Spec:
         return len(self.entries)
 
     def __repr__(self) -> str:
-        entries = (f"{each.selector!r}: {each.value!r}" for each in self)
+        entries = (f"{entry.selector!r}: {entry.value!r}" for entry in self)
         return f"Spec({{{', '.join(entries)}}})"
 
 
 class Draft:
-    """A spec that may have faults; ``attach`` raises them with those of the model in one error."""
+    """A spec that may have faults; ``attach`` raises them with those of the model in one error.
+
+    Attributes:
+        source: the name of the file, or ``""``.
+        problems: a text for each fault.
+        entries: the entries whose selectors have no faults.
+        places: the line of each entry, as a message begins with it.
+    """
 
     def __init__(self, data: Any, lines: Lines | None = None, source: str = "") -> None:
-        self.source, self._lines = source, lines or {}
+        self.source = source
         self.problems: list[str] = []
-        self.entries: list[Entry] = []  # without faults
-        self.places: list[str] = []  # the line of each entry, as a message begins with it
+        self.entries: list[Entry] = []
+        self.places: list[str] = []
+        self._lines = lines or {}
+
         if isinstance(data, Mapping):
             for selector, value in data.items():
                 self._read((str(selector),), selector, value)
         elif is_list(data):
             for i, item in enumerate(data):
-                if isinstance(item, Mapping) and set(item) == {"select", "apply"}:
-                    self._read((str(i), "apply"), item["select"], item["apply"])
-                elif is_list(item) and len(item) == 2:
-                    self._read((str(i), "1"), *item)
-                else:
-                    forms = "(selector, regularizers) or {select: ..., apply: ...}"
-                    self._note((str(i),), f"an entry of a list is {forms}, got {quote(item, 100)}")
+                self._read_item(i, item)
         else:
             problem = f"a spec is a mapping from selectors to regularizers, got {shown(data)}"
             self.problems.append(problem)
+
         if not self.entries and not self.problems:
             self.problems.append("it is empty")
 
     @classmethod
     def of(cls, spec: Any) -> Draft:
+        """A draft of whatever a `Spec` is made of."""
+        if isinstance(spec, Spec):
+            return cls(spec.entries)
         if not isinstance(spec, str | os.PathLike):
-            return cls(spec.entries if isinstance(spec, Spec) else spec)
+            return cls(spec)
+
         name = os.fsdecode(spec)
         try:
             with open(name, "rb") as file:
@@ -184,56 +198,96 @@ class Draft:
         except (OSError, ValueError) as error:  # a path with a NUL is a ValueError
             problem = f"can't read it: {error}; a spec is a mapping or the path of a file"
             raise SpecError([problem], name) from error
-        return cls.of_text(data, name, name.lower().endswith(".json"))
+        return cls.of_text(data, name, is_json=name.lower().endswith(".json"))
 
     @classmethod
     def of_text(cls, text: str | bytes, source: str, is_json: bool = False) -> Draft:
+        """A draft of YAML or JSON; a SpecError if the text is neither."""
+        read = read_json if is_json else read_yaml
         try:
-            return cls(*(read_json if is_json else read_yaml)(text), source=source)
+            data, lines = read(text)
+            return cls(data, lines, source)
         except ValueError as error:
             raise SpecError([str(error)], source) from None
 
+    def _read_item(self, i: int, item: Any) -> None:
+        """Read an item of a list: a pair, or a mapping with ``select`` and ``apply``."""
+        if isinstance(item, Mapping) and set(item) == {"select", "apply"}:
+            self._read((str(i), "apply"), item["select"], item["apply"])
+        elif is_list(item) and len(item) == 2:
+            selector, value = item
+            self._read((str(i), "1"), selector, value)
+        else:
+            forms = "(selector, regularizers) or {select: ..., apply: ...}"
+            self._note((str(i),), f"an entry of a list is {forms}, got {quote(item, 100)}")
+
     def _read(self, path: Keys, selector: Any, value: Any) -> None:
-        items: list[tuple[Keys, Any]] = [] if value is None else [(path, value)]
-        if isinstance(value, Mapping) and len(value) > 1:
-            items = [(path, {name: given}) for name, given in value.items()]
-        elif is_list(value):
-            items = [((*path, str(i)), item) for i, item in enumerate(value)]
-        if not items and value is not None:
-            self._note(path, "has no regularizer: write None (null) to remove earlier entries")
-        made = [self._made(regularizer_from, item, where) for where, item in items]
-        found = None if value is None else tuple(each for each in made if each)
+        """Read an entry: note its faults, and keep the rest of it."""
+        regularizers = None if value is None else self._regularizers(path, value)
         chosen = self._made(_selector, selector, path)
         if chosen is not None:
-            self.entries.append(Entry(chosen, found))
+            self.entries.append(Entry(chosen, regularizers))
             self.places.append(self._place(path))
+
+    def _regularizers(self, path: Keys, value: Any) -> tuple[Regularizer, ...]:
+        """The regularizers of an entry that have no faults."""
+        items = _items_of(value, path)
+        if not items:
+            self._note(path, "has no regularizer: write None (null) to remove earlier entries")
+
+        regularizers = []
+        for where, item in items:
+            regularizer = self._made(regularizer_from, item, where)
+            if regularizer:
+                regularizers.append(regularizer)
+        return tuple(regularizers)
 
     def _made(self, make: Callable[[Any, Keys], Any], value: Any, path: Keys) -> Any:
         """What `make` makes of plain data; None if there are faults, which become problems."""
         try:
             return make(value, path)
-        except (TypeError, ValueError) as error:
-            faults = error.args if isinstance(error, PlainError) else [(path, str(error))]
-            for where, message in faults:
+        except PlainError as error:
+            for where, message in error.args:
                 self._note(where, message)
-            return None
+        except (TypeError, ValueError) as error:
+            self._note(path, str(error))
+        return None
 
     def _note(self, path: Keys, message: str) -> None:
+        """Note a problem with the keys that lead to it, and the line of the last known one."""
         keys = shorten(" → ".join(map(label, path)))
         self.problems.append(f"{self._place(path)}{keys}: {message}")
 
     def _place(self, path: Keys) -> str:
+        """The line of a key, or of the nearest key above it, as a message begins with it."""
         while path and path not in self._lines:
             path = path[:-1]
         return f"line {self._lines[path]}: " if path else ""
 
 
+def _plain_selector(selector: Selector) -> Any:
+    return selector if isinstance(selector, str) else plain_fields(selector)
+
+
+def _items_of(value: Any, path: Keys) -> list[tuple[Keys, Any]]:
+    """The regularizers of an entry as plain data, each with the path of its keys."""
+    if isinstance(value, Mapping) and len(value) > 1:
+        return [(path, {name: fields}) for name, fields in value.items()]
+    if is_list(value):
+        return [((*path, str(i)), item) for i, item in enumerate(value)]
+    return [(path, value)]
+
+
 def _selector(value: Any, path: Keys) -> Any:
+    """A selector from a text, a `Select`, or the fields of a `Select`."""
     if isinstance(value, str | Select):
         return value
     if isinstance(value, Mapping):
         return construct(Select, value, (*path[:-1], "select"))
-    hint = f": write 'type:{value.__name__}'" if isinstance(value, type) else ""
-    if isinstance(value, nn.Module):
+
+    hint = ""
+    if isinstance(value, type):
+        hint = f": write 'type:{value.__name__}'"
+    elif isinstance(value, nn.Module):
         hint = ": use its name, which layers(model) lists"
     raise PlainError((path, f"a selector is text in quotes or a Select, got {shown(value)}{hint}"))
