@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -11,8 +11,8 @@ from torch.nn.functional import interpolate
 
 from .._torch import children_of, tree_leaves
 from ..checks import check_option
-from ..planning.dry_run import arguments_of, shape_of, with_graph
-from ..planning.recording import recorded
+from ..planning.dry_run import Arguments, arguments_of, shape_of, with_graph
+from ..planning.recording import LayerCalls, recorded
 from ..quoting import listed, quote, shown
 from ..selectors.index import Index
 from ..selectors.select import Selector
@@ -36,7 +36,13 @@ class LastMap(Once):
     spatial: ClassVar[int | None] = 2
 
 
-class CAM(NamedTuple("_Maps", [("maps", Tensor), ("raw", Tensor), ("target", Tensor | None)])):
+class _Maps(NamedTuple):
+    maps: Tensor
+    raw: Tensor
+    target: Tensor | None
+
+
+class CAM(_Maps):
     """The result of `gradcam`: a tuple (maps, raw, target) with the name of the layer.
 
     Example:
@@ -56,7 +62,8 @@ class CAM(NamedTuple("_Maps", [("maps", Tensor), ("raw", Tensor), ("target", Ten
 
     def __repr__(self) -> str:
         target = None if self.target is None else self.target.tolist()
-        maps, raw = tuple(self.maps.shape), summary(self.raw)
+        maps = tuple(self.maps.shape)
+        raw = summary(self.raw)
         return f"CAM(layer={self.layer!r}, target={quote(target)}, maps={maps}, raw={raw})"
 
 
@@ -112,85 +119,155 @@ def gradcam(
     check_option("method", method, ("gradcam", "gradcam++", "layercam"))
     axes: dict[str, Any] = {"layout": layout, "grid": grid, "prefix_tokens": prefix_tokens}
     observer = LastMap(gradients=True, detach=False, index=index, **axes)
-    base, given = unwrap(model), arguments_of(x)
-    inputs = [*given[0], *given[1].values()]
-    images = [x for x in inputs if isinstance(x, Tensor) and x.ndim == 4 and len(x)]
-    if not images:
-        got = quote(list(map(shape_of, inputs)))
-        raise ValueError(f"x must hold a batch of images (N, C, H, W), got {got}")
-    n, size = len(images[0]), images[0].shape[2:]
+    base = unwrap(model)
+    arguments = arguments_of(x)
+    images = _images_in(arguments)
+    number = len(images)
     classes: Tensor | None = None
 
     def forward() -> Any:
-        args, kwargs = with_graph(given)  # the graph tells the order of the axes
+        args, kwargs = with_graph(arguments)  # the graph tells the order of the axes
         return base(*args, **kwargs)
 
     def explained() -> Tensor:
         nonlocal classes
-        scores, classes = _scores(forward(), target, n)
+        scores, classes = _scores(forward(), target, number)
         return scores
 
-    errors: list[SiteError] = []
+    def map_at(selector: Selector) -> tuple[str, Tensor]:
+        sites = call_once(base, selector, observer, explained)
+        site = _only_site(sites, selector)
+        activations, gradient = features(site, number)
+        raw = weighted(activations, gradient, method).clamp(min=0)
+        return site.name, raw
+
     with undisturbed(base):
-        for each in [layer] if layer is not None else default_layers(base, forward):
-            try:
-                site, *others = call_once(base, each, observer, explained)
-                if others:
-                    names = listed([site.name, *(other.name for other in others)], 5)
-                    raise ValueError(f"layer={quote(layer)} must match one layer, and not {names}")
-                raw = weighted(*features(site, n), method).clamp(min=0)
-                break
-            except SiteError as error:
-                errors.append(error)
-                if layer is not None:
-                    raise
+        if layer is not None:
+            name, raw = map_at(layer)
         else:
-            why = errors[0] if errors else "none gives a map, which Grad-CAM needs"
-            raise ValueError(f"no layer fits, of {len(errors)} tried; name one by layer=. {why}")
-    empty = [str(i) for i, each in enumerate(raw) if not bool(each.any())]
+            name, raw = _first_map(default_layers(base, forward), map_at)
+
+    _warn_of_empty_maps(raw, name)
+    maps = _scaled_to_1(raw)[:, None]
+    size = images.shape[2:]
+    resized = interpolate(maps, size, mode="bilinear", align_corners=False)[:, 0]
+    cam = CAM(resized, raw, classes)
+    cam.layer = name
+    return cam
+
+
+def _images_in(arguments: Arguments) -> Tensor:
+    """The first batch of images among the arguments of the model."""
+    args, kwargs = arguments
+    inputs = [*args, *kwargs.values()]
+    for x in inputs:
+        if isinstance(x, Tensor) and x.ndim == 4 and len(x):
+            return x
+
+    got = quote(list(map(shape_of, inputs)))
+    raise ValueError(f"x must hold a batch of images (N, C, H, W), got {got}")
+
+
+def _only_site(sites: list[Site], selector: Selector) -> Site:
+    site, *others = sites
+    if others:
+        names = listed([site.name for site in sites], 5)
+        raise ValueError(f"layer={quote(selector)} must match one layer, and not {names}")
+    return site
+
+
+def _first_map(
+    layers: list[str], map_at: Callable[[Selector], tuple[str, Tensor]]
+) -> tuple[str, Tensor]:
+    """The name and the map of the first of these layers that has a map."""
+    errors: list[SiteError] = []
+    for layer in layers:
+        try:
+            return map_at(layer)
+        except SiteError as error:
+            errors.append(error)
+
+    why = errors[0] if errors else "none gives a map, which Grad-CAM needs"
+    raise ValueError(f"no layer fits, of {len(errors)} tried; name one by layer=. {why}")
+
+
+def _warn_of_empty_maps(raw: Tensor, layer: str) -> None:
+    """Warn of the images whose map is all zeros."""
+    empty = [str(i) for i, image_map in enumerate(raw) if not bool(image_map.any())]
     if empty:
         warn(
-            f"no place at layer {quote(site.name)} speaks for the target in image "
+            f"no place at layer {quote(layer)} speaks for the target in image "
             f"{listed(empty, 5)}: the weighted sum is nowhere positive, and the map is all zeros"
         )
+
+
+def _scaled_to_1(raw: Tensor) -> Tensor:
+    """Each map, scaled from its smallest value to its largest."""
     maps = raw - raw.amin((1, 2), keepdim=True)
-    maps = (maps / (maps.amax((1, 2), keepdim=True) + 1e-7))[:, None]
-    maps = interpolate(maps, size, mode="bilinear", align_corners=False)[:, 0]
-    cam = CAM(maps, raw, classes)
-    cam.layer = site.name
-    return cam
+    largest = maps.amax((1, 2), keepdim=True)
+    return maps / (largest + 1e-7)
 
 
 def default_layers(base: nn.Module, forward: Callable[[], Any]) -> list[str]:
     """The names of the layers that Grad-CAM tries if none is named, the best first.
 
-    The last feature stage comes first, then the layers that were called last. The norms of the last
-    block come before tokens: behind these, a head may read the class token only. Maps with the
-    channels of an output map come last: segmentation models return them resized.
+    1. The last feature stage comes first, then the layers that were called last.
+    2. Before a layer of tokens come the norms of its last block. Behind these norms, a head may
+       read the class token only.
+    3. Maps with the channels of an output map come last, because segmentation models return them
+       resized.
     """
     with recorded(base) as calls, torch.no_grad():
         output = forward()
+
     index = Index(base)
-    own = [name for name, target in index.modules.items() if name and name == target.name]
-    own.sort(key=lambda name: calls[name].order)
-    shapes = {name: calls[name].shape for name in own if _has_places(calls[name].shape)}
-    kinds = {name: type(index.modules[name].module).__name__ for name in own}
-    norms = [name for name in shapes if len(shapes[name]) == 3 and "Norm" in kinds[name]]
-    stage = [*stage_channels(index)][-1:]  # none if the model declares no stages
-    found: list[str] = []
-    for name in (*stage, *reversed(shapes)):
-        is_leaf = not children_of(index.modules[name].module)
-        if name not in stage and is_leaf and _NO_FEATURES.search(kinds[name]):
-            continue
+    shapes = _shapes_by_call(index, calls)
+    norms = [
+        name for name, shape in shapes.items() if len(shape) == 3 and "Norm" in _kind(index, name)
+    ]
+
+    candidates = list(stage_channels(index))[-1:]  # none if the model declares no stages
+    candidates += [name for name in reversed(shapes) if _may_have_features(index, name)]
+
+    layers: list[str] = []
+    for name in candidates:
         if len(shapes.get(name, ())) != 4:
-            inside = [norm for norm in norms if norm.startswith(f"{name}.")]
-            last = min(reversed(inside), key=lambda norm: norm.count("."), default="")
-            block = last.rpartition(".")[0]
-            found += [norm for norm in inside if norm.rpartition(".")[0] == block]
-        found += [name] if name in shapes else []
+            layers += _norms_of_last_block(name, norms)
+        if name in shapes:
+            layers.append(name)
+
     returned = {tuple(x.shape[:2]) for x in tree_leaves(output) if getattr(x, "ndim", 0) == 4}
-    found.sort(key=lambda name: shapes[name][:2] in returned)
-    return list(dict.fromkeys(found))[:_TRIES]
+    layers.sort(key=lambda name: shapes[name][:2] in returned)
+    without_repeats = list(dict.fromkeys(layers))
+    return without_repeats[:_TRIES]
+
+
+def _shapes_by_call(index: Index, calls: Mapping[str, LayerCalls]) -> dict[str, tuple[int, ...]]:
+    """The shapes of the outputs that may be maps, in the order in which the layers return."""
+    names = [name for name, target in index.modules.items() if name and name == target.name]
+    names.sort(key=lambda name: calls[name].order)
+    return {name: calls[name].shape for name in names if _has_places(calls[name].shape)}
+
+
+def _kind(index: Index, name: str) -> str:
+    """The name of the class of a layer."""
+    return type(index.modules[name].module).__name__
+
+
+def _may_have_features(index: Index, name: str) -> bool:
+    """Whether a layer has layers inside, or is no norm, pooling or other such operation."""
+    has_children = bool(children_of(index.modules[name].module))
+    return has_children or not _NO_FEATURES.search(_kind(index, name))
+
+
+def _norms_of_last_block(layer: str, norms: list[str]) -> list[str]:
+    """The norms beside the last of the outermost norms inside a layer."""
+    inside = [norm for norm in norms if norm.startswith(f"{layer}.")]
+    if not inside:
+        return []
+    last = min(reversed(inside), key=lambda norm: norm.count("."))
+    block = last.rpartition(".")[0]
+    return [norm for norm in inside if norm.rpartition(".")[0] == block]
 
 
 def _has_places(shape: Any) -> bool:
@@ -200,52 +277,74 @@ def _has_places(shape: Any) -> bool:
 
 
 def _scores(output: Any, target: Any, images: int) -> tuple[Tensor, Tensor | None]:
-    """The scores whose sum is explained, and the class of each image; none of a function."""
+    """The scores whose sum is explained, and the class of each image.
+
+    If the target is a function, there are no classes.
+    """
     if callable(target):
-        scores = main_tensor(output, target)
-        if scores.shape not in ((), (1,), (images,)):
-            raise ValueError(
-                f"target must return a score for each of {images} images, or their sum, got shape "
-                f"{tuple(scores.shape)}"
-            )
-        return scores, None
-    whole, output = output, main_tensor(output)
-    if output.ndim != 2 or len(output) != images:
-        inside = "" if whole is output else ".logits" if hasattr(whole, "logits") else '["out"]'
+        return _scores_of_function(output, target, images), None
+
+    logits = main_tensor(output)
+    if logits.ndim != 2 or len(logits) != images:
+        field = ""  # of the output, with the logits
+        if logits is not output:
+            field = ".logits" if hasattr(output, "logits") else '["out"]'
         raise ValueError(
-            f"the output must be (images, classes), got shape {tuple(output.shape)} for {images} "
+            f"the output must be (images, classes), got shape {tuple(logits.shape)} for {images} "
             "images: give a function as target that makes a score for each image, such as "
-            f"target=lambda output: output{inside}[:, 3].flatten(1).mean(1)"
+            f"target=lambda output: output{field}[:, 3].flatten(1).mean(1)"
         )
-    try:
-        given = output.argmax(1) if target is None else target
-        classes = torch.as_tensor(given, device=output.device)
-    except (TypeError, ValueError, RuntimeError):  # no numbers
-        classes = output  # refused below
-    last = output.shape[1] - 1
-    integers = not classes.is_floating_point() and classes.dtype is not torch.bool
-    fits = integers and classes.shape in ((), (images,))
-    if not fits or bool(((classes < 0) | (classes > last)).any()):
+
+    classes = _classes(logits, target)
+    scores = logits.gather(1, classes[:, None])[:, 0]
+    return scores, classes
+
+
+def _scores_of_function(output: Any, target: Callable[[Any], Any], images: int) -> Tensor:
+    scores = main_tensor(output, target)
+    if scores.shape not in ((), (1,), (images,)):
         raise ValueError(
-            f"target must be a class in 0..{last}, one for each of {images} images, or a function "
-            f"of the output, got {shown(target)}"
+            f"target must return a score for each of {images} images, or their sum, got shape "
+            f"{tuple(scores.shape)}"
         )
-    classes = classes.long().expand(images)
-    return output.gather(1, classes[:, None])[:, 0], classes
+    return scores
+
+
+def _classes(logits: Tensor, target: Any) -> Tensor:
+    """The class of each image: the one with the largest logit, or `target` if it is valid."""
+    if target is None:
+        return logits.argmax(1)
+
+    images, number = logits.shape
+    try:
+        classes = torch.as_tensor(target, device=logits.device)
+    except (TypeError, ValueError, RuntimeError):  # no numbers
+        classes = logits  # refused below
+    are_integers = not classes.is_floating_point() and classes.dtype is not torch.bool
+    fits = are_integers and classes.shape in ((), (images,))
+    if not fits or bool(((classes < 0) | (classes >= number)).any()):
+        raise ValueError(
+            f"target must be a class in 0..{number - 1}, one for each of {images} images, or a "
+            f"function of the output, got {shown(target)}"
+        )
+    return classes.long().expand(images)
 
 
 def features(site: Site, images: int) -> tuple[Tensor, Tensor]:
     """The last activations (N, C, h, w) of a layer and their gradient, or a SiteError."""
     calls = site.bound.result()
-    if not calls or calls[-1].grad is None:
+    last = calls[-1] if calls else None
+    if last is None or last.grad is None:
         raise site.error(
             "its output does not reach the scores: it is not called, not used, or cut off by "
             "detach() or no_grad()"
         )
-    value, grad = calls[-1].value, calls[-1].grad
-    view = site.reader.last or site.form_of(value)
-    wide = torch.promote_types(value.dtype, torch.float32)
-    x, grad = view.take(value.detach()).to(wide), view.take(grad).to(wide)
+
+    view = site.reader.last or site.form_of(last.value)
+    wide = torch.promote_types(last.value.dtype, torch.float32)
+    x = view.take(last.value.detach()).to(wide)
+    grad = view.take(last.grad).to(wide)
+
     if x.shape[2:] == (1, 1) or len(x) != images:
         raise site.error(
             f"it must give a map of several positions for each of {images} images, got "
@@ -263,12 +362,14 @@ def features(site: Site, images: int) -> tuple[Tensor, Tensor]:
 
 def weighted(features: Tensor, gradient: Tensor, method: str) -> Tensor:
     """The sum of the features over channels, weighted by a method of `gradcam`: (N, h, w)."""
-    weights = gradient.clamp(min=0)  # of LayerCAM
+    positive = gradient.clamp(min=0)
     if method == "gradcam":
         weights = gradient.mean((2, 3), keepdim=True)
     elif method == "gradcam++":
         total = features.sum((2, 3), keepdim=True)
         # the paper's alpha, divided by the squared gradient
         alpha = 1 / (2 + total * gradient + torch.finfo(features.dtype).eps)
-        weights = (weights * alpha).sum((2, 3), keepdim=True)
+        weights = (positive * alpha).sum((2, 3), keepdim=True)
+    else:  # layercam
+        weights = positive
     return (weights * features).sum(1)
