@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from torch import Tensor, nn
 
+from ..observers.capture import Record
 from ..planning.dry_run import arguments_of
 from ..quoting import listed
 from ..selectors.select import Select
@@ -70,6 +72,7 @@ def capture(
         raise ValueError("target (or loss) needs gradients=True")
     if isinstance(layers, list | tuple):
         layers = Select(names=tuple(layers))
+
     options: dict[str, Any] = {"device": device, "dtype": dtype, "reduce": reduce}
     once = Once(gradients, keep=None, when=when, at=at, index=index, **options)
     base = unwrap(model)  # DistributedDataParallel would wait for its own backward
@@ -81,6 +84,17 @@ def capture(
 
     sites = call_once(base, layers, once, forward)
     records = {site.name or ".": site.bound.result() for site in sites}
+    _check_called(records)
+    values = _by_layer(records, "value")
+    if not gradients:
+        return values
+
+    _check_gradients(records)
+    return values, _by_layer(records, "grad")
+
+
+def _check_called(records: dict[str, list[Record]]) -> None:
+    """Raise RuntimeError with the layers that were not called."""
     never = [name for name, calls in records.items() if not calls]
     if never:
         raise RuntimeError(
@@ -88,16 +102,22 @@ def capture(
             "container; its parent, which may read its weights; or leave it out by "
             "Select(..., exclude=...)"
         )
-    if gradients and all(call.grad is None for calls in records.values() for call in calls):
+
+
+def _check_gradients(records: dict[str, list[Record]]) -> None:
+    """Raise RuntimeError if no call of any layer got a gradient."""
+    all_calls = itertools.chain.from_iterable(records.values())
+    if all(call.grad is None for call in all_calls):
         raise RuntimeError(
             f"no gradient came to {listed(records, 5)}: does the loss depend on them? Gradients "
             "stop at no_grad(), inference_mode(), detach() and checkpoints with use_reentrant=True"
         )
-    values = _by_layer(records, "value")
-    return (values, _by_layer(records, "grad")) if gradients else values
 
 
-def _by_layer(records: dict[str, list[Any]], field: str) -> dict[str, Any]:
+def _by_layer(records: dict[str, list[Record]], field: str) -> dict[str, Any]:
     """The value of the only call of each layer, or the list of all calls."""
-    found = {name: [getattr(call, field) for call in calls] for name, calls in records.items()}
-    return {name: every[0] if len(every) == 1 else every for name, every in found.items()}
+    values: dict[str, Any] = {}
+    for name, calls in records.items():
+        of_calls = [getattr(call, field) for call in calls]
+        values[name] = of_calls[0] if len(of_calls) == 1 else of_calls
+    return values

@@ -35,7 +35,9 @@ class EdgeHook(ObserveHook):
     def watched(self, x: Tensor, at: int, ticket: Any) -> Tensor:
         if not torch.is_grad_enabled():
             return x
-        x = x if x.requires_grad else x.detach().requires_grad_()  # a new root of the graph
+
+        if not x.requires_grad:
+            x = x.detach().requires_grad_()  # a new root of the graph
         x = super().watched(x, at, ticket)
         if graph_task() == NO_TASK:
             self.run.shared["edges"].append(get_gradient_edge(x))
@@ -45,15 +47,17 @@ class EdgeHook(ObserveHook):
 def call_once(
     base: nn.Module, layers: Any, observer: Once, forward: Callable[[], Tensor | None]
 ) -> list[Site]:
-    """Run a forward eagerly, and let observers see it; return their sites.
+    """Run a forward eagerly with an observer at these layers, and return the sites.
 
     The backward begins at the sum of the result of `forward` and ends at the observers. If `layers`
     is no selector, a SpecError says so.
     """
-    placements, *_ = place(base, Draft.of([(layers, observer)]))
+    draft = Draft.of([(layers, observer)])
+    placements, *_ = place(base, draft)
     edges: list[GradientEdge] = []
     run = Run(looked=True, shared={"edges": edges})  # the caller reports uncalled layers
     attached = install(base, placements, run, lambda site, _: EdgeHook(site))
+
     try:
         with as_written():
             scores = forward()
@@ -66,22 +70,35 @@ def call_once(
 
 
 def summary(x: Tensor) -> str:
-    low, high = (f"{edge:.3g}" for edge in x.double().aminmax()) if x.numel() else ("-", "-")
-    return f"{tuple(x.shape)} from {low} to {high}"
+    """The shape of a tensor, and its smallest and largest value."""
+    shape = tuple(x.shape)
+    if not x.numel():
+        return f"{shape} from - to -"
+    low, high = x.double().aminmax()
+    return f"{shape} from {low:.3g} to {high:.3g}"
 
 
 def main_tensor(output: Any, pick: Callable[[Any], Any] | None = None) -> Tensor:
-    """The tensor that `pick` finds in an output; by default this, or its ``logits`` or ``out``."""
-    output = output if pick is None else pick(output)
+    """The tensor that `pick` returns for an output.
+
+    By default, it is the output itself, or its ``logits`` or ``out``.
+    """
+    if pick is not None:
+        output = pick(output)
     if isinstance(output, Tensor):
         return output
+
+    is_mapping = isinstance(output, Mapping)
     for name in ("logits", "out"):
-        found = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
-        if isinstance(found, Tensor):
-            return found
-    first, keys = 0, ""
-    if isinstance(output, Mapping):
-        first, keys = next(iter(output), 0), f" with {quote(list(output))}"
+        tensor = output.get(name) if is_mapping else getattr(output, name, None)
+        if isinstance(tensor, Tensor):
+            return tensor
+
+    first = 0
+    keys = ""
+    if is_mapping:
+        first = next(iter(output), 0)
+        keys = f" with {quote(list(output))}"
     raise TypeError(
         f"the output is no tensor but {kind_of(output)}{keys}: pick one by a function, as in "
         f"target=lambda output: output[{first!r}]"
@@ -99,6 +116,7 @@ def one_of(target: Any, name: str, other: Any) -> Any:
 def evaluation(model: nn.Module) -> Iterator[None]:
     """Put every module in evaluation mode; afterwards each has its former mode."""
     modes = {module: module.training for module in model.modules()}
+
     try:
         model.eval()
         yield
@@ -112,6 +130,7 @@ def evaluation(model: nn.Module) -> Iterator[None]:
 def undisturbed(model: nn.Module) -> Iterator[None]:
     """Evaluation in eager mode with gradients, without sites, counting and random numbers."""
     sites = [site for attached in attachments(model) for site in attached]
+
     with ExitStack() as stack:
         stack.enter_context(evaluation(model))
         stack.enter_context(torch.random.fork_rng(range(torch.cuda.device_count())))
@@ -119,6 +138,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
         stack.callback(torch.clear_autocast_cache)  # its casts have no graph
+
         for site in sites:
             stack.callback(setattr, site.run, "installed", site.run.installed)
             stack.callback(setattr, site.tally, "evaluated", site.counter.evaluated)

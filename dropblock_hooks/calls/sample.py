@@ -11,6 +11,7 @@ from ..checks import as_count
 from ..planning.dry_run import arguments_of
 from ..quoting import listed
 from ..selectors.wrappers import unwrap
+from ..sites.site import Site
 from ..warn import warn
 from .once import evaluation, main_tensor, one_of, summary
 
@@ -76,8 +77,30 @@ def sample(
     Reference:
         Gal and Ghahramani, 2016 (https://arxiv.org/abs/1506.02142).
     """
-    bare, n = unwrap(model), as_count("n", n, 2)
-    sites = [site for attached in attachments(bare) for site in attached if site.draws]
+    bare = unwrap(model)
+    n = as_count("n", n, 2)
+    acting = _acting_sites(bare)
+    args, kwargs = arguments_of(x)
+    pick = one_of(target, "transform", transform)
+    calls_before = sum(site.calls for site in acting)
+
+    with evaluation(model), torch.no_grad():
+        outputs = [main_tensor(model(*args, **kwargs), pick).clone() for _ in range(n)]
+        samples = torch.stack(outputs)
+        numbers = samples.to(torch.result_type(samples, 1.0))
+        std, mean = torch.std_mean(numbers, 0)
+
+    # compiled code may not count these calls, so equal samples are needed too
+    are_counted = sum(site.calls for site in acting) != calls_before
+    if not are_counted and bool((samples == samples[:1]).all()):
+        keys = listed([site.key for site in acting], 3)
+        warn(f"the {n} forwards called no layer of {keys}: are these layers used in evaluation?")
+    return Sampled(mean, std, samples)
+
+
+def _acting_sites(model: nn.Module) -> list[Site]:
+    """The sites of a model that draw random numbers in evaluation, at least one."""
+    sites = [site for attached in attachments(model) for site in attached if site.draws]
     acting = [site for site in sites if site.acts(False) and site.rate != 0.0]
     if not acting:
         keys = listed([site.key for site in sites], 3) or "the model without such a regularizer"
@@ -86,14 +109,4 @@ def sample(
             "within `with attached.always():`, or attach with active='always'. A rate of 0 and a "
             "paused attachment draw none"
         )
-    args, kwargs = arguments_of(x)
-    pick, before = one_of(target, "transform", transform), sum(site.calls for site in acting)
-    with evaluation(model), torch.no_grad():
-        outputs = [main_tensor(model(*args, **kwargs), pick).clone() for _ in range(n)]
-        samples = torch.stack(outputs)
-        std, mean = torch.std_mean(samples.to(torch.result_type(samples, 1.0)), 0)
-    # compiled code may not count these calls, so equal samples are needed too
-    if sum(site.calls for site in acting) == before and bool((samples == samples[:1]).all()):
-        keys = listed([site.key for site in acting], 3)
-        warn(f"the {n} forwards called no layer of {keys}: are these layers used in evaluation?")
-    return Sampled(mean, std, samples)
+    return acting
