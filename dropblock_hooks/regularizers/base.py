@@ -32,6 +32,19 @@ Applied = tuple[Tensor, Tensor | int | None]
 """What ``apply`` returns."""
 
 
+_OF_APPLY = ("linear", "idle_at_zero", "traced", "counts_itself", "off")
+"""The class variables that describe ``apply``, which a class with another ``apply`` sets again."""
+
+
+def store(regularizer: object, **values: Any) -> None:
+    """Store checked or derived values in a frozen object, while it is made.
+
+    A stored value may hide a class variable, such as ``samplewise``, which each forward reads.
+    """
+    for name, value in values.items():
+        object.__setattr__(regularizer, name, value)
+
+
 class Now:
     """The arguments of ``apply`` in a call: the rates by name, as floats, and these attributes.
 
@@ -140,10 +153,13 @@ class Regularizer:
 
     def refusal(self, module: nn.Module, parameter: nn.Parameter | None) -> str | None:
         """Why it can't work on this layer or parameter, or None."""
-        missing = "map" if self.spatial is not None else "samples" if self.samplewise else None
-        if parameter is None or missing is None:
+        if parameter is None:
             return None
-        return f"a parameter has no {missing}, which {self.label} needs"
+        if self.spatial is not None:
+            return f"a parameter has no map, which {self.label} needs"
+        if self.samplewise:
+            return f"a parameter has no samples, which {self.label} needs"
+        return None
 
     def bind(self) -> Callable[[Tensor, Now], Applied]:
         """Return the callable of a site: ``apply``, or an object with a memory of its own.
@@ -154,6 +170,7 @@ class Regularizer:
         return self.apply
 
     def block_in_force(self, map_size: tuple[int, ...]) -> MapSize:
+        """The edges of a block on this map; None if it drops no blocks."""
         return None
 
     def expected_share(self, values: Mapping[str, float], map_size: MapSize) -> float | None:
@@ -162,35 +179,32 @@ class Regularizer:
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
-        if {"apply", "bind"} & vars(cls).keys():  # inherited values describe another `apply`
-            cls.linear = vars(cls).get("linear", False)
-            cls.idle_at_zero = vars(cls).get("idle_at_zero", False)
-            cls.traced = vars(cls).get("traced", False)
-            cls.counts_itself = vars(cls).get("counts_itself", False)
-            cls.off = vars(cls).get("off", {})
-            if "apply_all" not in vars(cls):
-                cls.apply_all = Regularizer.apply_all  # type: ignore[method-assign]  # not for this `apply`
+        if not {"apply", "bind"} & vars(cls).keys():
+            return
+
+        # inherited values, and an inherited `apply_all`, belong to another `apply`
+        for name in (*_OF_APPLY, "apply_all"):
+            if name not in vars(cls):
+                setattr(cls, name, getattr(Regularizer, name))
 
     def __post_init__(self) -> None:
         cls: Any = type(self)  # mypy takes no class as hashable
         check_fields(cls)
         check_axes(self)
-        hints, ranges = hints_of(cls), _ranges_of(cls)
-        if reserved := ranges.keys() & Now.__annotations__:
+        ranges = _ranges_of(cls)
+        reserved = ranges.keys() & Now.__annotations__
+        if reserved:
             raise TypeError(f"{cls.__name__}: a rate can't be named {min(reserved)!r}: Now has it")
-        for name, hint in hints.items():
+
+        for name, hint in hints_of(cls).items():
             value = getattr(self, name)
             if name in ranges:
-                if value is not None or type(None) not in get_args(hint):
-                    vars(self)[name] = _checked_rate(name, value, ranges[name])
-            elif get_origin(hint) is Literal:
-                check_option(name, value, get_args(hint))
-            elif isinstance(value, list):
-                vars(self)[name] = tuple(value)
-            elif isinstance(value, Schedule):
-                raise TypeError(f"{name} takes no schedule; of a class of yours, annotate it Rate")
-            elif hint is bool and not isinstance(value, bool):
-                raise TypeError(f"{name} must be True or False, got {shown(value)}")
+                checked = _checked_rate(name, value, hint, ranges[name])
+            else:
+                checked = _checked_field(name, value, hint)
+            if checked is not value:
+                store(self, **{name: checked})
+
         if cls.apply is Regularizer.apply and cls.bind is Regularizer.bind:
             raise TypeError(f"{cls.__name__} must define apply(x, now)")
         self.check(self.values(0.0))
@@ -206,10 +220,12 @@ class Regularizer:
         return type(self).apply_all is not Regularizer.apply_all
 
     @property
-    def label(self) -> str:  # in site keys
+    def label(self) -> str:
+        """The name of the class, in the keys of sites."""
         return name_of(type(self))
 
     def ranges(self) -> Mapping[str, Range]:
+        """The ranges of the rate fields, by name."""
         cls: Any = type(self)
         return _ranges_of(cls)
 
@@ -221,14 +237,17 @@ class Regularizer:
 
     def values(self, t: float) -> dict[str, float]:
         """The values of the rate fields at time `t`, each checked against its range."""
-        ranges, values = self.ranges(), {}
+        ranges = self.ranges()
+        values = {}
         for name, rate in self.rates.items():
             try:
-                values[name] = value_at(rate, t)
+                value = value_at(rate, t)
             except (TypeError, ValueError) as error:
                 raise same_kind(error, f"{name}: {error} at t={t:g}") from error
-            if values[name] not in ranges[name]:
-                raise ValueError(f"{name} must be {ranges[name]}, got {values[name]} at t={t:g}")
+
+            if value not in ranges[name]:
+                raise ValueError(f"{name} must be {ranges[name]}, got {value} at t={t:g}")
+            values[name] = value
         return values
 
     def off_values(self, values: Mapping[str, float]) -> dict[str, float]:
@@ -236,12 +255,14 @@ class Regularizer:
         return {name: self.off.get(name, value) for name, value in values.items()}
 
     def with_rates(self, **rates: Any) -> Regularizer:
+        """A copy with other rates, which are checked."""
         for name in rates:
             if name not in self.ranges():
                 known = ", ".join(self.ranges()) or "none"
                 raise ValueError(f"{self.label} has no rate {label(name)!r}; its rates: {known}")
+
         changed = copy.copy(self)
-        vars(changed).update(rates)
+        store(changed, **rates)
         changed.__post_init__()
         return changed
 
@@ -250,24 +271,51 @@ class Regularizer:
 
 
 def rate_range(regularizer: Regularizer) -> tuple[float, float] | None:
-    """The lowest and highest main rate; of a plain function its first one; None without a rate."""
+    """The lowest and highest value of the first rate; None without a rate.
+
+    Of a plain function, whose values are not known in advance, it is the value at the time 0.
+    """
     if not regularizer.rates:
         return None
+
     rate = next(iter(regularizer.rates.values()))
     low, high = span_of(rate)
     if isinstance(rate, ByDepth):  # which knows its place in the model by now
         ends = zip(span_of(rate.start), span_of(rate.stop), strict=True)
         low, high = sorted(between(start, stop, rate.share) for start, stop in ends)
+
     if not math.isfinite(high - low):
-        low = high = next(iter(regularizer.values(0.0).values()))
+        first = next(iter(regularizer.values(0.0).values()))
+        return first, first
     return low, high
 
 
 def highest_rate(regularizer: Regularizer) -> float:
-    return (rate_range(regularizer) or (0.0, 0.0))[1]
+    """The highest value of the first rate; 0 without a rate."""
+    span = rate_range(regularizer)
+    if span is None:
+        return 0.0
+    _, high = span
+    return high
 
 
-def _checked_rate(name: str, rate: Any, allowed: Range) -> Any:
+def _checked_field(name: str, value: Any, hint: Any) -> Any:
+    """Check the value of a field that is no rate; return the value to store."""
+    if get_origin(hint) is Literal:
+        check_option(name, value, get_args(hint))
+    elif isinstance(value, list):
+        return tuple(value)
+    elif isinstance(value, Schedule):
+        raise TypeError(f"{name} takes no schedule; of a class of yours, annotate it Rate")
+    elif hint is bool and not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {shown(value)}")
+    return value
+
+
+def _checked_rate(name: str, rate: Any, hint: Any, allowed: Range) -> Any:
+    """Check a rate; return a float, a schedule, or None for ``Rate | None``."""
+    if rate is None and type(None) in get_args(hint):
+        return None
     if inspect.isclass(rate):
         cls = rate.__name__
         raise TypeError(f"{name} got the class {cls}: write {cls}(...)")
@@ -281,15 +329,18 @@ def _checked_rate(name: str, rate: Any, allowed: Range) -> Any:
 
 @functools.cache
 def hints_of(cls: Any) -> Mapping[str, Any]:
+    """The annotations of the fields of a class, by name."""
     hints = get_type_hints(cls, include_extras=True)
     return {f.name: hints[f.name] for f in fields(cls)}
 
 
 @functools.cache
 def _ranges_of(cls: Any) -> Mapping[str, Range]:
-    found: dict[str, Range] = {}
+    """The ranges of the rate fields of a class, by name."""
+    ranges: dict[str, Range] = {}
     for name, hint in hints_of(cls).items():
-        for part in (hint, *get_args(hint)):  # of ``Rate | None`` the first
-            metadata = getattr(part, "__metadata__", ())
-            found.update((name, each) for each in metadata if isinstance(each, Range))
-    return found
+        for part in (hint, *get_args(hint)):  # of ``Rate | None`` the first has the range
+            for metadata in getattr(part, "__metadata__", ()):
+                if isinstance(metadata, Range):
+                    ranges[name] = metadata
+    return ranges

@@ -6,7 +6,7 @@ import copy
 import functools
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
@@ -20,12 +20,12 @@ from ..registry import documented, register
 from ..schedules import Schedule
 from ..selectors.index import is_share
 from ..selectors.wrappers import bare_type, find_module
-from .base import Applied, Now, Probability, RateLike, Regularizer
+from .base import Applied, Now, Probability, RateLike, Regularizer, store
 from .dropout import Dropout, Dropout1d, Dropout2d, Dropout3d, DropPath, DropsShare
 
 _DEFAULTS = {f.name: f.default for f in fields(Regularizer)}  # of the options of all regularizers
 RATES = ("p", "drop_prob", "prob", "drop_rate", "drop_p")  # attributes of a layer's rate
-_UNITS = {
+_UNITS = {  # that a class drops, by a part of its name
     "gaussian": None,  # noise
     "droppath": "samples",
     "stochasticdepth": "samples",
@@ -61,34 +61,43 @@ class Foreign(Regularizer):
 
     def __init__(self, target: Callable[..., Any], /, **kwargs: Any) -> None:
         options = {name: kwargs.pop(name, default) for name, default in _DEFAULTS.items()}
-        vars(self).update(options, target=target, kwargs=tuple(kwargs.items()))
-        vars(self)["spatial"] = None if self.grid is None else len(self.grid)
-        vars(self)["samplewise"] = _name(target) in ("DropPath", "StochasticDepth")
+        store(
+            self,
+            target=target,
+            kwargs=tuple(kwargs.items()),
+            spatial=None if options["grid"] is None else len(options["grid"]),
+            samplewise=_name(target) in ("DropPath", "StochasticDepth"),
+            **options,
+        )
         self.__post_init__()
 
     def check(self, values: Mapping[str, float]) -> None:
-        target, is_class = self.target, inspect.isclass(self.target)
+        target = self.target
+        is_class = inspect.isclass(target)
         if not callable(target) or (is_class and not issubclass(target, nn.Module)):
             raise TypeError(f"Foreign takes a module, its class or a function, got {quote(target)}")
         if self.kwargs and not is_class:
             raise TypeError(f"{self.label} takes no arguments: it is not a class")
-        made = self._made()
-        if isinstance(made, nn.Module) and next(made.parameters(), None) is not None:
+
+        instance = self._new_instance()
+        if isinstance(instance, nn.Module) and next(instance.parameters(), None) is not None:
             raise ValueError(f"{self.label} has parameters, which no optimizer would train")
         for name, rate in self.rates.items():
-            if isinstance(rate, Schedule) and not hasattr(made, name):
+            if isinstance(rate, Schedule) and not hasattr(instance, name):
                 raise ValueError(f"{self.label} has no attribute {name!r} for a schedule to set")
 
-    def _made(self) -> Any:
+    def _new_instance(self) -> Any:
+        """A module for one site, in training mode; a function is returned as it is."""
         if isinstance(self.target, nn.Module):
             return copy.deepcopy(self.target).train()
         if inspect.isclass(self.target):
-            made: Any = self.target(**{**dict(self.kwargs), **self.values(0.0)})
-            return made.train()
+            arguments = {**dict(self.kwargs), **self.values(0.0)}
+            instance: Any = self.target(**arguments)
+            return instance.train()
         return self.target
 
     def bind(self) -> Callable[[Tensor, Now], Applied]:
-        return functools.partial(_applied, self._made(), [*self.rates])
+        return functools.partial(_applied, self._new_instance(), [*self.rates])
 
     @property
     def label(self) -> str:
@@ -99,16 +108,21 @@ class Foreign(Regularizer):
         return {name: value for name, value in self.kwargs if isinstance(value, float | Schedule)}
 
     def ranges(self) -> Mapping[str, Range]:
-        return dict.fromkeys(self.rates, Range())  # the class checks its own
+        return dict.fromkeys(self.rates, Range())  # the wrapped class checks its rates
+
+    def _options(self) -> dict[str, Any]:
+        """The options that all regularizers have, by name."""
+        return {name: getattr(self, name) for name in _DEFAULTS}
 
     def with_rates(self, **rates: Any) -> Foreign:
-        options = {name: getattr(self, name) for name in _DEFAULTS}
-        return Foreign(self.target, **{**dict(self.kwargs), **rates, **options})
+        arguments = {**dict(self.kwargs), **rates, **self._options()}
+        return Foreign(self.target, **arguments)
 
     def _stated(self) -> dict[str, Any]:
-        options = {name: getattr(self, name) for name in _DEFAULTS}
-        stated = {name: value for name, value in options.items() if value != _DEFAULTS[name]}
-        return {"": _name(self.target), **dict(self.kwargs), **stated}
+        """What the repr states, by name: the target, its arguments, and options that were set."""
+        options = self._options().items()
+        changed = {name: value for name, value in options if value != _DEFAULTS[name]}
+        return {"": _name(self.target), **dict(self.kwargs), **changed}
 
 
 def _applied(target: Any, rates: list[str], x: Tensor, now: Now) -> Applied:
@@ -117,15 +131,19 @@ def _applied(target: Any, rates: list[str], x: Tensor, now: Now) -> Applied:
         setattr(target, name, getattr(now, name))
     if isinstance(target, nn.Module) and any(b.device != x.device for b in target.buffers()):
         target.to(x.device)
+
     nonzero = x.detach() != 0  # before a call that may work in place
     y = target(x)
     if getattr(y, "shape", None) != x.shape:
         return y, None  # the site refuses it
-    share = ((y.detach() == 0) & nonzero).sum() / nonzero.sum().clamp_min(1)
+
+    dropped = (y.detach() == 0) & nonzero
+    share = dropped.sum() / nonzero.sum().clamp_min(1)
     return y, (share * y.numel()).round().long()
 
 
 def _name(target: object) -> str:
+    """The name of a class or function, or of the class of a module."""
     return label(getattr(target, "__name__", kind_of(target)))
 
 
@@ -169,14 +187,18 @@ class Retune(DropsShare, Regularizer):
             raise ValueError("Retune sets the rate of a layer: it takes no at, index or layout")
 
     def fitted(self, attribute: str, ours: Regularizer | None = None) -> Retune:
-        """A copy for a module with this attribute, which drops as `ours`, or else by itself."""
+        """A copy for a module that has this attribute.
+
+        A hook drops in its place as `ours` does, or the module drops by itself.
+        """
         changed = copy.copy(self)
-        vars(changed).update(attribute=attribute, ours=ours, random=ours is not None)
+        store(changed, attribute=attribute, ours=ours, random=ours is not None)
         return changed
 
     def apply(self, x: Tensor, now: Now) -> Applied:
         if self.ours is None:
             return x, None
+
         spatial = self.ours.spatial
         if spatial in (1, 3) and x.ndim == spatial + 1:  # torch reads it as unbatched: (C, ...)
             return drop_units(x, now.p, 1)
@@ -187,15 +209,24 @@ class Retune(DropsShare, Regularizer):
 def unit_of(name: str) -> str | None:
     """The units that a class of this name drops, such as ``"samples"``, or None."""
     plain = name.lower().replace("_", "")
-    return next((unit for part, unit in _UNITS.items() if re.search(part, plain)), None)
+    for pattern, unit in _UNITS.items():
+        if re.search(pattern, plain):
+            return unit
+    return None
 
 
 def unit_dropped(regularizer: Regularizer) -> str | None:
     """The units that a regularizer drops; None if it does not drop."""
     if regularizer.acts_on == "gradient":
         return None
-    names = [regularizer.label, *(cls.__name__ for cls in type(regularizer).__mro__)]
-    return next(filter(None, map(unit_of, names)), None)
+
+    names = [regularizer.label]
+    names += [cls.__name__ for cls in type(regularizer).__mro__]
+    for name in names:
+        unit = unit_of(name)
+        if unit is not None:
+            return unit
+    return None
 
 
 def held_rate(regularizer: Regularizer) -> str:
@@ -205,7 +236,11 @@ def held_rate(regularizer: Regularizer) -> str:
 
 def rate_attribute(module: nn.Module) -> str | None:
     """The attribute that holds the rate of a layer; or None."""
-    return next((name for name in RATES if is_share(vars(module).get(name))), None)
+    attributes = vars(module)
+    for name in RATES:
+        if is_share(attributes.get(name)):
+            return name
+    return None
 
 
 def in_place_of(module: nn.Module) -> Regularizer | None:
@@ -214,40 +249,62 @@ def in_place_of(module: nn.Module) -> Regularizer | None:
         return None  # replaced on this one layer
     if unit_of(type(module).__name__) != "samples":
         return _OF_TORCH.get(type(module).forward)
-    if children_of(module) or parameters_of(module) or getattr(module, "mode", "row") != "row":
+
+    mode = getattr(module, "mode", "row")
+    if children_of(module) or parameters_of(module) or mode != "row":
         return None
-    return DropPath(0.0, scale_by_keep=bool(getattr(module, "scale_by_keep", True)))
+    scale_by_keep = bool(getattr(module, "scale_by_keep", True))
+    return DropPath(0.0, scale_by_keep=scale_by_keep)
 
 
 def reads_own(module: nn.Module, attribute: str) -> bool:
     """Whether a method of a module may read this attribute; ``__init__`` only stores it."""
+    if "forward" in vars(module):
+        return True  # its source is not known
     kind: Any = bare_type(module)  # mypy takes no class as hashable
-    source = None if "forward" in vars(module) else _source(kind)
+    source = _source(kind)
     return source is None or bool(re.search(rf"[.'\"]{attribute}\b", source))
 
 
 def is_read(base: nn.Module, names: Iterable[str], attribute: str) -> bool:
     """Whether a module above a layer reads its rate, or the source of its parent is missing."""
     for name in filter(None, names):
-        *above, local = name.split(".")
-        read = re.compile(rf"\.{re.escape(local)}\.{attribute}\b")
-        modules = [find_module(base, ".".join(above[:n])) for n in range(len(above), -1, -1)]
-        kinds: list[Any] = [bare_type(module) for module in modules if module is not None]
-        sources = [_source(kind) for kind in kinds]
-        if sources[0] is None or any(read.search(source or "") for source in sources):
+        *parents, local = name.split(".")
+        reading = re.compile(rf"\.{re.escape(local)}\.{attribute}\b")
+        sources = _sources_above(base, parents)
+        if sources[0] is None:
+            return True
+        if any(reading.search(source) for source in sources if source is not None):
             return True
     return False
+
+
+def _sources_above(base: nn.Module, parents: Sequence[str]) -> list[str | None]:
+    """The sources of the classes of the modules above a layer, its parent first."""
+    sources = []
+    for depth in range(len(parents), -1, -1):
+        module = find_module(base, ".".join(parents[:depth]))
+        if module is not None:
+            kind: Any = bare_type(module)  # mypy takes no class as hashable
+            sources.append(_source(kind))
+    return sources
 
 
 @functools.lru_cache(maxsize=1024)
 def _source(cls: Any) -> str | None:
     """The source of all methods of a class but ``__init__``; None if a method has no source."""
     bases = cls.__mro__[: cls.__mro__.index(nn.Module)]
-    held = [getattr(x, "fget", x) for b in bases for n, x in vars(b).items() if n != "__init__"]
-    try:
-        return "".join(map(inspect.getsource, filter(inspect.isfunction, held)))
-    except OSError:
-        return None
+    sources = []
+    for base in bases:
+        for name, member in vars(base).items():
+            function = getattr(member, "fget", member)  # of a property
+            if name == "__init__" or not inspect.isfunction(function):
+                continue
+            try:
+                sources.append(inspect.getsource(function))
+            except OSError:
+                return None
+    return "".join(sources)
 
 
 _OF_TORCH: dict[Any, Regularizer] = {
