@@ -20,7 +20,16 @@ from ..functional.dropblock import (
 )
 from ..functional.dropout import Mode, add_noise, drop_residual, drop_units, multiply_noise
 from ..registry import register
-from .base import Applied, MapSize, NonNegative, Now, Probability, RateLike, Regularizer
+from .base import (
+    Applied,
+    MapSize,
+    NonNegative,
+    Now,
+    Probability,
+    RateLike,
+    Regularizer,
+    store,
+)
 
 
 class DropsShare:
@@ -41,14 +50,18 @@ class _DropsUnits(DropsShare, Regularizer):
         ``y = x * keep / (1 - p)``, with one ``keep`` for each of them: 0 with chance p, else 1.
     """
 
-    scale_by_keep: bool = True
+    scale_by_keep: bool = True  # a field of `DropPath` only
     linear: ClassVar[bool] = True
     idle_at_zero: ClassVar[bool] = True
     traced: ClassVar[bool] = True
     off: ClassVar[Mapping[str, float]] = {"p": 0.0}
 
     def apply(self, x: Tensor, now: Now) -> Applied:
-        axes = 1 if self.samplewise else 2 if self.spatial else None
+        axes = None
+        if self.samplewise:
+            axes = 1
+        elif self.spatial:
+            axes = 2
         return drop_units(x, now.p, axes, rescale=self.scale_by_keep)
 
 
@@ -136,14 +149,16 @@ class StochasticDepth(DropsShare, Regularizer):
     off: ClassVar[Mapping[str, float]] = {"p": 0.0}
 
     def check(self, values: Mapping[str, float]) -> None:
-        vars(self).update(samplewise=self.mode == "row")
+        store(self, samplewise=self.mode == "row")
         if self.at != "output":
             raise ValueError("StochasticDepth works on the output of a block: at='output'")
 
     def apply(self, x: Tensor, now: Now) -> Applied:
         if not isinstance(now.input, Tensor):
-            needs = "StochasticDepth needs the block's input as its first argument"
-            raise ValueError(f"{needs}, got {type(now.input).__name__}")
+            got = type(now.input).__name__
+            raise ValueError(
+                f"StochasticDepth needs the block's input as its first argument, got {got}"
+            )
         return drop_residual(x, now.input, now.p, self.mode)
 
 
@@ -192,6 +207,8 @@ class GaussianDropout(Regularizer):
 
 @dataclass(frozen=True, repr=False)
 class _Blocks(DropsShare):
+    """Base of regularizers that act in blocks."""
+
     p: Probability = 0.1
     block_size: int | tuple[int, ...] = 7
     spatial: ClassVar[int]
@@ -204,7 +221,7 @@ class _Blocks(DropsShare):
         edges = check_block_size(self.block_size, self.spatial)
         block_size = edges if len(set(edges)) > 1 else edges[0]
         method = method_of(self.seed_rate(), self.border)
-        vars(self).update(block_size=block_size, edges=edges, method=method)
+        store(self, block_size=block_size, edges=edges, method=method)
 
     def seed_rate(self) -> Calibration:
         """How the chance of a block to begin follows from p."""
@@ -235,20 +252,26 @@ class _DropBlocks(_Blocks):
         return self.calibration
 
     def apply(self, x: Tensor, now: Now) -> Applied:
-        options = self.edges, self.method, self.normalize, self.share_channels
-        return drop_blocks(x, now.p, *options)
+        return drop_blocks(x, now.p, self.edges, self.method, self.normalize, self.share_channels)
 
     def apply_counted(
         self, x: Tensor, cells: Tensor, counts: Tensor, training: bool
     ) -> tuple[Tensor, Tensor]:
         """The tensor and the new counts of the site, in compiled code; see `functional.cells`."""
         random = operators.randomness(x, self.edges, self.share_channels, self.method)
-        options = self.edges, self.method, self.normalize, self.share_channels
-        together = operators.keeps_channels_together(x)
-        y, _, _, counts = operators.drop_blocks(
-            x, cells, counts, random, training, *options, together
+        y, _, _, new_counts = operators.drop_blocks(
+            x,
+            cells,
+            counts,
+            random,
+            training,
+            self.edges,
+            self.method,
+            self.normalize,
+            self.share_channels,
+            operators.keeps_channels_together(x),
         )
-        return y, counts
+        return y, new_counts
 
     def expected_share(self, values: Mapping[str, float], map_size: MapSize) -> float | None:
         return expected_share(values["p"], map_size, self.edges, self.method)

@@ -14,7 +14,7 @@ from ..functional import foreach, gradients
 from ..functional.dropout import add_noise, drop_units
 from ..functional.masks import scaled
 from ..registry import register
-from .base import Applied, NonNegative, Now, Positive, Probability, Rate, Regularizer
+from .base import Applied, NonNegative, Now, Positive, Probability, Rate, Regularizer, store
 from .dropout import DropsShare
 
 
@@ -103,8 +103,12 @@ class ClipGradNorm(OnGradients, Regularizer):
 
     def check(self, values: Mapping[str, float]) -> None:
         norm_type = gradients.check_norm(self.norm_type, self.per)
-        channels, samples = self.per == "channel", self.per == "sample"
-        vars(self).update(norm_type=norm_type, channelwise=channels, samplewise=samples)
+        store(
+            self,
+            norm_type=norm_type,
+            channelwise=self.per == "channel",
+            samplewise=self.per == "sample",
+        )
         if self.group and self.per != "tensor":
             raise ValueError(f"with group=True, per must be 'tensor', got {self.per!r}")
 
@@ -113,6 +117,7 @@ class ClipGradNorm(OnGradients, Regularizer):
             norm = now.common_norm.to(x.device)
             now.norms = gradients.unscaled(norm, now.grad_scale)
             return gradients.scale_counted(x, now.max_norm * now.grad_scale, norm)
+
         clipped, changed, now.norms = gradients.clip_measured(
             x, now.max_norm, self.norm_type, self.per, now.grad_scale
         )
@@ -127,7 +132,9 @@ class ClipGradNorm(OnGradients, Regularizer):
             norms = now.common_norm.to(grads[0].device)
         else:
             norms = foreach.unit_norms(grads, units, self.norm_type)
-        now.norms = gradients.unscaled(norms, now.grad_scale).expand(sum(units.rows))
+
+        unscaled_norms = gradients.unscaled(norms, now.grad_scale)
+        now.norms = unscaled_norms.expand(sum(units.rows))
         now.norm_counts = units.rows
         return foreach.shrink_(grads, units, norms, now.max_norm * now.grad_scale)
 
@@ -235,11 +242,14 @@ class DropGrad2d(DropsShare, OnGradients, Regularizer):
     def apply(self, x: Tensor, now: Now) -> Applied:
         y, dropped = drop_units(x, now.p, 2)
         if y is not x:
-            y = torch.where((x - x) == 0, y, x)  # isfinite() starts four kernels on a GPU
+            is_finite = (x - x) == 0  # isfinite() starts four kernels on a GPU
+            y = torch.where(is_finite, y, x)
         return y, dropped
 
 
 class _OfParameters(OnGradients, Regularizer):
+    """Base of regularizers that take gradients of parameters only."""
+
     def refusal(self, module: nn.Module, parameter: nn.Parameter | None) -> str | None:
         if parameter is not None:
             return None
@@ -267,7 +277,8 @@ class AdaptiveClipGrad(_OfParameters):
 
     def check(self, values: Mapping[str, float]) -> None:
         eps = as_number("eps", self.eps, allowed=POSITIVE)
-        vars(self).update(eps=eps, norm_type=gradients.check_norm(self.norm_type, "tensor"))
+        norm_type = gradients.check_norm(self.norm_type, "tensor")
+        store(self, eps=eps, norm_type=norm_type)
 
     def apply(self, x: Tensor, now: Now) -> Applied:
         y, changed, now.norms = gradients.clip_adaptive_counted(
