@@ -1,6 +1,7 @@
-"""The checks of run time: of the sites, of the training, and of several processes.
+"""The checks at run time: of the sites, of the training loop, and of several processes.
 
-The first training forward of a window warns of sites that were not called; its end, of the rest.
+The first training forward of a window reports the sites that were not called. The end of the window
+reports all other faults.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ from .endings import find_at_end, find_zero_rates
 from .report import gathered
 from .ticker import Ticker
 
-_made: WeakSet[ModelHook] = WeakSet()  # of all attachments; copies are not in it
-_EVALUATIONS = 2  # after which a training that nobody steps is reported
+_made: WeakSet[ModelHook] = WeakSet()  # the hooks of all attachments, without those of copies
+_EVALUATIONS = 2  # a training that nobody steps is reported after so many evaluations
 _EQUAL_SEEDS = Finding(
     Kind.EQUAL_GENERATORS,
     Severity.WARNING,
@@ -58,10 +59,12 @@ _EQUAL_SEEDS = Finding(
 class ModelHook:
     """Forward hook of the model: counts forwards, and checks the sites at the first of a window.
 
-    It hooks parameters whose owners are never called themselves, as in an attention that takes the
-    weights of its projections. Compiled code calls no Python. torch calls the hooks of a model that
-    ``torch.compile`` has returned outside of that code, so this one leaves after the first forward
-    of a window, and a `Ticker` tells when a `Watchdog` is due. ``Attachment.step`` puts it back.
+    It also hooks parameters of layers that are never called, such as the projections of an
+    attention that reads only their weights.
+
+    Compiled code calls no Python. torch calls the hooks of a model that ``torch.compile`` has
+    returned outside of that code. Therefore this hook leaves after the first forward of a window,
+    a `Ticker` tells when a `Watchdog` is due, and ``Attachment.step`` puts the hook back.
     """
 
     @property
@@ -73,18 +76,23 @@ class ModelHook:
         )
 
     def __init__(self, run: Run, hooks: Sequence[SiteHook], model: nn.Module) -> None:
-        self.run, self.hooks = run, hooks
+        self.run = run
+        self.hooks = hooks
         self._model = weakref.ref(model)
         self.parameters = [hook for hook in hooks if not hook.by_call]
-        dogs = [each for hook in hooks if isinstance(each := hook.site.regularizer, Watchdog)]
+
+        regularizers = [hook.site.regularizer for hook in hooks]
+        dogs = [item for item in regularizers if isinstance(item, Watchdog)]
         self.every = min((dog.every for dog in dogs if dog.every), default=0)
         self.fewest = max((dog.min_calls for dog in dogs), default=0)  # forwards for statistics
-        self._training, self._turns = False, 0  # the mode of the last forward; turns to training
+
+        self._training = False  # the mode of the last forward
+        self._turns = 0  # how often the mode changed to training
         _made.add(self)
 
     @property
     def model(self) -> nn.Module | None:
-        """The model that it was made for; None once that is gone, and of a copy."""
+        """The model that the hook was made for; None if that is gone, and in a copy."""
         return None if self._model is None else self._model()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -99,92 +107,135 @@ class ModelHook:
         training = model.training
         if not run.installed or graph_task() != NO_TASK:
             return  # a recomputation of checkpointing is no other forward
+
         run.counter.trained += training
         run.counter.evaluated += not training
+
         turned = training is not self._training and not run.stepped
         first = training and run.enabled and not run.looked
         if turned or first or self.every or self.parameters or run.compiled:
             callback = set_eval_frame(None)  # dynamo would compile what is called here
             try:
-                self._check(model, training, args[:-1])
-                if run.compiled and run.looked and not self.parameters:
-                    self._leave(model)
+                self._check_and_leave(model, training, inputs=args[:-1])  # the last is the output
             finally:
                 set_eval_frame(callback)
 
     def put_on(self, model: nn.Module) -> None:
-        """Put it on the model, if it is not there."""
+        """Put the hook on the model, if it is not there."""
         if self not in forward_hooks(model).values():
             model.register_forward_hook(self, with_kwargs=True)
 
+    def _check_and_leave(self, model: nn.Module, training: bool, inputs: Any) -> None:
+        """Run the checks of a forward, and leave a compiled model that needs no other check."""
+        run = self.run
+        self._check(model, training, inputs)
+        if run.compiled and run.looked and not self.parameters:
+            self._leave(model)
+
     def _leave(self, model: nn.Module) -> None:
-        """Take it off a compiled model until `Attachment.step` begins another window."""
+        """Take the hook off a compiled model until `Attachment.step` begins another window."""
         for key, hook in list(forward_hooks(model).items()):
             if hook is self:
                 remove_forward_hook(model, key)
         self._start_ticker(counted=1)
 
     def _check(self, model: nn.Module, training: bool, inputs: Any) -> None:
-        """Look at what needs to be looked at in this forward."""
+        """Run the checks that are due in this forward."""
         run = self.run
         if training is not self._training and not run.stepped:
-            self._training = training
-            self._turns += training
-            if training and self._turns > _EVALUATIONS:  # training goes on after two
-                tell(not_stepped(hook.site for hook in self.hooks), run.told)
+            self._note_turn(training)
+        self._hook_parameters(model)
+
+        if not (training and run.enabled) or transforming():
+            return  # under a transform no number can be read
+
+        if not run.looked and not run.counts_on_meta():
+            run.looked = True
+            self._check_first(model, inputs)
+        if self.every and run.ticker is None:
+            self._count(model)
+
+    def _note_turn(self, training: bool) -> None:
+        """Note that the mode has changed, and report a training of several epochs without step."""
+        self._training = training
+        self._turns += training
+        if training and self._turns > _EVALUATIONS:
+            tell(not_stepped(hook.site for hook in self.hooks), self.run.told)
+
+    def _hook_parameters(self, model: nn.Module) -> None:
+        """Hook the parameters of layers that were never called themselves."""
         for hook in self.parameters:
             owner = None if hook.site.calls else find_module(model, hook.site.owner)
             if owner is not None:
                 hook.put(owner)
-        if not (training and run.enabled) or transforming():
-            return  # under a transform no number can be read
-        if not run.looked and not run.counts_on_meta():
-            run.looked = True
-            window = replace(windows(run, self.hooks)[0], backward=False)
-            tell(_idle(model, [hook for hook in self.hooks if hook.by_call], window), run.told)
-            run.no_batch = find_no_batch([hook.site for hook in self.hooks], inputs)
-            tell(run.no_batch + self._without_optimizer(), run.told)
-        if self.every and run.ticker is None:
-            self._count(model)
+
+    def _check_first(self, model: nn.Module, inputs: Any) -> None:
+        """Report what the first training forward of a window shows."""
+        run = self.run
+        opened, _ = windows(run, self.hooks)
+        window = replace(opened, backward=False)
+        called = [hook for hook in self.hooks if hook.by_call]
+        tell(_idle(model, called, window), run.told)
+
+        run.no_batch = find_no_batch([hook.site for hook in self.hooks], inputs)
+        tell(run.no_batch + self._without_optimizer(), run.told)
 
     def _count(self, model: nn.Module) -> None:
         """Count a training forward, look if a `Watchdog` is due, and plan the next forward."""
         clock = Clock.of(self.run.shared)
         clock.count()
         alerts = self._alerts(model) if clock.looks_for_nan(self.every) else []
+
         clock.gap = None
         clock.plan(self.every, self.fewest)
-        tell_alerts(self.run, self.hooks, alerts)  # which may raise an error
+        tell_alerts(self.run, self.hooks, alerts)  # comes last, because it may raise an error
 
     def _without_optimizer(self) -> list[Finding]:
-        """A finding if gradients are to be regularized at steps of an optimizer nobody gave."""
+        """Find sites that act at the steps of an optimizer, if no optimizer is known."""
         waiting = [hook for hook in self.parameters if hook.site.regularizer.accumulates]
-        if self.run.optimizers or not waiting or self.model is None:  # a copy gets its own later
+        is_copy = self.model is None  # a copy gets its own optimizer later
+        if self.run.optimizers or not waiting or is_copy:
             return []
+
         keys = tuple(hook.site.key for hook in waiting)
         text = "it acts at the steps of the optimizer, and no optimizer is known in this forward"
-        kind, epoch = Kind.NO_OPTIMIZER, self.run.epoch
-        return [Finding(kind, Severity.WARNING, keys, text, CURE_NO_OPTIMIZER, epoch)]
+        return [
+            Finding(
+                kind=Kind.NO_OPTIMIZER,
+                severity=Severity.WARNING,
+                sites=keys,
+                text=text,
+                cure=CURE_NO_OPTIMIZER,
+                epoch=self.run.epoch,
+            )
+        ]
 
     @constant_when_traced
     def _note_traced(self) -> None:
-        """Let a `Watchdog` look at compiled code; torch.compile calls it while it traces."""
+        """Let a `Watchdog` look at compiled code; torch.compile calls this while it traces."""
         self._start_ticker()
 
     def _start_ticker(self, counted: int = 0) -> None:
-        """Start the clock of a `Watchdog`; so many of the next backwards were counted before."""
+        """Start the clock of a `Watchdog`, if there is one.
+
+        Args:
+            counted: how many of the next backwards belong to forwards that were counted before.
+        """
+        run = self.run
         model = self.model
-        Clock.of(self.run.shared).measures = True  # a graph can't leave out measurements
-        if self.every and self.run.ticker is None and model is not None:
-            self.run.ticker = Ticker(model, self._wait, self._look, counted)
+        Clock.of(run.shared).measures = True  # a graph can't leave out measurements
+        if self.every and run.ticker is None and model is not None:
+            run.ticker = Ticker(model, wait=self._wait, due=self._look, leave_out=counted)
 
     def _wait(self) -> int:
-        """In how many forwards the `Watchdog` is due."""
+        """Return in how many forwards the `Watchdog` is due."""
         done = Clock.of(self.run.shared).forwards
-        power = 1 << done.bit_length()  # the next one of 1, 2, 4, 8, ...
-        return min(power, (done // self.every + 1) * self.every) - done
+        next_power = 1 << done.bit_length()  # of 1, 2, 4, 8, ...
+        next_multiple = (done // self.every + 1) * self.every
+        return min(next_power, next_multiple) - done
 
     def _look(self) -> None:
+        """Look at what compiled code has counted for a `Watchdog`, and report it."""
         model = self.model
         if model is None:
             return
@@ -193,77 +244,104 @@ class ModelHook:
         tell_alerts(self.run, self.hooks, self._alerts(model))
 
     def _alerts(self, model: nn.Module) -> list[Finding]:
-        """What a look finds after this forward: all faults at each n-th one, else NaN and Inf."""
+        """Look after this forward: for all faults at each n-th one, else for NaN and Inf."""
         forwards = Clock.of(self.run.shared).forwards
-        return new_alerts(model, self.run, self.hooks, forwards % self.every == 0)
+        statistics = forwards % self.every == 0
+        return new_alerts(model, self.run, self.hooks, statistics)
 
 
 @atexit.register
 def tell_at_exit() -> None:
     """Warn at the end of the process of what somebody has forgotten."""
-    for hook in list(_made):
-        if hook.run.installed and hook.model is not None:
-            tell(find_forgotten(hook.run, [each.site for each in hook.hooks]), hook.run.told)
+    for model_hook in list(_made):
+        run = model_hook.run
+        if run.installed and model_hook.model is not None:
+            sites = [hook.site for hook in model_hook.hooks]
+            tell(find_forgotten(run, sites), run.told)
 
 
 def find_forgotten(run: Run, sites: Sequence[Site]) -> list[Finding]:
-    """What somebody has forgotten, when a training has ended."""
+    """Find what somebody has forgotten, when a training has ended."""
     return not_stepped(sites) or find_at_end(run, sites)
 
 
 def find_faults(base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> list[Finding]:
-    """Everything that is wrong in the open window, or in the last one in which it was trained."""
+    """Find everything that is wrong in the open window.
+
+    If the model was not trained in it, the last window is judged, if anything was called there.
+    """
 
     def error(kind: Kind, text: str, cure: str, *sites: str) -> Finding:
         return Finding(kind, Severity.ERROR, sites, text, cure, run.epoch)
 
     if not run.installed:
         return [error(Kind.REMOVED, "the attachment was removed", "Call attach again")]
-    found = run.scaler_findings()
-    window, before = windows(run, hooks)
-    if before.has("calls", "active") and not window.has("trained", "active"):
-        window = before
+
+    findings = run.scaler_findings()
+    window, last_window = windows(run, hooks)
+    if last_window.has("calls", "active") and not window.has("trained", "active"):
+        window = last_window
     if not window.has("calls", "active") and not _leaves_no_trace(hooks):
         text = "no layer was called in this epoch, or since attaching or loading"
-        found.append(error(Kind.NOT_RUN, text, "Run a training step first"))
-    gone = sorted(set(run.keys) - {hook.site.key for hook in hooks})  # of a copy, say
-    found += [error(*REPLACED, key) for key in gone]
-    found += filter(None, [hook.diagnose(base, window) for hook in hooks])
-    found += run.no_batch
-    found += find_frozen(base, run, hooks)
+        findings.append(error(Kind.NOT_RUN, text, "Run a training step first"))
+
+    sites = [hook.site for hook in hooks]
+    present = {site.key for site in sites}
+    missing = sorted(set(run.keys) - present)  # a copy may have lost hooks
+    findings += [error(*REPLACED, key) for key in missing]
+    findings += filter(None, [hook.diagnose(base, window) for hook in hooks])
+
+    findings += run.no_batch
+    findings += find_frozen(base, run, hooks)
     if run.epoch >= 1:
-        found += find_zero_rates(run, [hook.site for hook in hooks])
-    return found + not_stepped(hook.site for hook in hooks)
+        findings += find_zero_rates(run, sites)
+    return findings + not_stepped(sites)
 
 
 def tell_faults(attached: Any) -> None:
     """Warn of each fault once, and let each `Watchdog` look and act."""
-    base, run, hooks = attached._base, attached._run, attached._hooks
+    base = attached._base
+    run = attached._run
+    hooks = attached._hooks
     tell(find_faults(base, run, hooks), run.told)
     tell_alerts(run, hooks, new_alerts(base, run, hooks))
 
 
 def faults_before(t: float, base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> list[Finding]:
-    """The faults to report when the time moves to `t`, which may close the window."""
+    """Find the faults to report when the time moves to `t`, which may close the window."""
     if graph_task() != NO_TASK:
         warn(
             "step() was called during a backward: activation checkpoints that are recomputed "
             "after it use the new rates, and their gradients are wrong; call step() after "
             "backward()"
         )
-    epochs = math.floor(t) - math.floor(run.epoch)
     if not run.installed:
         return find_faults(base, run, hooks)  # that it was removed
+    epochs = math.floor(t) - math.floor(run.epoch)
     if not epochs:
         return []
+
     window, _ = windows(run, hooks)
-    if window.has("trained", "active") and not window.has("off"):
-        gradients = [hook for hook in hooks if hook.site.regularizer.acts_on == "gradient"]
-        came = any(window.sites[hook.site.key].active for hook in gradients)
-        came = came or any(p.grad is not None for p in base.parameters())
-        return _idle(base, hooks, replace(window, backward=came))
-    if window.has("off") or epochs != 1 or run.fresh or _leaves_no_trace(hooks):
-        return []  # the time was set, or compiled code only read rates
+    was_off = window.has("off")
+    if window.has("trained", "active") and not was_off:
+        return _idle(base, hooks, replace(window, backward=_had_backward(base, hooks, window)))
+
+    time_was_set = epochs != 1 or run.fresh
+    if was_off or time_was_set or _leaves_no_trace(hooks):
+        return []
+    return [_not_trained(base, run, window)]
+
+
+def _had_backward(base: nn.Module, hooks: Iterable[SiteHook], window: Window) -> bool:
+    """Return whether a backward of the model ran in the window, as far as gradients tell."""
+    gradients = [hook for hook in hooks if hook.site.regularizer.acts_on == "gradient"]
+    if any(window.sites[hook.site.key].active for hook in gradients):
+        return True
+    return any(p.grad is not None for p in base.parameters())
+
+
+def _not_trained(base: nn.Module, run: Run, window: Window) -> Finding:
+    """Make the finding that an epoch has ended without a training forward."""
     text = f"an epoch has ended in which this {bare_type(base).__name__} was not trained"
     if window.model.evaluated:
         text += f": it ran {counted(window.model.evaluated, 'forward')} in evaluation mode"
@@ -272,47 +350,68 @@ def faults_before(t: float, base: nn.Module, run: Run, hooks: Sequence[SiteHook]
         "copied this one), attach to that one; if this one is compiled, its code calls none of "
         "these layers"
     )
-    return [Finding(Kind.NOT_TRAINED, Severity.WARNING, (), text, cure, run.epoch)]
+    return Finding(Kind.NOT_TRAINED, Severity.WARNING, (), text, cure, run.epoch)
 
 
 def _leaves_no_trace(hooks: Iterable[SiteHook]) -> bool:
-    """Whether compiled code may run the model uncounted, because it only reads rates."""
+    """Return whether compiled code may run the model uncounted, because it only reads rates."""
     return all(hook.holds_rate and not hook.needs_calls for hook in hooks)
 
 
 def _idle(base: nn.Module, hooks: Iterable[SiteHook], window: Window) -> list[Finding]:
-    """The faults of sites that did nothing; freezing a parameter after training it is no fault."""
+    """Find the faults of the sites that did nothing in a window.
+
+    If somebody freezes a parameter after it was trained, that is no fault.
+    """
     idle = [hook for hook in hooks if not window.sites[hook.site.key].active]
-    faults = [(hook, hook.diagnose(base, window)) for hook in idle]
-    found = [f for hook, f in faults if f and not (f.kind == Kind.LOST and hook.site.active_calls)]
+    findings = []
+    for hook in idle:
+        fault = hook.diagnose(base, window)
+        if fault is None:
+            continue
+        frozen_later = fault.kind == Kind.LOST and hook.site.active_calls
+        if not frozen_later:
+            findings.append(fault)
+
     never = [hook for hook in idle if not hook.site.active_calls]
-    return found + find_frozen(base, never[0].run, never) if never else found
+    if never:
+        findings += find_frozen(base, never[0].run, never)
+    return findings
 
 
 def find_no_batch(sites: Iterable[Site], inputs: Any) -> list[Finding]:
-    """A finding for each site of whole samples whose tensor has another length than the batch.
+    """Find the sites of whole samples whose tensor has another length than the batch.
 
-    `inputs` are the arguments of the model. Axis 0 of a tensor may hold windows, or tokens.
+    Axis 0 of such a tensor may hold windows, or tokens.
+
+    Args:
+        sites: the sites that were called in a forward.
+        inputs: the arguments of the model in that forward.
     """
     tensors = [x for x in tree_leaves(inputs) if isinstance(x, Tensor) and x.ndim]
     sizes = [x.shape[0] for x in tensors]
-    lists = [len(each) for each in tree_leaves(inputs, is_leaf=_is_list) if _is_list(each)]
-    batches = {*sizes, *lists, sum(sizes)}  # images may come in a list, or in several sizes
-    found = []
+    if not sizes:
+        return []
+    # images may come in a list, or in several sizes
+    lists = [value for value in tree_leaves(inputs, is_leaf=_is_list) if _is_list(value)]
+    batches = {*sizes, *map(len, lists), sum(sizes)}
+
+    findings = []
     for site in sites:
-        if sizes and site.samples is not None and site.samples not in batches:
-            text = (
-                f"axis 0 of its tensor has {site.samples} elements and the batch has {sizes[0]}, "
-                "so it does not act on whole samples"
-            )
-            cure = (
-                "Put it on a layer whose axis 0 is the batch, such as the block around it, or say "
-                "layout= if these elements are samples"
-            )
-            run = site.run
-            keys = (site.key,)
-            found.append(Finding(Kind.NO_BATCH, Severity.WARNING, keys, text, cure, run.epoch))
-    return found
+        if site.samples is None or site.samples in batches:
+            continue
+        text = (
+            f"axis 0 of its tensor has {site.samples} elements and the batch has {sizes[0]}, "
+            "so it does not act on whole samples"
+        )
+        cure = (
+            "Put it on a layer whose axis 0 is the batch, such as the block around it, or say "
+            "layout= if these elements are samples"
+        )
+        keys = (site.key,)
+        epoch = site.run.epoch
+        findings.append(Finding(Kind.NO_BATCH, Severity.WARNING, keys, text, cure, epoch))
+    return findings
 
 
 def _is_list(value: Any) -> bool:
@@ -320,20 +419,20 @@ def _is_list(value: Any) -> bool:
 
 
 def find_frozen(base: nn.Module, run: Run, hooks: Iterable[SiteHook]) -> list[Finding]:
-    """A finding for each entry of the spec whose parameters are all frozen.
+    """Find the entries of the spec whose parameters are all frozen.
 
-    A frozen parameter beside others is no fault: it is regularized once it is unfrozen.
+    A frozen parameter beside others is no fault, because it is regularized once it is unfrozen.
     """
     entries: dict[tuple[int, int], list[ParameterHook]] = defaultdict(list)
     for hook in hooks:
         if isinstance(hook, ParameterHook):
             entries[hook.site.position].append(hook)
-    whole = Counter(site.position for site in run.sites)
-    found = []
+
+    sizes = Counter(site.position for site in run.sites)
+    findings = []
     for position, members in entries.items():
-        owners = [(hook, hook.find(base)) for hook in members]
-        frozen = [h for h, owner in owners if owner is not None and h.is_frozen(owner)]
-        if len(frozen) < whole[position]:
+        frozen = [hook for hook in members if _has_frozen(hook, base)]
+        if len(frozen) < sizes[position]:
             continue
         keys = tuple(hook.site.key for hook in frozen)
         text = "the parameter is frozen (requires_grad is False) and gets no gradient"
@@ -341,12 +440,18 @@ def find_frozen(base: nn.Module, run: Run, hooks: Iterable[SiteHook]) -> list[Fi
             "Unfreeze it, or leave it out of the spec. If its layer was wrapped after attach, "
             "attach after that"
         )
-        found.append(Finding(Kind.LOST, Severity.ERROR, keys, text, cure, run.epoch))
-    return found
+        findings.append(Finding(Kind.LOST, Severity.ERROR, keys, text, cure, run.epoch))
+    return findings
+
+
+def _has_frozen(hook: ParameterHook, base: nn.Module) -> bool:
+    """Return whether the parameter of a hook is still in the model, and frozen."""
+    owner = hook.find(base)
+    return owner is not None and hook.is_frozen(owner)
 
 
 def not_stepped(sites: Iterable[Site]) -> list[Finding]:
-    """The finding that schedules are moving and nobody has called ``step``; or nothing."""
+    """Find out whether schedules are moving and nobody has called ``step``: one finding or none."""
     for site in sites:
         if site.moves and site.counter.trained and not site.run.stepped:
             text = (
@@ -362,45 +467,79 @@ def not_stepped(sites: Iterable[Site]) -> list[Finding]:
 
 
 def compare(run: Run, sites: Sequence[Site], local: Sequence[Finding]) -> list[Finding]:
-    """The findings of all ranks and their differences; the same list on every rank."""
-    mine = {site.key: repr(site.regularizer) for site in sites}
-    mine[""] = f"epoch {run.epoch:g}{'' if run.enabled else ', paused'}"
-    lists, stated, seeds = zip(*gathered((local, mine, torch.initial_seed())), strict=True)
-    found = []
-    for each in dict.fromkeys(chain(*lists)):
-        on = [str(rank) for rank, findings in enumerate(lists) if each in findings]
-        where = "" if len(on) == len(lists) else f" (on rank {', '.join(on)})"
-        found.append(replace(each, text=f"{each.text}{where}"))
-    for key in dict.fromkeys(chain(*stated)):
-        values = [each.get(key, "nothing") for each in stated]
-        if len(set(values)) > 1:
-            shown = ", ".join(f"{value} on rank {rank}" for rank, value in enumerate(values))
-            keys = (key,) if key else ()
-            found.append(Finding(Kind.DIFFERS, Severity.ERROR, keys, f"the ranks differ: {shown}"))
-    drawn_alike = any(site.draws for site in sites) and len(set(seeds)) < len(seeds)
-    return [*found, _EQUAL_SEEDS] if drawn_alike else found
+    """Find the faults of all ranks and their differences; the same list on every rank."""
+    settings = {site.key: repr(site.regularizer) for site in sites}
+    settings[""] = f"epoch {run.epoch:g}{'' if run.enabled else ', paused'}"
+    of_ranks = gathered((local, settings, torch.initial_seed()))
+    findings_of_ranks, settings_of_ranks, seeds = zip(*of_ranks, strict=True)
+
+    findings = _with_ranks(findings_of_ranks) + _differences(settings_of_ranks)
+    seeds_repeat = len(set(seeds)) < len(seeds)
+    if seeds_repeat and any(site.draws for site in sites):
+        findings.append(_EQUAL_SEEDS)
+    return findings
+
+
+def _with_ranks(findings_of_ranks: Sequence[Sequence[Finding]]) -> list[Finding]:
+    """Name the ranks of each finding, if it does not hold on all of them."""
+    named = []
+    for finding in dict.fromkeys(chain(*findings_of_ranks)):
+        ranks = [str(rank) for rank, those in enumerate(findings_of_ranks) if finding in those]
+        everywhere = len(ranks) == len(findings_of_ranks)
+        where = "" if everywhere else f" (on rank {', '.join(ranks)})"
+        named.append(replace(finding, text=f"{finding.text}{where}"))
+    return named
+
+
+def _differences(settings_of_ranks: Sequence[dict[str, str]]) -> list[Finding]:
+    """Find the sites whose regularizer is another one on some ranks; the key "" is the model."""
+    findings = []
+    for key in dict.fromkeys(chain(*settings_of_ranks)):
+        values = [settings.get(key, "nothing") for settings in settings_of_ranks]
+        if len(set(values)) == 1:
+            continue
+        shown = ", ".join(f"{value} on rank {rank}" for rank, value in enumerate(values))
+        keys = (key,) if key else ()
+        text = f"the ranks differ: {shown}"
+        findings.append(Finding(Kind.DIFFERS, Severity.ERROR, keys, text))
+    return findings
 
 
 def tell_equal_seeds(run: Run, sites: Sequence[Site]) -> None:
     """Warn, once for an attachment, if another rank has the same random seed.
 
     Each rank puts its seed into the store of the process group and reads the seeds that are there.
-    No rank waits: it looks again in the next step, until all seeds are there.
+    No rank waits for the others. It looks again in the next step, until all seeds are there.
     """
-    if run.compared or world_size() < 2 or not (run.installed and any(s.draws for s in sites)):
+    if run.compared or world_size() < 2 or not run.installed:
+        return
+    if not any(site.draws for site in sites):
         return
     store = store_of_processes()
     if store is None:
         run.compared = True
         return
+
     rank = distributed.get_rank()
     seed = str(torch.initial_seed())
     if not run.seed_sent:
         store.set(f"dropblock_hooks/seed/{rank}", seed)
         run.seed_sent = True
-    others = [f"dropblock_hooks/seed/{other}" for other in range(world_size()) if other != rank]
-    known = [key for key in others if store.check([key])]
-    run.compared = len(known) == len(others)
-    if any(store.get(key).decode() == seed for key in known):
+
+    others = _seeds_of_others(store, rank)
+    run.compared = None not in others
+    if seed in others:
         run.compared = True
         tell([_EQUAL_SEEDS], run.told)
+
+
+def _seeds_of_others(store: Any, rank: int) -> list[str | None]:
+    """Read the seeds of the other ranks from the store, without waiting; None for missing ones."""
+    seeds: list[str | None] = []
+    for other in range(world_size()):
+        if other == rank:
+            continue
+        key = f"dropblock_hooks/seed/{other}"
+        is_there = store.check([key])
+        seeds.append(store.get(key).decode() if is_there else None)
+    return seeds
