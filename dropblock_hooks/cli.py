@@ -30,7 +30,7 @@ from .registry import registered
 from .selectors.index import Index
 from .selectors.select import match
 from .spec.spec import Spec
-from .tables import Table, counted, terminal_width
+from .tables import Table, counted, table_width, terminal_width
 
 
 def _layers(options: argparse.Namespace) -> Table[Any]:
@@ -208,7 +208,7 @@ def _printed(result: Table[Any] | str, options: argparse.Namespace) -> str:
     if isinstance(result, str):
         return result
     if not options.json:
-        return result.to_text(terminal_width(), options.wide)
+        return result.to_text(table_width(), options.wide)
 
     data: Any = result.to_dict()
     if isinstance(result, Plan):

@@ -1,5 +1,6 @@
 """Rows that print as a table, and convert to HTML, dicts and pandas."""
 
+import os
 import shutil
 import sys
 from collections import Counter, defaultdict
@@ -15,6 +16,7 @@ Row = TypeVar("Row")
 Columns = dict[str, Callable[[Row], Any]]
 """For each heading, a function from the row to the cell; a heading may have two lines."""
 WIDTH = 100  # characters in a printed line, if the width of the terminal is not known
+UNLIMITED = sys.maxsize  # the width of a pipe or a file, where lists are wrapped at `WIDTH`
 _PREFIX = 10  # a longer prefix of all names is printed only once
 
 
@@ -92,18 +94,20 @@ class Table(Sequence[Row], Generic[Row]):
         Names and numbers are never shortened. Equal sites of an entry of the spec print as one
         line. `wide` prints a line for each row, and shortens nothing.
         """
+        wrapped_at = WIDTH if width == UNLIMITED else width
         if wide:
-            width = sys.maxsize
+            width = UNLIMITED
+            wrapped_at = UNLIMITED
         blocks = ["\n".join(_lines(section, width, wide)) for section in self._sections]
         for heading, items in self._notes.items():
             if items:
-                blocks.append(_listed_below(heading, items, width))
+                blocks.append(_listed_below(heading, items, wrapped_at))
 
         title = f"{shown(self.title)}\n" if self.title else ""
         return title + "\n\n".join(blocks)
 
     def __str__(self) -> str:
-        return self.to_text(terminal_width())
+        return self.to_text(table_width())
 
     __repr__ = __str__
 
@@ -122,6 +126,13 @@ def _listed_below(heading: str, items: Sequence[str], width: int) -> str:
         return "\n".join(items)
     wrapper = TextWrapper(width, subsequent_indent="    ", break_on_hyphens=False)
     return "\n".join([f"{heading}:", *(wrapper.fill(f"  - {item}") for item in items)])
+
+
+def table_width() -> int:
+    """The width of a table: `terminal_width`, or `UNLIMITED` if it goes to a pipe or a file."""
+    if "COLUMNS" in os.environ or sys.stdout is None or sys.stdout.isatty():
+        return terminal_width()
+    return UNLIMITED
 
 
 def _lines(section: Section[Row], width: int, wide: bool) -> list[str]:

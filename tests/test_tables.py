@@ -152,6 +152,17 @@ def test_tables_are_as_wide_as_the_terminal(monkeypatch, width):
     assert "l" * 300 in table.to_text(width, wide=True)
 
 
+def test_a_pipe_or_a_file_gets_whole_texts_and_wrapped_notes(monkeypatch, capsys):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    columns = {"a": lambda row: row.values[0], "b": lambda row: Short(row.values[1])}
+    rows = [Wide(("name", "l" * 300))]
+    table = Table(rows, columns, notes={"notes": ["word " * 60]})
+    print(table)
+    row, *notes = capsys.readouterr().out.splitlines()[2:]
+    assert row == f"name  {'l' * 300}"
+    assert max(map(len, notes)) <= WIDTH
+
+
 def test_notebooks_get_everything_whole_and_escaped():
     model = nn.Sequential()
     model.add_module("<b>&'" + "n" * 200, nn.Conv2d(2, 2, 3))
