@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ NORMS = {
     "CIFAR100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
     "ImageFolder": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
 }
+_IMAGENET_SIZE = 224  # pixels
 
 
 def _cifar(kind: Any, seed: int, root: str = "data", image_size: int = 32, **options: Any) -> Data:
@@ -40,8 +42,11 @@ cifar10 = partial(_cifar, datasets.CIFAR10)
 cifar100 = partial(_cifar, datasets.CIFAR100)
 
 
-def imagefolder(seed: int, root: str, image_size: int = 224, **options: Any) -> Data:
-    """Images in `root/train/CLASS` and `root/val/CLASS`; options as of `_data`."""
+def imagefolder(seed: int, root: str, image_size: int | None = None, **options: Any) -> Data:
+    """Images in `root/train/CLASS` and `root/val/CLASS`; options as of `_data`.
+
+    Without `image_size` the size is 224, and images that are smaller are refused.
+    """
     folder = Path(root).resolve()
     try:
         train = datasets.ImageFolder(str(folder / "train"))
@@ -57,9 +62,35 @@ def imagefolder(seed: int, root: str, image_size: int = 224, **options: Any) -> 
             f"{folder}: train and val must have the same classes, they differ in {different}"
         )
 
-    enlarged = round(image_size * 256 / 224)
-    fit = v2.Compose([v2.Resize(enlarged), v2.CenterCrop(image_size)])
+    if image_size is None:
+        _refuse_small_images(train)
+        image_size = _IMAGENET_SIZE
+    fit = partial(_center, size=image_size)
     return _data(train, test, seed, image_size, fit, **options)
+
+
+def _refuse_small_images(images: Any) -> None:
+    """Refuse a folder whose first image is smaller than the default size."""
+    width, height = images[0][0].size
+    edge = min(width, height)
+    if edge < _IMAGENET_SIZE:
+        raise ValueError(
+            f"the first image has {width} x {height} pixels, and image_size is {_IMAGENET_SIZE} by "
+            f"default: set image_size={edge}, or image_size={_IMAGENET_SIZE} to enlarge the images"
+        )
+
+
+def _center(image: Any, size: int) -> Any:
+    """The center of an image, as in the evaluation on ImageNet.
+
+    The shorter edge is resized to 256/224 of the size before the crop. An image whose shorter edge
+    is not that long is resized to the size itself, so it is not enlarged more than was asked for.
+    """
+    edge = round(size * 256 / _IMAGENET_SIZE)
+    if min(image.size) < edge:
+        edge = size
+    resized = v2.functional.resize(image, [edge])
+    return v2.functional.center_crop(resized, [size, size])
 
 
 def _data(
@@ -67,7 +98,7 @@ def _data(
     test: Any,
     seed: int,
     size: int,
-    fit: v2.Transform,
+    fit: Callable[[Any], Any],
     train_images: int | None = None,
     validation: float = 0.0,
     augmentation: str = "none",
@@ -85,7 +116,7 @@ def _data(
         augmentation: of training images: none, flip, crop-flip or resized-crop-flip.
     """
     flip = v2.RandomHorizontalFlip()
-    changes: dict[str, list[v2.Transform]] = {
+    changes: dict[str, list[Callable[[Any], Any]]] = {
         "none": [fit],
         "flip": [fit, flip],
         "crop-flip": [fit, v2.RandomCrop(size, padding=round(size / 8)), flip],

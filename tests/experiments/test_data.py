@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torchvision.transforms import v2
 
 from experiments import page
 from experiments.config import Run
 from experiments.data import Tensors, load_data
 from experiments.data.canvas import COPIES, clean_canvases, occluders, split_digits
 from experiments.data.digits import digits, noisy_labels
+from experiments.data.vision import NORMS
 from experiments.factories import FactoryError
 
 
@@ -193,6 +195,20 @@ def test_image_folders(images):
     assert data.train[0][0].shape == data.tests["clean"][0][0].shape == (3, 16, 16)
     assert not torch.equal(data.train[0][0], data.train[0][0])  # augmented anew
     assert torch.equal(data.tests["clean"][0][0], data.tests["clean"][0][0])
+
+
+def test_small_images_are_not_enlarged_without_being_asked(images):
+    run = make_run(images)
+    del run.data_args["image_size"]
+    with pytest.raises(FactoryError, match="the first image has 30 x 20 pixels.*image_size=20"):
+        load_data(run)
+
+    (shown, _) = load_data(make_run(images, image_size=20)).tests["clean"][0]
+    image = v2.functional.to_image(Image.open(images / "val/cat/0.png"))
+    center = v2.functional.center_crop(v2.functional.to_dtype(image, scale=True), [20, 20])
+    mean, std = NORMS["ImageFolder"]
+    assert torch.equal(shown, v2.functional.normalize(center, mean, std)), "no pixel is resampled"
+    assert load_data(make_run(images, image_size=40)).tests["clean"][0][0].shape == (3, 40, 40)
 
 
 def test_image_folders_that_are_wrong(images):
