@@ -95,9 +95,11 @@ class Board:
                 both = [a + b for a, b in zip(forward, backward, strict=True)]
                 if any(both):
                     self.sites[i].tally.take(both, self.norms[i])
-            used = [norms for i in numbers if (norms := self.norms[i]) is not None]
-            for tensor in (*counts, *used):
-                tensor.data.zero_()
+
+            norms = [self.norms[i] for i in numbers]
+            for tensor in (*counts, *norms):
+                if tensor is not None:
+                    tensor.data.zero_()
 
 
 def _rows(site: Any, training: bool) -> list[list[float]]:

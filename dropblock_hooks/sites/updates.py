@@ -58,25 +58,35 @@ def use_optimizers(
 ) -> None:
     """Put step hooks on these optimizers only; ValueError if they hold none of the parameters."""
     hooks = [(module, hook) for module, hook in installed if hook.site.regularizer.accumulates]
-    parameters = [hook.held(module) for module, hook in hooks]
-    trained = {id(each) for each in parameters if each is not None and each.requires_grad}
-    if optimizers and trained and trained.isdisjoint(set().union(*map(_held, optimizers))):
-        keys = listed([hook.site.key for _, hook in hooks], 5)
-        raise ValueError(
-            f"the optimizer holds none of the parameters of {keys}: give the one that updates this "
-            "model"
-        )
+    if optimizers:
+        _check_optimizers(hooks, optimizers)
+
     for _, handle in run.optimizers:
         handle.remove()
     run.optimizers = []
+
     weakly = [(weakref.ref(module), hook) for module, hook in hooks]
     for optimizer in optimizers:
         handle = optimizer.register_step_pre_hook(partial(_before_step, weakly))
         run.optimizers.append((weakref.ref(optimizer), handle))
 
 
+def _check_optimizers(hooks: Sequence[tuple[nn.Module, Any]], optimizers: list[Optimizer]) -> None:
+    """Raise ValueError if the optimizers hold no trained parameter of these hooks."""
+    parameters = [hook.held(module) for module, hook in hooks]
+    trained = {id(x) for x in parameters if x is not None and x.requires_grad}
+    updated = set().union(*map(_held, optimizers))
+    if trained and trained.isdisjoint(updated):
+        keys = listed([hook.site.key for _, hook in hooks], 5)
+        raise ValueError(
+            f"the optimizer holds none of the parameters of {keys}: give the one that updates this "
+            "model"
+        )
+
+
 def _held(optimizer: Any) -> set[int]:
-    return {id(each) for group in optimizer.param_groups for each in group["params"]}
+    """The identities of the parameters that an optimizer updates."""
+    return {id(x) for group in optimizer.param_groups for x in group["params"]}
 
 
 def _before_step(
@@ -103,35 +113,52 @@ def _before_step(
 @do_not_compile  # a compiled step runs this in eager mode
 @torch.no_grad()
 def _regularize(hooks: Sequence[Any], optimizer: Any) -> None:
-    updated = _held(optimizer)
-    entries: dict[Any, list[_Held]] = defaultdict(list)
-    for reference, hook in hooks:
-        module, site = reference(), hook.site
-        own = None if module is None else hook.held(module)
-        if own is None or own.grad is None or id(own) not in updated:
-            continue
-        if site.acts(module.training):
-            refusal = shard_refusal(module)
-            if own.grad.layout is not torch.strided:
-                refusal = NOT_DENSE
-            elif site.regularizer.random and world_size() > 1:
-                refusal = "each process would draw other numbers: use when='backward'"
-            if refusal is not None:
-                raise site.error(refusal)
-            entries[site.position].append(_Held(site, own, own.grad))
+    """Regularize the gradients of the parameters that an optimizer is about to update."""
+    entries = _entries(hooks, optimizer)
+
     # a fused optimizer is given gradients of the scaled loss, and the scale
     scale = getattr(optimizer, "grad_scale", None)
-    devices = {held.grad.device for entry in entries.values() for held in entry}
+    devices = {held.grad.device for entry in entries for held in entry}
     scales = {device: as_factor(scale, device) for device in devices}
-    for entry in entries.values():
-        norm, clip = {}, entry[0].site.regularizer
-        if isinstance(clip, ClipGradNorm) and clip.group:
-            norm["common_norm"] = common_norm([held.grad for held in entry], clip.norm_type)
+
+    for entry in entries:
+        norm = {}
+        regularizer = entry[0].site.regularizer
+        if isinstance(regularizer, ClipGradNorm) and regularizer.group:
+            grads = [held.grad for held in entry]
+            norm["common_norm"] = common_norm(grads, regularizer.norm_type)
         lists, others = _in_lists(entry)
         for held in others:
             _regularize_one(held, norm, scales[held.grad.device])
         for several in lists:
             _regularize_all(several, norm, scales[several[0].grad.device])
+
+
+def _entries(hooks: Sequence[Any], optimizer: Any) -> list[list[_Held]]:
+    """The gradients to regularize, in a list for each regularizer of an entry of the spec."""
+    updated = _held(optimizer)
+    entries: dict[Any, list[_Held]] = defaultdict(list)
+    for reference, hook in hooks:
+        module = reference()
+        if module is None or not hook.site.acts(module.training):
+            continue
+        parameter = hook.held(module)
+        if parameter is None or parameter.grad is None or id(parameter) not in updated:
+            continue
+        refusal = _refusal(module, hook.site, parameter.grad)
+        if refusal is not None:
+            raise hook.site.error(refusal)
+        entries[hook.site.position].append(_Held(hook.site, parameter, parameter.grad))
+    return list(entries.values())
+
+
+def _refusal(module: nn.Module, site: Site, grad: Tensor) -> str | None:
+    """Why a gradient can't be regularized once per update, or None."""
+    if grad.layout is not torch.strided:
+        return NOT_DENSE
+    if site.regularizer.random and world_size() > 1:
+        return "each process would draw other numbers: use when='backward'"
+    return shard_refusal(module)
 
 
 def _in_lists(entry: Sequence[_Held]) -> tuple[list[list[_Held]], list[_Held]]:
