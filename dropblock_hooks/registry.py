@@ -11,7 +11,9 @@ from typing import Any, Self, TypeVar, dataclass_transform
 _T = TypeVar("_T")
 _CLASSES: dict[str, type] = {}
 _NAMES: dict[type, str] = {}
+# a title, such as "Args:", and the indented lines below it
 _SECTION = re.compile(r"^([A-Z]\w+):\n((?:    .*\n|\n)*)", re.MULTILINE)
+# "name: ...", "**name: ..." or "name (type): ...", and the lines below it that are indented further
 _ARGUMENT = re.compile(r"^    \**(\w+)(?: \([^)]*\))?: .*\n(?: {8}.*\n)*", re.MULTILINE)
 
 
@@ -70,7 +72,7 @@ def described_in(*sources: object) -> Callable[[_T], _T]:
 
 
 def _completed(target: Any, sources: Sequence[object]) -> str:
-    """The docstring of a class or function, with what it lacks from the sources."""
+    """The docstring of a class or function, completed from the docstrings of the sources."""
     own = _Docstring.of(target)
     others = [_Docstring.of(source) for source in sources]
 
@@ -80,7 +82,8 @@ def _completed(target: Any, sources: Sequence[object]) -> str:
     described = [arguments[name] for name in dict.fromkeys(names) if name in arguments]
     lines = "".join(described)
 
-    docstring = own.text.replace(f"Args:\n{own.sections.get('Args', '')}", f"Args:\n{lines}\n")
+    own_lines = own.sections.get("Args", "")
+    docstring = own.text.replace(f"Args:\n{own_lines}", f"Args:\n{lines}\n")
     inherited = ChainMap({"Args": lines}, *(other.sections for other in others))
     for title in ("Args", "Equation", "Reference"):
         if f"\n{title}:\n" not in docstring and inherited.get(title):
@@ -90,7 +93,7 @@ def _completed(target: Any, sources: Sequence[object]) -> str:
 
 @dataclass(frozen=True)
 class _Docstring:
-    """A docstring of Google's style and its parts."""
+    """A docstring in Google's style, taken apart."""
 
     text: str
     sections: dict[str, str]  # the indented lines below each title
@@ -134,7 +137,7 @@ def registered(base: type[_T]) -> dict[str, type[_T]]:
 
 
 def name_of(cls: type) -> str:
-    """The name of a class in specs; the name of a class that is not registered is its own."""
+    """The name of a class in specs; a class that is not registered has its ``__name__``."""
     return _NAMES.get(cls, cls.__name__)
 
 
@@ -153,10 +156,10 @@ def text(value: Any) -> str:
 
 
 def stated_fields(obj: Any) -> dict[str, Any]:
-    """The fields that differ from their defaults, and other numbers than 0, keywords last.
+    """The fields to show: those that differ from their defaults, and all numbers other than 0.
 
-    With ``states_defaults = False`` numbers need to differ too. A method ``_stated`` of the class
-    replaces these rules.
+    Keyword-only fields come last. If the class sets ``states_defaults = False``, numbers are shown
+    only if they differ, too. A method ``_stated`` of the class replaces these rules.
     """
     if hasattr(obj, "_stated"):
         replaced: dict[str, Any] = obj._stated()
@@ -167,7 +170,8 @@ def stated_fields(obj: Any) -> dict[str, Any]:
     for field_ in sorted(fields(obj), key=lambda field_: bool(field_.kw_only)):
         value = getattr(obj, field_.name)
         differs = value != field_.default
-        if field_.init and (differs or (states_numbers and _is_nonzero_number(value))):
+        is_stated_number = states_numbers and _is_nonzero_number(value)
+        if field_.init and (differs or is_stated_number):
             stated[field_.name] = value
     return stated
 
