@@ -3,7 +3,6 @@
 import os
 import shutil
 import sys
-from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from html import escape
@@ -203,6 +202,7 @@ class _Column:
 
     @classmethod
     def of(cls, heading: str, height: int, cells: Sequence[Any], wide: bool) -> Self:
+        """Make a column of cells, with the heading filled up to a height in lines."""
         heading_lines = heading.split("\n")
         heading_lines += [""] * (height - len(heading_lines))
         texts = [shown(cell, wide) for cell in cells]
@@ -228,17 +228,19 @@ class _Column:
 
 def _merged(entries: Sequence[str | None], cells: list[list[Any]]) -> list[list[Any]]:
     """Put the largest group of equal lines of each entry together; the others keep their names."""
-    equal_lines: dict[tuple[Hashable, ...], list[int]] = defaultdict(list)
+    # for each entry, the numbers of its lines, grouped by the cells after the name
+    groups: dict[str | None, dict[tuple[Hashable, ...], list[int]]] = {}
     for i, (entry, line) in enumerate(zip(entries, cells, strict=True)):
-        equal_lines[entry, *map(_compared, line[1:])].append(i)
+        compared = tuple(map(_compared, line[1:]))
+        groups.setdefault(entry, {}).setdefault(compared, []).append(i)
 
     lines = dict(enumerate(cells))
-    for entry, count in Counter(entries).items():
-        groups = [group for (group_entry, *_), group in equal_lines.items() if group_entry == entry]
-        group = max(groups, key=len)
+    for entry, groups_of_entry in groups.items():
+        group = max(groups_of_entry.values(), key=len)
         if entry is None or len(group) == 1:
             continue
 
+        count = sum(map(len, groups_of_entry.values()))
         of_all = "" if len(group) == count else f" of {count}"
         name = Varying(f"{len(group)}{of_all} sites {entry}")
         columns = zip(*(lines.pop(i)[1:] for i in group), strict=True)
@@ -247,7 +249,10 @@ def _merged(entries: Sequence[str | None], cells: list[list[Any]]) -> list[list[
 
 
 def _compared(cell: Any) -> Hashable:
-    """What must be equal in lines that are put together; of a `Varying`, whether it has a value."""
+    """The part of a cell that is equal in lines that print as one.
+
+    The numbers of a `Varying` may differ, but all of them or none must be known.
+    """
     if isinstance(cell, Varying):
         return cell.value is None
     return shown(cell)
@@ -270,7 +275,7 @@ def _together(cells: Sequence[Any]) -> Any:
     text = f"{mean:{digits}}"
     if f"{low:{digits}}" != f"{high:{digits}}":
         text += f", {low:{digits}} to {high:{digits}}"
-    return text.replace("0.", ".") if is_share else text
+    return text.replace("0.", ".") if is_share else text  # .125 instead of 0.125
 
 
 def counted(n: int, noun: str) -> str:
