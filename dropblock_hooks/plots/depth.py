@@ -40,12 +40,11 @@ def plot_gradient_flow(attached: Attachment, ax: Any = None) -> Any:
     ax.set_ylabel("of the unscaled loss")
 
     observed = [(site, row) for site, row in measured if row.observed]
-    bounded = [(site, row) for site, row in measured if not row.observed]
-
     places = [names.index(site.name) for site, _ in observed]
     results = [row.observed for _, row in observed]
     _draw_norms(ax, places, results)
 
+    bounded = [(site, row) for site, row in measured if not row.observed]
     if bounded:
         _draw_bounds(ax, names, bounded)
     elif not any(result.norm for result in results):
@@ -63,10 +62,14 @@ def _draw_norms(ax: Any, places: list[int], results: list[Any]) -> None:
         ax.plot(places, norms, "o-", ms=4, label="norm, mean")
         ax.plot(places, largest, ".:", ms=4, label="largest value")
 
-    zeros = [place for place, result in zip(places, results, strict=True) if result.norm == 0]
+    zeros = []
+    nonfinite = []
+    for place, result in zip(places, results, strict=True):
+        if result.norm == 0:
+            zeros.append(place)
+        if result.left_out:
+            nonfinite.append(place)
     _mark(ax, zeros, "vC0", "0")
-
-    nonfinite = [place for place, result in zip(places, results, strict=True) if result.left_out]
     _mark(ax, nonfinite, "xC3", "NaN or Inf")
 
 
