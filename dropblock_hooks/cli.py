@@ -94,7 +94,7 @@ def _summary(name: str, cls: Any) -> str:
 
 
 def _kind(cls: Any) -> str:
-    """What a class is: an observer, a schedule, or what a regularizer acts on."""
+    """The kind of a class: observer, schedule, or activation or gradient for a regularizer."""
     if issubclass(cls, Observer):
         return "observer"
     return str(getattr(cls, "acts_on", "schedule"))

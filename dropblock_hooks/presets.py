@@ -19,7 +19,9 @@ from .selectors.select import Select, matching
 from .selectors.wrappers import unwrap
 from .spec.spec import Spec
 
+# names of layers in language models, such as model.layers.0, transformer.h.0 or blocks.0
 _LAYERS = r"(.*?\.)??(layers?|h|blocks?)\.\d+\b"
+# names of the last projections of attention and MLP, such as layers.0.self_attn.o_proj
 _PROJECTIONS = (
     r".*?(\.(o|[wW]o|[co]_proj|out_(proj|lin)|down_proj|fc2|fc_out|lin2|dense_4h_to_h)"
     r"|(output|attention|attn)\.dense)\b"

@@ -363,7 +363,7 @@ class ByDepth(Schedule):
 
 def is_moving(rate: Any) -> bool:
     """Whether a rate changes, or may change, with the epoch."""
-    if isinstance(rate, ByDepth):
+    if isinstance(rate, ByDepth):  # its span is that of all sites, so it does not tell
         return is_moving(rate.start) or is_moving(rate.stop)
     low, high = span_of(rate)
     return low != high
