@@ -60,7 +60,9 @@ class Seen(NamedTuple):
     def channels_first(self) -> Tensor | None:
         """Return a view of the first tensor as (N, C, ...), or None if that is not known."""
         form = self.form(self.tensor)
-        return None if form is None else form.take(self.tensor)
+        if form is None:
+            return None
+        return form.take(self.tensor)
 
 
 class Compiled(NamedTuple):
@@ -131,9 +133,14 @@ class Observer(Regularizer):
     columns: ClassVar[Columns[Any]] = {}  # of the report; {}: what `compute` returns, by name
 
     def __post_init__(self) -> None:
-        sees = self.sees_values or self.sees_gradients
-        for name, needed in {"update": sees, "compute": self.by_epoch}.items():
-            if needed and getattr(type(self), name) is getattr(Observer, name):
+        needed = []
+        if self.sees_values or self.sees_gradients:
+            needed.append("update")
+        if self.by_epoch:
+            needed.append("compute")
+
+        for name in needed:
+            if getattr(type(self), name) is getattr(Observer, name):
                 raise TypeError(f"{type(self).__name__} must define {name}()")
         super().__post_init__()
 
@@ -170,8 +177,11 @@ class Observer(Regularizer):
 
     def merge(self, a: State, b: State) -> State:
         """Return the state of two ranks together: the sum of each number and tensor."""
-        both = [name for name in a if name in b and isinstance(a[name], (Tensor, int, float))]
-        return {**b, **a, **{name: a[name] + b[name] for name in both}}
+        merged = {**b, **a}
+        for name in a.keys() & b.keys():
+            if isinstance(a[name], (Tensor, int, float)):
+                merged[name] = a[name] + b[name]
+        return merged
 
     def look(self, state: State, module: nn.Module, parameter: str | None) -> None:
         """Look at the layer, or a parameter's owner, at both ends of an epoch and to report."""
@@ -202,12 +212,15 @@ class Observer(Regularizer):
             cls.traced = vars(cls).get("traced", False)
 
     def bind(self) -> Any:
+        """Return a `Watch`, which has the state of a site."""
         return Watch(self)
 
     def check(self, values: Mapping[str, float]) -> None:
         if self.at == "input" and self.sees_gradients:
-            text = "observe the output of the layer before, whose gradient is the same"
-            raise ValueError(f"{self.label} can't see gradients at at='input': {text}")
+            raise ValueError(
+                f"{self.label} can't see gradients at at='input': observe the output of the layer "
+                "before, whose gradient is the same"
+            )
 
 
 class Watch:
@@ -249,6 +262,7 @@ class Watch:
         if device != self._device:
             self._device = device
             self.open.update(on_device(self.open, device))
+
         return self.observer.take_compiled(self.open, counted)
 
     @torch.inference_mode(False)  # the tensors of that mode can't be changed outside of it
@@ -258,6 +272,7 @@ class Watch:
         if device != self._device:
             self._device = device
             self.open.update(on_device(self.open, device))
+
         self.observer.update(self.open, seen)
         number: int = self.open["calls"]
         if not (seen.gradient and self.observer.sees_values):
@@ -266,18 +281,20 @@ class Watch:
 
     def close_window(self) -> None:
         """Begin the state of a new epoch."""
-        if self.observer.by_epoch:
-            kept = {name: x for name, x in self.open.items() if not isinstance(x, Unsaved)}
-            self.open, self.closed = self._started(), kept
-            self.turn = 0
+        if not self.observer.by_epoch:
+            return
+        self.closed = {name: x for name, x in self.open.items() if not isinstance(x, Unsaved)}
+        self.open = self._started()
+        self.turn = 0
 
     def shown(self) -> State | None:
         """Return the state for the report, on the CPU; None without any call."""
         state = self.open
         if self.closed is not None and self.observer.is_empty(state):
             state = self.closed
-        known = self.observer.by_epoch and state["calls"]
-        return on_device(state, torch.device("cpu")) if known else None
+        if not (self.observer.by_epoch and state["calls"]):
+            return None
+        return on_device(state, torch.device("cpu"))
 
     def result(self) -> Any:
         """Return the result of the observer for the present state."""
@@ -292,9 +309,10 @@ class Unsaved(dict[Any, Any]):
 
 
 def on_device(state: State, device: torch.device) -> State:
-    """Return the state with its tensors on a device."""
-    wide = {torch.float64: wide_dtype(device)}
-    return {
-        name: x.to(device, wide.get(x.dtype, x.dtype)) if isinstance(x, Tensor) else x
-        for name, x in state.items()
-    }
+    """Return the state with its tensors on a device, some of which have no float64."""
+    moved = dict(state)
+    for name, x in state.items():
+        if isinstance(x, Tensor):
+            dtype = wide_dtype(device) if x.dtype is torch.float64 else x.dtype
+            moved[name] = x.to(device, dtype)
+    return moved

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -43,14 +43,14 @@ _BATCH_NORMS = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNo
 
 @dataclass(frozen=True)
 class Statistics:
-    """The statistics of an epoch. None without values to compute it from."""
+    """The statistics of an epoch. A field is None if there are no values to compute it from."""
 
     calls: int  # those that were measured; for `WeightStats`, the number of parameters
-    left_out: int  # of them, those with NaN or Inf, which are not in `values` to `norm`
+    left_out: int  # measured calls with NaN or Inf, which the fields from `values` to `norm` omit
     values: int  # the number of values
     histogram: tuple[int, ...]  # the number of magnitudes below, between and above the ``edges``
     mean: float | None = None
-    std: float | None = None  # of the population; rough below 1e-4 of the mean
+    std: float | None = None  # of the population; inexact if it is below 1e-4 of the mean
     rms: float | None = None
     largest: float | None = None  # the largest magnitude
     norm: float | None = None  # the mean norm of a call; for `WeightStats`, of all values
@@ -68,12 +68,18 @@ class Statistics:
 
     def scalars(self) -> dict[str, float]:
         """Return the numbers for a logger, by name."""
-        named = vars(self).items()
-        found = {name: x for name, x in named if isinstance(x, float) or name == "left_out"}
+        numbers = {
+            name: value
+            for name, value in vars(self).items()
+            if isinstance(value, float) or name == "left_out"
+        }
         if self.dead is not None:
-            found["dead"] = self.dead
-        found |= {f"norm/{name}": norm for name, norm in self.norms.items()}
-        return found | {f"update/{name}": update for name, update in self.updates.items()}
+            numbers["dead"] = self.dead
+        for name, norm in self.norms.items():
+            numbers[f"norm/{name}"] = norm
+        for name, update in self.updates.items():
+            numbers[f"update/{name}"] = update
+        return numbers
 
 
 def _new_sums(edges: Sequence[float]) -> State:
@@ -86,31 +92,51 @@ def _new_sums(edges: Sequence[float]) -> State:
 
 
 def _statistics(state: State) -> Statistics:
-    sums, calls, looked = state["sums"].tolist(), state["calls"], state["looked"]
-    kept, values = int(sums[KEPT]), int(sums[COUNT])
-    found = Statistics(calls, calls - kept, values, tuple(map(int, sums[BINS:])))
+    """Return the statistics that the sums of a state give."""
+    sums = state["sums"].tolist()
+    calls = state["calls"]
+    looked = state["looked"]
+    kept = int(sums[KEPT])
+    values = int(sums[COUNT])
+    histogram = tuple(map(int, sums[BINS:]))
+
+    statistics = Statistics(calls, calls - kept, values, histogram)
     if kept:
-        found = replace(found, norm=sums[NORMS] / kept)
+        statistics = replace(statistics, norm=sums[NORMS] / kept)
     if looked:
-        found = replace(found, zeros=sums[ZEROS] / looked, nonfinite=sums[NONFINITE] / looked)
+        zeros = sums[ZEROS] / looked
+        nonfinite = sums[NONFINITE] / looked
+        statistics = replace(statistics, zeros=zeros, nonfinite=nonfinite)
     if values:
-        mean, square = sums[SUM] / values, sums[SQUARES] / values
-        std, largest = math.sqrt(max(square - mean * mean, 0.0)), state["largest"].item()
-        found = replace(found, mean=mean, std=std, rms=math.sqrt(square), largest=largest)
-    return found
+        mean = sums[SUM] / values
+        mean_square = sums[SQUARES] / values
+        variance = max(mean_square - mean * mean, 0.0)
+        statistics = replace(
+            statistics,
+            mean=mean,
+            std=math.sqrt(variance),
+            rms=math.sqrt(mean_square),
+            largest=state["largest"].item(),
+        )
+    return statistics
 
 
 def _dead(s: Statistics) -> str | None:
+    """The column of dead channels."""
     return None if s.dead is None else f"{s.dead} of {s.channels}"
 
 
 def _running(s: Statistics) -> str:
+    """The column of the shifts of a BatchNorm."""
     return "" if s.mean_shift is None else f"{s.mean_shift:.2g}, {s.variance_shift:.2g}"
 
 
 def _updates(s: Statistics) -> Short:
-    short = ", ".join(f"{update:.2g}" for update in s.updates.values())
-    return Short(short, ", ".join(f"{name} {update:.2g}" for name, update in s.updates.items()))
+    """The column of the updates: without names if it is too long."""
+    texts = {name: f"{update:.2g}" for name, update in s.updates.items()}
+    short = ", ".join(texts.values())
+    named = ", ".join(f"{name} {text}" for name, text in texts.items())
+    return Short(short, named)
 
 
 _MOMENTS: Columns[Any] = {
@@ -167,7 +193,9 @@ class Measuring(Observer):
         return _statistics(state)
 
     def merge(self, a: State, b: State) -> State:
-        return {**super().merge(a, b), "largest": torch.maximum(a["largest"], b["largest"])}
+        merged = super().merge(a, b)
+        merged["largest"] = torch.maximum(a["largest"], b["largest"])
+        return merged
 
     def start_compiled(self) -> list[float]:
         return [0.0] * (SUMS + BINS + len(self.edges) + 1)
@@ -181,9 +209,11 @@ class Measuring(Observer):
         measured = math.ceil(calls / self.every)
         state["calls"] += measured
         state["looked"] += round(values[LOOKED])
+
         sums = state["sums"]
         sums += torch.tensor(values[SUMS:], dtype=sums.dtype, device=sums.device)
         state["largest"].clamp_(min=values[LARGEST])
+
         if counted.alive is not None:
             state["alive"] = alive_in_either(state.get("alive"), counted.alive)
         if counted.batches is not None:
@@ -216,17 +246,21 @@ class ActivationStats(Measuring):
 
     def look(self, state: State, module: nn.Module, parameter: str | None) -> None:
         layer: Any = module
-        is_norm = isinstance(module, _BATCH_NORMS)
-        if is_norm and type(layer.running_mean) is Tensor and not layer.running_mean.is_meta:
-            given = layer.running_mean, layer.running_var
-            mean, variance = (x.to("cpu", torch.float64, copy=True) for x in given)
-            state["running"] = mean, variance + layer.eps, layer.eps
+        if not isinstance(module, _BATCH_NORMS):
+            return
+        if type(layer.running_mean) is not Tensor or layer.running_mean.is_meta:
+            return
+
+        mean = layer.running_mean.to("cpu", torch.float64, copy=True)
+        variance = layer.running_var.to("cpu", torch.float64, copy=True)
+        state["running"] = mean, variance + layer.eps, layer.eps
 
     def update(self, state: State, seen: Seen) -> None:
         super().update(state, seen)
         mapped = seen.channels_first()
         if mapped is not None:
             add_alive(state, mapped)
+
         if "running" in state and seen.training:
             batches = add_batch(state.get("batches", 0.0), seen.given[0])
             if isinstance(batches, Tensor):
@@ -236,18 +270,24 @@ class ActivationStats(Measuring):
         return True
 
     def compute(self, state: State) -> Statistics:
-        found = _statistics(state)
+        statistics = _statistics(state)
         if "alive" in state:
             alive = state["alive"]
-            found = replace(found, channels=len(alive), dead=int((~alive).sum()))
+            dead = int((~alive).sum())
+            statistics = replace(statistics, channels=len(alive), dead=dead)
+
         if "batches" in state:
-            mean, variance, _ = state["batches"] / state["batches"][-1]
+            number_of_batches = state["batches"][-1]
+            mean, variance, _ = state["batches"] / number_of_batches
             running_mean, running_variance, eps = state["running"]
-            of_mean = (mean - running_mean).abs() / running_variance.sqrt()
-            of_variance = ((variance + eps) / running_variance).log().abs()
-            shifts = of_mean.mean().item(), of_variance.mean().item()
-            found = replace(found, mean_shift=shifts[0], variance_shift=shifts[1])
-        return found
+            mean_shifts = (mean - running_mean).abs() / running_variance.sqrt()
+            variance_shifts = ((variance + eps) / running_variance).log().abs()
+            statistics = replace(
+                statistics,
+                mean_shift=mean_shifts.mean().item(),
+                variance_shift=variance_shifts.mean().item(),
+            )
+        return statistics
 
 
 @register
@@ -301,53 +341,76 @@ class WeightStats(Observer):
         return {**_new_sums(self.edges), "began": Unsaved()}
 
     def look(self, state: State, module: nn.Module, parameter: str | None) -> None:
-        found = _parameters(module, parameter)
-        state.update(_new_sums(self.edges), calls=len(found), moved=False, norms={}, updates={})
-        began: list[Tensor] = []
-        for name, x in found.items():
+        values = _parameters(module, parameter)
+        state.update(_new_sums(self.edges), calls=len(values), moved=False, norms={}, updates={})
+
+        starts: dict[str, Tensor] = {}  # the values when the epoch began
+        for name, x in values.items():
             state.update(on_device(state, x.device))
             add_moments(state, x)
             add_shares(state, x.float(), self.edges)
-            began.append(state["began"].setdefault(name, x.clone()).to(x.device))
-        for name, (norm, change, before) in zip(found, _norms(found, began), strict=True):
-            state["moved"] |= bool(change)  # true for NaN
-            update = change / before if before else math.nan
-            for key, value in ("norms", norm), ("updates", update):
-                if math.isfinite(value):
-                    state[key][name] = value
+            start = state["began"].setdefault(name, x.clone())
+            starts[name] = start.to(x.device)
+
+        for name, norms in _norms(values, starts).items():
+            state["moved"] |= bool(norms.change)  # true for NaN
+            if math.isfinite(norms.now):
+                state["norms"][name] = norms.now
+            update = norms.change / norms.start if norms.start else math.nan
+            if math.isfinite(update):
+                state["updates"][name] = update
 
     def is_empty(self, state: State) -> bool:
         return not state["moved"]
 
     def compute(self, state: State) -> Statistics:
-        found = _statistics(state)
-        whole = None if found.rms is None else found.rms * math.sqrt(found.values)
-        return replace(found, norm=whole, norms=state["norms"], updates=state["updates"])
+        statistics = _statistics(state)
+        norm = None  # of all values
+        if statistics.rms is not None:
+            norm = statistics.rms * math.sqrt(statistics.values)
+        return replace(statistics, norm=norm, norms=state["norms"], updates=state["updates"])
 
     def merge(self, a: State, b: State) -> State:
         return a  # ranks hold the same parameters
 
 
-def _norms(found: Mapping[str, Tensor], began: Sequence[Tensor]) -> list[list[float]]:
-    """The norms of each parameter, of its change and of what it was; they are read at once."""
-    if not found:
-        return []
-    values = list(found.values())
-    changes = [x - before for x, before in zip(values, began, strict=True)]
-    device = values[0].device
-    dtype = wide_dtype(device)
-    norms = foreach_norm([*values, *changes, *began], 2.0, dtype)
+class _Norms(NamedTuple):
+    """The norms of a parameter, of its change since the epoch began, and of its value then."""
+
+    now: float
+    change: float
+    start: float
+
+
+def _norms(values: Mapping[str, Tensor], starts: Mapping[str, Tensor]) -> dict[str, _Norms]:
+    """The norms of each parameter, which are read from the device at once."""
+    if not values:
+        return {}
+
+    changes = [x - starts[name] for name, x in values.items()]
+    device = next(iter(values.values())).device
+    tensors = [*values.values(), *changes, *starts.values()]
+    norms = foreach_norm(tensors, 2.0, wide_dtype(device))
     rows = torch.stack([norm.to(device) for norm in norms]).view(3, -1)
-    columns: list[list[float]] = rows.t().tolist()
-    return columns
+    return {name: _Norms(*numbers) for name, numbers in zip(values, rows.t().tolist(), strict=True)}
 
 
 def _parameters(module: nn.Module, name: str | None) -> dict[str, Tensor]:
     """The parameter of this name, or the layer's own parameters, or else those inside it."""
     if shard_refusal(module) is not None:
         return {}
-    own = parameters_of(module) if name is None else {name: getattr(module, name)}
-    named: dict[str, Any] = dict(own or module.named_parameters())
-    # other classes may hold parts, or wait for other processes
-    plain = {name: p.detach() for name, p in named.items() if type(p) in (Tensor, nn.Parameter)}
-    return {name: x for name, x in plain.items() if x.is_floating_point() and not x.is_meta}
+
+    parameters: dict[str, Any]
+    if name is not None:
+        parameters = {name: getattr(module, name)}
+    else:
+        parameters = parameters_of(module) or dict(module.named_parameters())
+
+    values: dict[str, Tensor] = {}
+    for key, parameter in parameters.items():
+        # tensors of other classes may hold parts, or wait for other processes
+        if type(parameter) not in (Tensor, nn.Parameter):
+            continue
+        if parameter.is_floating_point() and not parameter.is_meta:
+            values[key] = parameter.detach()
+    return values
