@@ -12,6 +12,7 @@ from ..axes.view import View
 from ..checks import as_count, check_option
 from ..quoting import kind_of, quote
 from ..registry import register
+from ..regularizers.base import store
 from .base import Observer, Seen, State, Unsaved
 
 _TYPES = ("float16", "bfloat16", "float32", "float64")
@@ -44,12 +45,25 @@ class Record(NamedTuple):
 
 
 class _Call(NamedTuple):
-    """A call that is kept, without its gradients, and these by their index in `nesting`."""
+    """A call that is kept.
+
+    Attributes:
+        record: the call, without gradients.
+        nesting: the structure of the output, with indices in place of tensors.
+        forms: the axes of each tensor, by which gradients are reduced as the values are.
+        grads: the gradients that have come, by index.
+    """
 
     record: Record
     nesting: Any
-    forms: list[View | None]  # the axes, by which gradients are reduced as the values are
+    forms: list[View | None]
     grads: dict[int, Tensor]
+
+    def with_gradients(self) -> Record:
+        """The record of the call, with the gradients that have come."""
+        if not self.grads:
+            return self.record
+        return self.record._replace(grad=tree_map(self.grads.get, self.nesting))
 
 
 @register
@@ -99,7 +113,7 @@ class Capture(Observer):
     by_epoch: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        vars(self).update(sees_gradients=self.gradients, keeps_graph=not self.detach)
+        store(self, sees_gradients=self.gradients, keeps_graph=not self.detach)
         super().__post_init__()
 
     @property
@@ -109,65 +123,105 @@ class Capture(Observer):
     def check(self, values: Mapping[str, float]) -> None:
         super().check(values)
         as_count("every", self.every)
-        as_count("keep", 1 if self.keep is None else self.keep)
+        if self.keep is not None:
+            as_count("keep", self.keep)
         if not callable(self.reduce):
             check_option("reduce", self.reduce, (None, "mean", "norm", "channels"))
         if not (self.gradients or self.activations):
             raise ValueError("activations=False keeps nothing without gradients=True")
-        if self.device is not None:  # its name, which a file can hold
-            try:
-                vars(self)["device"] = str(torch.device(self.device))
-            except (RuntimeError, TypeError):
-                text = f"device must be one of torch's, such as 'cpu', got {quote(self.device)}"
-                raise ValueError(text) from None
+
+        # the names of devices and types, which a file can hold
+        if self.device is not None:
+            store(self, device=_name_of_device(self.device))
         if self.dtype is not None:
-            vars(self)["dtype"] = str(self.dtype).removeprefix("torch.")
+            store(self, dtype=str(self.dtype).removeprefix("torch."))
             check_option("dtype", self.dtype, _TYPES)
 
     def start(self) -> State:
         return {"kept": Unsaved()}
 
     def update(self, state: State, seen: Seen) -> None:
-        kept: dict[int, _Call] = state["kept"]
+        calls: dict[int, _Call] = state["kept"]
         if seen.gradient:
-            if seen.ticket is None or seen.ticket < 0:
-                raise ValueError(
-                    "gradients can't be matched with calls in a reentrant or compiled checkpoint: "
-                    "take use_reentrant=False without torch.compile, or keep no gradients"
-                )
-            call = kept.get(seen.ticket)
-            if call is not None:
-                call.grads[seen.at] = self._copy(seen.tensor, call.forms[seen.at])
-        elif state["calls"] % self.every == 0 and (self.activations or seen.differentiable):
-            forms = [seen.form(x) if self.channelwise else None for x in seen.tensors]
-            value, nesting = None, seen.nesting()
-            if self.activations:
-                copies = dict(enumerate(map(self._copy, seen.tensors, forms)))
-                value = tree_map(copies.get, nesting)
-            record = Record(seen.epoch, state["calls"], value, None, seen.training)
-            kept[record.call] = _Call(record, nesting, forms, {})
-            if self.keep is not None and len(kept) > self.keep:
-                del kept[next(iter(kept))]
+            self._keep_gradient(calls, seen)
+            return
+
+        is_due = state["calls"] % self.every == 0
+        if is_due and (self.activations or seen.differentiable):
+            self._keep_call(calls, state["calls"], seen)
+
+    def _keep_call(self, calls: dict[int, _Call], number: int, seen: Seen) -> None:
+        """Keep a call of the layer, and drop the first one if there are too many."""
+        if self.channelwise:
+            forms = [seen.form(x) for x in seen.tensors]
+        else:
+            forms = [None] * len(seen.tensors)
+
+        nesting = seen.nesting()
+        value = None
+        if self.activations:
+            copies = map(self._copy, seen.tensors, forms)
+            by_index = dict(enumerate(copies))
+            value = tree_map(by_index.get, nesting)
+
+        record = Record(seen.epoch, number, value, None, seen.training)
+        calls[number] = _Call(record, nesting, forms, {})
+        if self.keep is not None and len(calls) > self.keep:
+            first = next(iter(calls))
+            del calls[first]
+
+    def _keep_gradient(self, calls: dict[int, _Call], seen: Seen) -> None:
+        """Keep a gradient with its call, if the call is kept."""
+        if seen.ticket is None or seen.ticket < 0:
+            raise ValueError(
+                "gradients can't be matched with calls in a reentrant or compiled checkpoint: "
+                "take use_reentrant=False without torch.compile, or keep no gradients"
+            )
+        call = calls.get(seen.ticket)
+        if call is not None:
+            call.grads[seen.at] = self._copy(seen.tensor, call.forms[seen.at])
 
     def compute(self, state: State) -> list[Record]:
-        return [
-            record._replace(grad=tree_map(grads.get, nesting)) if grads else record
-            for record, nesting, _, grads in list(state["kept"].values())
-        ]
+        calls: list[_Call] = list(state["kept"].values())
+        return [call.with_gradients() for call in calls]
 
     def _copy(self, x: Tensor, form: View | None) -> Tensor:
         """Return the part of a tensor that is kept."""
+        reduced = self._reduced(x, form)
+        device = self.device or reduced.device
+        dtype = getattr(torch, self.dtype) if self.dtype else reduced.dtype
+        return reduced.to(device, dtype, copy=True)
+
+    def _reduced(self, x: Tensor, form: View | None) -> Tensor:
+        """Return a tensor as the option `reduce` says, or `x` itself."""
         if callable(self.reduce):
-            x = self.reduce(x)
-            if not isinstance(x, Tensor):
-                raise TypeError(f"reduce must return a tensor, got {kind_of(x)}")
-        elif self.reduce == "channels" and x.ndim > 1:
+            result = self.reduce(x)
+            if not isinstance(result, Tensor):
+                raise TypeError(f"reduce must return a tensor, got {kind_of(result)}")
+            return result
+
+        if self.reduce is None or x.ndim <= 1:
+            return x
+
+        if self.reduce == "channels":
             if form is None:
-                text = f"can't tell the channels of a tensor of shape {tuple(x.shape)}"
-                raise ValueError(f"reduce='channels' {text}: give layout, 'NCHW' or 'NHWC' say")
-            x = form.take(x).unsqueeze(-1).flatten(2).mean(2)
-        elif self.reduce is not None and x.ndim > 1:
-            rows = x.flatten(1)
-            x = rows.mean(1) if self.reduce == "mean" else torch.linalg.vector_norm(rows, dim=1)
-        dtype = getattr(torch, self.dtype) if self.dtype else x.dtype
-        return x.to(self.device or x.device, dtype, copy=True)
+                raise ValueError(
+                    f"reduce='channels' can't tell the channels of a tensor of shape "
+                    f"{tuple(x.shape)}: give layout, 'NCHW' or 'NHWC' say"
+                )
+            positions = form.take(x).unsqueeze(-1).flatten(2)
+            return positions.mean(2)
+
+        rows = x.flatten(1)
+        if self.reduce == "mean":
+            return rows.mean(1)
+        norms: Tensor = torch.linalg.vector_norm(rows, dim=1)
+        return norms
+
+
+def _name_of_device(device: Any) -> str:
+    try:
+        return str(torch.device(device))
+    except (RuntimeError, TypeError):
+        text = f"device must be one of torch's, such as 'cpu', got {quote(device)}"
+        raise ValueError(text) from None
