@@ -22,6 +22,8 @@ TRAINED, EVALUATED, ACTIVE, OFF, AFFECTED, TOTAL, EXPECTED, SIZE = range(8)
 """The places in the counts: of calls, of elements, and the size of the last map as a number."""
 WIDTH = 8
 MOST_RATES = WIDTH - FIRST_RATE
+LARGEST = 2
+"""The last places of a histogram of norms: the largest norm of all, and that of the window."""
 _EDGES = 2**17  # an edge of a map is shorter
 
 
@@ -36,6 +38,23 @@ def added(call: Tensor, elements: Tensor, changed: Tensor, number: int, affected
     all_elements = torch.add(call, elements, alpha=number)
     row: Tensor = all_elements + changed * affected
     return row
+
+
+def norms_together(first: Tensor, second: Tensor) -> Tensor:
+    """The histogram of all norms of two histograms."""
+    larger = torch.maximum(first, second)
+    return torch.where(_holds_largest(first), larger, first + second)
+
+
+def with_largest(norms: Tensor, largest: Tensor) -> Tensor:
+    """A histogram of norms to which norms were added, the largest of which is given."""
+    return torch.where(_holds_largest(norms), torch.maximum(norms, largest), norms)
+
+
+def _holds_largest(norms: Tensor) -> Tensor:
+    """Which places of a histogram hold a largest norm."""
+    places = torch.arange(len(norms), device=norms.device)
+    return places >= len(norms) - LARGEST
 
 
 def code_of(size: Sequence[int]) -> int:

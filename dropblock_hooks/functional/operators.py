@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from .._torch import NO_TASK, constant_when_traced, graph_task
-from .cells import FIRST_RATE, RATES, SIZE, added, code_of
+from .cells import FIRST_RATE, RATES, SIZE, added, code_of, norms_together
 from .dropblock import (
     Method,
     Normalize,
@@ -139,6 +139,23 @@ def count_in_backward(counts: Tensor, row: Tensor) -> None:
         count_gradient(counts, row)
     else:  # where no operator may call Python
         counts.add_(row)
+
+
+@operator("count_norms(Tensor cells, Tensor norms) -> ()", fake=_fake_count_gradient)
+def count_norms(cells: Tensor, norms: Tensor) -> None:
+    """Add a histogram of norms to another one in a compiled backward, as `count_gradient` does."""
+    cells.data.copy_(norms_together(cells, norms))
+
+
+torch.fx.has_side_effect(count_norms)
+
+
+def count_norms_in_backward(cells: Tensor, norms: Tensor) -> None:
+    """Add a histogram, which depends on a gradient, to another one in a compiled backward."""
+    if cells.device.type == "cpu":
+        count_norms(cells, norms)
+    else:
+        cells.copy_(norms_together(cells, norms))
 
 
 @constant_when_traced

@@ -14,7 +14,7 @@ from torch import Tensor
 from .._torch import scale_tensor
 from ..axes.view import CHANNELS_FIRST, View
 from ..functional.cells import CALLED, FIRST_RATE, ON, SIZE, added, code_of
-from ..functional.operators import count, count_in_backward
+from ..functional.operators import count, count_in_backward, count_norms_in_backward
 from ..regularizers.base import Now
 from .counter import with_norms
 from .run import as_factor
@@ -129,7 +129,7 @@ class _OnGradient(torch.autograd.Function):
         if now.norms is not None and site.norm_cells is not None:
             nothing = torch.zeros_like(site.norm_cells)
             norms = with_norms(nothing, now.norms)
-            count_in_backward(site.norm_cells, torch.where(rates[ON] > 0, norms, nothing))
+            count_norms_in_backward(site.norm_cells, torch.where(rates[ON] > 0, norms, nothing))
         return y, None, None, None, None
 
 
