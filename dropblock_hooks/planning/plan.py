@@ -216,7 +216,7 @@ def _run(
     run = Run(looked=True)  # the plan itself reports the faults that a first forward warns of
     with recorded(copied_base) as layers, torch.enable_grad():
         install(copied_base, _on_copies(placements, copies), run, make)
-        if any(_drops_own_samples(placement) for placement in placements):
+        if any(_zeroes_samples(placement) for placement in placements):
             arguments = with_graph(arguments)
         args, kwargs = arguments
         sources = {x.grad_fn for x in _tensors_in(arguments) if x.grad_fn is not None}
@@ -232,7 +232,7 @@ def _run(
         rows.append(row)
         findings += _faults(trial, copied_base, window)
         findings += _recompiles(trial.hook)
-        if _drops_own_samples(placement):
+        if _zeroes_samples(placement):
             findings += _loses_samples(trial, outputs, sources)
         findings += _clips(row)
 
@@ -281,8 +281,8 @@ def _recompiles(hook: SiteHook) -> list[Finding]:
     return [Finding(Kind.RECOMPILES, Severity.NOTE, (hook.site.key,), text, cure)]
 
 
-def _drops_own_samples(placement: Placement) -> bool:
-    """Whether a site drops whole samples of the output of its layer, and not of its branch."""
+def _zeroes_samples(placement: Placement) -> bool:
+    """Whether a site sets whole samples to 0, instead of replacing them by the layer's input."""
     regularizer = placement.regularizer
     drops_samples = unit_dropped(regularizer) == "samples"
     return drops_samples and regularizer.at == "output" and not regularizer.needs_input
