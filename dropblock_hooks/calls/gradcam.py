@@ -54,7 +54,7 @@ class CAM(_Maps):
         maps: (N, H, W) in [0, 1], of the size of the images: `raw` scaled from the smallest
             value in an image to the largest.
         raw: (N, h, w), not negative: the weighted sum of the features, in their unit.
-        target: (N,), the class that is explained in each image; None where a function chose.
+        target: (N,), the class that is explained in each image; None if the target was a function.
         layer: the name of the layer.
     """
 
@@ -95,8 +95,8 @@ def gradcam(
         x: a batch of images (N, C, H, W), or a tuple of arguments or a mapping of keywords; the
             maps are of the size of the first tensor with 4 axes.
         layer: a selector of a single layer, whose last call counts. None takes the last feature
-            stage that works or, of tokens, the first norm of its last block: behind that norm, a
-            head may read the class token only.
+            stage that works. If the stage returns tokens, None takes the first norm of its last
+            block, because behind that norm a head may read the class token only.
         target: a class, or one for each image; None is the class with the largest output. The
             output, or its ``logits`` or ``out``, is (images, classes). A function takes the output
             and returns a score for each image, or their sum.
@@ -135,6 +135,7 @@ def gradcam(
         return scores
 
     def map_at(selector: Selector) -> tuple[str, Tensor]:
+        """Run the model. Returns the name of the layer and its map, or raises a SiteError."""
         sites = call_once(base, selector, observer, explained)
         site = _only_site(sites, selector)
         activations, gradient = features(site, number)
@@ -169,6 +170,7 @@ def _images_in(arguments: Arguments) -> Tensor:
 
 
 def _only_site(sites: list[Site], selector: Selector) -> Site:
+    """The site of a selector that must match a single layer."""
     site, *others = sites
     if others:
         names = listed([site.name for site in sites], 5)
@@ -272,8 +274,10 @@ def _norms_of_last_block(layer: str, norms: list[str]) -> list[str]:
 
 def _has_places(shape: Any) -> bool:
     """Whether a tensor of this shape may be a map of several positions, or tokens."""
-    ranked = isinstance(shape, tuple) and len(shape) in (3, 4)
-    return ranked and math.prod(shape[1:-1]) > 1 and math.prod(shape[2:]) > 1
+    if not isinstance(shape, tuple) or len(shape) not in (3, 4):
+        return False
+    # whether the channels are on the last axis or on axis 1
+    return math.prod(shape[1:-1]) > 1 and math.prod(shape[2:]) > 1
 
 
 def _scores(output: Any, target: Any, images: int) -> tuple[Tensor, Tensor | None]:
@@ -301,6 +305,7 @@ def _scores(output: Any, target: Any, images: int) -> tuple[Tensor, Tensor | Non
 
 
 def _scores_of_function(output: Any, target: Callable[[Any], Any], images: int) -> Tensor:
+    """The scores that a function makes of the output: one for each image, or their sum."""
     scores = main_tensor(output, target)
     if scores.shape not in ((), (1,), (images,)):
         raise ValueError(

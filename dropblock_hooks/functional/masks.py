@@ -133,7 +133,7 @@ class Mask:
         return drawn.sum() * elements_each
 
     def mask(self, drawn: Tensor) -> Tensor:
-        """The mask itself."""
+        """The mask itself, which is what was drawn."""
         return drawn
 
     def drop(self, x: Tensor, scale: float | Tensor | None, drawn: Tensor) -> Tensor:

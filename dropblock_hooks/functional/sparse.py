@@ -427,7 +427,7 @@ class _Drop(torch.autograd.Function):
 
 
 def drop_drawn(x: Tensor, scale: float | Tensor | None, places: Any, drawn: Tensor) -> Tensor:
-    """``x * scale`` with 0 where `drawn` says; a plain `Mask` leaves the backward to torch."""
+    """``x * scale`` with 0 in the dropped places. The backward of a plain `Mask` is torch's."""
     y: Tensor
     if type(places) is Mask:
         y = places.drop(x, scale, drawn)

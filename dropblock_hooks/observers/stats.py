@@ -58,10 +58,9 @@ class Statistics:
     nonfinite: float | None = None  # the share of values that are NaN or Inf in float32
     channels: int | None = None  # their number, if their axis is known
     dead: int | None = None  # channels that were exactly zero in every measured call
-    # of a BatchNorm, means over channels: |mean of batches - running mean| / running deviation,
-    # and |log(variance of batches / running variance)|; with the eps of the layer
-    mean_shift: float | None = None
-    variance_shift: float | None = None
+    # of a BatchNorm, as means over channels; the variances include the eps of the layer:
+    mean_shift: float | None = None  # |mean of batches - running mean| / running deviation
+    variance_shift: float | None = None  # |log(variance of batches / running variance)|
     norms: Mapping[str, float] = field(default_factory=dict)  # of `WeightStats`, by parameter
     # the norm of the change of each parameter since the epoch began, divided by its norm then
     updates: Mapping[str, float] = field(default_factory=dict)
@@ -178,7 +177,9 @@ class Measuring(Observer):
     @property
     def exponents(self) -> tuple[int, int]:
         """The exponents of 2 where the histogram begins and ends."""
-        return math.floor(math.log2(self.low)), math.ceil(math.log2(self.high))
+        first = math.floor(math.log2(self.low))
+        last = math.ceil(math.log2(self.high))
+        return first, last
 
     def start(self) -> State:
         return _new_sums(self.edges)
@@ -342,7 +343,8 @@ class WeightStats(Observer):
 
     def look(self, state: State, module: nn.Module, parameter: str | None) -> None:
         values = _parameters(module, parameter)
-        state.update(_new_sums(self.edges), calls=len(values), moved=False, norms={}, updates={})
+        state.update(_new_sums(self.edges))
+        state.update(calls=len(values), moved=False, norms={}, updates={})
 
         starts: dict[str, Tensor] = {}  # the values when the epoch began
         for name, x in values.items():
@@ -392,7 +394,11 @@ def _norms(values: Mapping[str, Tensor], starts: Mapping[str, Tensor]) -> dict[s
     tensors = [*values.values(), *changes, *starts.values()]
     norms = foreach_norm(tensors, 2.0, wide_dtype(device))
     rows = torch.stack([norm.to(device) for norm in norms]).view(3, -1)
-    return {name: _Norms(*numbers) for name, numbers in zip(values, rows.t().tolist(), strict=True)}
+    of_parameters = rows.t().tolist()
+    return {
+        name: _Norms(now, change, start)
+        for name, (now, change, start) in zip(values, of_parameters, strict=True)
+    }
 
 
 def _parameters(module: nn.Module, name: str | None) -> dict[str, Tensor]:

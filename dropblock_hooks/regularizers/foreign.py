@@ -87,7 +87,7 @@ class Foreign(Regularizer):
                 raise ValueError(f"{self.label} has no attribute {name!r} for a schedule to set")
 
     def _new_instance(self) -> Any:
-        """A module for one site, in training mode; a function is returned as it is."""
+        """Make the module of one site, in training mode. A function serves all sites."""
         if isinstance(self.target, nn.Module):
             return copy.deepcopy(self.target).train()
         if inspect.isclass(self.target):
@@ -119,17 +119,18 @@ class Foreign(Regularizer):
         return Foreign(self.target, **arguments)
 
     def _stated(self) -> dict[str, Any]:
-        """What the repr states, by name: the target, its arguments, and options that were set."""
+        """The parts of the repr by name: the target, its arguments and changed options."""
         options = self._options().items()
         changed = {name: value for name, value in options if value != _DEFAULTS[name]}
         return {"": _name(self.target), **dict(self.kwargs), **changed}
 
 
 def _applied(target: Any, rates: list[str], x: Tensor, now: Now) -> Applied:
-    """The result of a module, which is no child of the model, or of a function."""
+    """Call a module or a function; no module of the model holds the module."""
     for name in rates:
         setattr(target, name, getattr(now, name))
-    if isinstance(target, nn.Module) and any(b.device != x.device for b in target.buffers()):
+    buffers = target.buffers() if isinstance(target, nn.Module) else ()
+    if any(buffer.device != x.device for buffer in buffers):
         target.to(x.device)
 
     nonzero = x.detach() != 0  # before a call that may work in place
