@@ -215,6 +215,12 @@ def shares_memory(x: Tensor, y: Tensor) -> bool:
     return x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr()
 
 
+def local_values(x: Tensor) -> Tensor:
+    """The part of a sharded tensor (a DTensor) on this process; without the private name, `x`."""
+    part: Tensor = getattr(x, "_local_tensor", x)
+    return part
+
+
 def scale_tensor(scaler: Any) -> Tensor | None:
     """The tensor in which a GradScaler keeps its scale; None before its first use."""
     scale: Tensor | None = getattr(scaler, "_scale", None)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed.tensor import DTensor
 
 from dropblock_hooks import _torch, compiling
 
@@ -23,6 +24,7 @@ OF_OBJECTS = {
         *("_backward_hooks", "_backward_pre_hooks"),
     ],
     lambda: torch.ones(1): ["_backward_hooks", "_cdata", "_is_view"],
+    lambda: DTensor: ["_local_tensor"],
     lambda: torch.amp.GradScaler("cpu"): ["_scale"],
     lambda: torch.compiler: [_torch.COMPILING] + [_torch.EXPORTING] * (not compiling.TOO_OLD),
 }

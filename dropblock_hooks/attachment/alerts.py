@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from .._torch import local_values
 from ..findings import Finding, Kind, Severity, tell
 from ..observers.watchdog import Clock, Watchdog, Watched
 from ..quoting import listed
@@ -19,7 +20,7 @@ from ..sites.run import Run, is_enabled
 from ..sites.site import Site
 
 _SMALLEST_SCALE = 1.0  # a GradScaler below it is not recovering from its overflows
-_FEW = 4  # fewer layers have no depth
+_FEW = 4  # with fewer layers, no rule about depth is applied
 _OF_BACKWARD = (Kind.NO_GRADIENT, Kind.VANISHING, Kind.EXPLODING)
 _TRAINED = (
     "Earlier looks did not find it, so the training has made it: lower the learning rate, or clip "
@@ -43,12 +44,18 @@ class Sight(NamedTuple):
     site: Site
     module: nn.Module
     dog: Watchdog
-    kept: Watched
+    watched: Watched
+
+    @property
+    def measured(self) -> bool:
+        """Whether there are numbers since the last look."""
+        watched = self.watched
+        return bool(watched.calls or watched.grads or watched.bad_calls)
 
     @property
     def judged(self) -> bool:
-        """Whether the layer was called often enough to judge by."""
-        return self.kept.calls >= self.dog.min_calls
+        """Whether the layer was called often enough to judge statistics."""
+        return self.watched.calls >= self.dog.min_calls
 
     @property
     def trained(self) -> list[nn.Parameter]:
@@ -56,6 +63,7 @@ class Sight(NamedTuple):
         return [p for p in self.module.parameters(recurse=False) if p.requires_grad]
 
     def finding(self, kind: Kind, text: str, cure: str = "") -> Finding:
+        """Make a finding about the layer; without a cure, with the one of its kind."""
         severity = Severity.ERROR if kind == Kind.NONFINITE else Severity.WARNING
         cure = cure or _CURES[kind]
         return Finding(kind, severity, (self.site.key,), text, cure, self.site.run.epoch)
@@ -64,153 +72,206 @@ class Sight(NamedTuple):
 def new_alerts(
     base: nn.Module, run: Run, hooks: Sequence[SiteHook], statistics: bool = True
 ) -> list[Finding]:
-    """The findings that the last look did not have; begins new counts.
+    """Look at all sites: return the findings that the last look did not have; begin new counts.
 
     Without `statistics`, only values that are not finite are judged.
     """
     run.take_counts()
-    sights, clock = _sights(base, hooks), Clock.of(run.shared)
+    sights = _sights(base, hooks)
+    clock = Clock.of(run.shared)
     if not sights or not run.installed:
         return []
-    if run.scaler and is_enabled(run.scaler):
+
+    if _is_scaled(run):
         clock.note_scale(run.scaler.get_scale())
     if statistics:
         clock.begin()
     statistics = statistics and any(sight.judged for sight in sights)
-    before, found = clock.alerts, _judge(base, run, sights, statistics)
-    if any(s.kept.calls or s.kept.grads or s.kept.bad_calls for s in sights):
-        run.told -= before.keys() - found.keys()
-        clock.alerts = found
+
+    before = clock.alerts
+    findings = _judge(base, run, sights, statistics)
+    if any(sight.measured for sight in sights):
+        run.told -= before.keys() - findings.keys()  # these have cleared, and may come again
+        clock.alerts = findings
     clock.looks += statistics
     for sight in sights:
-        sight.kept.forget(statistics)
-    return _first_cause([found[key] for key in found if key not in before], sights)
+        sight.watched.forget(statistics)
+
+    new = [finding for key, finding in findings.items() if key not in before]
+    return _first_cause(new, sights)
 
 
 def alerts_now(base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> list[Finding]:
-    """The findings of the last look that hold, and those since then. Reports nothing."""
+    """Return the findings of the last look that hold, and those since then. Reports nothing."""
     run.take_counts()
     sights = _sights(base, hooks)
-    found = _judge(base, run, sights, any(sight.judged for sight in sights))
-    return _first_cause(list((Clock.of(run.shared).alerts | found).values()), sights)
+    statistics = any(sight.judged for sight in sights)
+    findings = Clock.of(run.shared).alerts | _judge(base, run, sights, statistics)
+    return _first_cause(list(findings.values()), sights)
 
 
 def tell_alerts(run: Run, hooks: Sequence[SiteHook], findings: Sequence[Finding]) -> None:
     """Report findings by the `action` of the `Watchdog` of their site, a WatchdogError last."""
     dogs: dict[str, Any] = {hook.site.key: hook.site.regularizer for hook in hooks}
-    actions = [(dogs[each.sites[0]].action, each) for each in findings]
-    for action, each in sorted(actions, key=lambda pair: pair[0] == "raise"):
-        tell([each], run.told, action)
+
+    actions = [(dogs[finding.sites[0]].action, finding) for finding in findings]
+    for action, finding in sorted(actions, key=lambda pair: pair[0] == "raise"):
+        tell([finding], run.told, action)
 
 
 def _sights(base: nn.Module, hooks: Sequence[SiteHook]) -> list[Sight]:
-    """All sites of a `Watchdog`, read, which waits for the device."""
+    """Read all sites of a `Watchdog`, which waits for the device."""
     sights = []
-    for site in (hook.site for hook in hooks):
-        module, dog = find_module(base, site.name), site.regularizer
+    for hook in hooks:
+        site = hook.site
+        dog = site.regularizer
+        module = find_module(base, site.name)
         if isinstance(dog, Watchdog) and module is not None:
-            sights.append(Sight(site, module, dog, site.bound.open["watched"]))
-            sights[-1].kept.read()
+            watched: Watched = site.bound.open["watched"]
+            watched.read()
+            sights.append(Sight(site, module, dog, watched))
     return sights
 
 
+def _is_scaled(run: Run) -> bool:
+    """Return whether a GradScaler that the attachment knows scales the loss."""
+    return bool(run.scaler) and is_enabled(run.scaler)
+
+
 def _first_cause(findings: Sequence[Finding], sights: Sequence[Sight]) -> list[Finding]:
-    """The first finding, whose text lists the others as its likely effects.
+    """Return the first finding, whose text lists the others as its likely effects.
 
     NaN and Inf come first. Then come findings of the forward, in the order of the layers, and
     findings of the backward, in reverse order. Layers that were never called stay separate.
     """
-    at = {sight.site.key: sight.kept.at for sight in sights}
+    last_calls = {sight.site.key: sight.watched.at for sight in sights}
 
-    def order(each: Finding) -> tuple[bool, int, int]:
-        time, backward = at[each.sites[0]], each.kind in _OF_BACKWARD
-        stage = backward + (each.kind in _OF_BACKWARD[1:])  # a missing gradient comes first
-        return each.kind != Kind.NONFINITE, stage, -time if backward else time
+    def order(finding: Finding) -> tuple[bool, int, int]:
+        time = last_calls[finding.sites[0]]
+        in_backward = finding.kind in _OF_BACKWARD
+        stage = in_backward + (finding.kind in _OF_BACKWARD[1:])  # a missing gradient comes first
+        return finding.kind != Kind.NONFINITE, stage, -time if in_backward else time
 
-    apart = [each for each in findings if not at.get(each.sites[0])]
-    effects = sorted((each for each in findings if each not in apart), key=order)
-    if len(effects) < 2:
-        return [*effects, *apart]
+    called: list[Finding] = []
+    never_called: list[Finding] = []
+    for finding in findings:
+        group = called if last_calls.get(finding.sites[0]) else never_called
+        group.append(finding)
+    if len(called) < 2:
+        return called + never_called
+
+    first, *effects = sorted(called, key=order)
     layers = defaultdict(list)
-    for each in effects[1:]:
-        layers[each.kind].append(each.layer)
-    told = "; ".join(f"{kind} at {listed(names, 5)}" for kind, names in layers.items())
-    text = f"{effects[0].text}. Likely effects of it: {told}"
-    return [replace(effects[0], text=text), *apart]
+    for effect in effects:
+        layers[effect.kind].append(effect.layer)
+    effects_text = "; ".join(f"{kind} at {listed(names, 5)}" for kind, names in layers.items())
+    text = f"{first.text}. Likely effects of it: {effects_text}"
+    return [replace(first, text=text), *never_called]
 
 
 def _judge(
     base: nn.Module, run: Run, sights: list[Sight], statistics: bool
 ) -> dict[tuple[str, str], Finding]:
-    """The findings of all rules, by site and kind. Without `statistics`, their findings hold."""
+    """Apply all rules; return the findings by site and kind.
+
+    Without `statistics`, the findings of the last look about statistics hold.
+    """
     clock = Clock.of(run.shared)
-    before = clock.alerts
-    by_rule = {kind: [s for s in sights if kind in s.dog.names] for kind in Kind}
-    found = [*_nonfinite(run, by_rule[Kind.NONFINITE])]
-    if found and any(kind == Kind.NONFINITE for _, kind in before):
-        return before  # NaN comes from NaN
+    last_findings = list(clock.alerts.values())
+
+    nonfinite = list(_nonfinite(run, _with_rule(Kind.NONFINITE, sights)))
+    had_nonfinite = any(finding.kind == Kind.NONFINITE for finding in last_findings)
+    if nonfinite and had_nonfinite:
+        return clock.alerts  # NaN comes from NaN
+
     if statistics:
-        found += _along_depth(Kind.VANISHING, by_rule[Kind.VANISHING])
-        told = [each.cure for (_, kind), each in before.items() if kind == Kind.EXPLODING]
-        cure = told[0] if told else _TRAINED if clock.looks else ""
-        found += _along_depth(Kind.EXPLODING, by_rule[Kind.EXPLODING], cure)
-        found += [each for sight in sights if sight.judged for each in _of_activation(sight)]
-        found += _no_gradient(base, sights, by_rule[Kind.NO_GRADIENT])
+        others = list(_judge_statistics(base, clock, sights))
     else:
-        found += [each for each in before.values() if each.kind != Kind.NONFINITE]
-    return {(each.sites[0], each.kind): each for each in found}
+        others = [finding for finding in last_findings if finding.kind != Kind.NONFINITE]
+    return {(finding.sites[0], finding.kind): finding for finding in nonfinite + others}
+
+
+def _judge_statistics(base: nn.Module, clock: Clock, sights: list[Sight]) -> Iterator[Finding]:
+    """Apply the rules about gradients and activations."""
+    yield from _along_depth(Kind.VANISHING, _with_rule(Kind.VANISHING, sights))
+
+    cure = _cure_of_exploding(clock)
+    yield from _along_depth(Kind.EXPLODING, _with_rule(Kind.EXPLODING, sights), cure)
+
+    for sight in sights:
+        if sight.judged:
+            yield from _of_activation(sight)
+    yield from _no_gradient(base, sights, _with_rule(Kind.NO_GRADIENT, sights))
+
+
+def _with_rule(kind: Kind, sights: Sequence[Sight]) -> list[Sight]:
+    """Return the sites whose `Watchdog` has the rule for this kind."""
+    return [sight for sight in sights if kind in sight.dog.names]
+
+
+def _cure_of_exploding(clock: Clock) -> str:
+    """Return the cure of the last look, or one that depends on when it was found; "" by default."""
+    for finding in clock.alerts.values():
+        if finding.kind == Kind.EXPLODING:
+            return str(finding.cure)
+    return _TRAINED if clock.looks else ""
 
 
 def _nonfinite(run: Run, sights: list[Sight]) -> Iterator[Finding]:
-    """The layer that made the first bad value, or the first that a bad gradient reaches."""
+    """Find the layer that made the first bad value, or the first that a bad gradient reaches."""
     if not sights:
         return
-    forward = min(sights, key=lambda s: s.kept.bad)
-    reached = min(sights, key=lambda s: s.kept.grad_bad)
-    scaler = run.scaler
-    scaled = bool(scaler) and is_enabled(scaler)
+
+    clock = Clock.of(run.shared)
+    first = min(sights, key=lambda sight: sight.watched.bad)
+    first_in_backward = min(sights, key=lambda sight: sight.watched.grad_bad)
+    bad_gradient_first = first_in_backward.watched.grad_bad < first.watched.bad
+
+    scaled = _is_scaled(run)
     # overflows are how a GradScaler finds its scale
-    searching = scaled and scaler.get_scale() >= _SMALLEST_SCALE
-    if reached.kept.grad_bad < forward.kept.bad and not searching:
-        text = (
-            "a gradient that is not finite (NaN or Inf) reached its output, as the first of the "
-            "watched layers: the loss or the code behind this layer made it"
-        )
-        cure = (
-            "Look behind the layer for a root, norm or logarithm at 0, or an overflow. If the "
-            "gradients grew before, lower the learning rate. If a GradScaler scales this loss, "
-            "pass it, attach(..., grad_scaler=scaler), so that its overflows are not reported"
-        )
-        if scaled:
-            cure = "The GradScaler is not recovering: run this layer in float32"
-        yield reached.finding(Kind.NONFINITE, text, cure)
-    elif forward.kept.bad < math.inf:
-        yield _of_forward(forward, sights, Clock.of(run.shared))
+    searching = scaled and run.scaler.get_scale() >= _SMALLEST_SCALE
+    if bad_gradient_first and not searching:
+        yield _of_backward(first_in_backward, scaled)
+    elif first.watched.bad < math.inf:
+        yield _of_forward(first, sights, clock)
     elif run.ticker is None:  # compiled code measures each forward
-        yield from _after_the_last_measured(sights, Clock.of(run.shared))
+        yield from _after_the_last_measured(sights, clock)
+
+
+def _of_backward(sight: Sight, scaled: bool) -> Finding:
+    """Make the finding that a bad gradient reached a layer, as the first one."""
+    text = (
+        "a gradient that is not finite (NaN or Inf) reached its output, as the first of the "
+        "watched layers: the loss or the code behind this layer made it"
+    )
+    cure = (
+        "Look behind the layer for a root, norm or logarithm at 0, or an overflow. If the "
+        "gradients grew before, lower the learning rate. If a GradScaler scales this loss, "
+        "pass it, attach(..., grad_scaler=scaler), so that its overflows are not reported"
+    )
+    if scaled:
+        cure = "The GradScaler is not recovering: run this layer in float32"
+    return sight.finding(Kind.NONFINITE, text, cure)
 
 
 def _of_forward(first: Sight, sights: Sequence[Sight], clock: Clock) -> Finding:
-    """The innermost layer, of the first with bad values and all around it, given finite values.
+    """Make the finding that a layer returned bad values, where `first` was the first to do so.
 
-    If there is none, the first layer. If code between two layers made them, it is their parent.
+    Of that layer and all around it, the innermost one whose input was finite has made them. If
+    code between two layers made them, that is their parent. If there is none, `first` is named.
     """
-    names = [f"{name}." for name in (first.site.name, *first.site.aliases)]
-    makers = [
-        s
-        for s in sights
-        if s.kept.made == s.kept.bad < math.inf
-        and any(name.startswith(f"{s.site.name}.".lstrip(".")) for name in names)
-    ]
-    sight = max(makers, key=lambda s: (s is first, len(s.site.name)), default=first)
+    makers = [sight for sight in sights if _made_bad_values(sight, first)]
+    sight = max(makers, key=lambda maker: (maker is first, len(maker.site.name)), default=first)
+
     bad = _bad_parameters(sights)
     gap = clock.gap
-    if bad and gap is not None and first.kept.bad > gap.time:
+    if bad and gap is not None and first.watched.bad > gap.time:
         clock.closely = True
         text = f"its output held NaN or Inf in training forward {gap.after}, and was finite before"
         when = f"between forward {gap.before} and forward {gap.after}"
         return _not_measured(sight, text, when, bad)
-    measured = f"{sight.kept.bad_calls} of {sight.kept.calls} measured calls"
+
+    measured = f"{sight.watched.bad_calls} of {sight.watched.calls} measured calls"
     text = f"its output held NaN or Inf in {measured}, "
     if makers:
         text += "and its input was finite"
@@ -222,29 +283,42 @@ def _of_forward(first: Sight, sights: Sequence[Sight], clock: Clock) -> Finding:
     else:
         text += "and so did its input: the batch, or code that is not watched, made them"
         cure = "Check the inputs"
+
     if bad:
         cure += f". Not finite now: {listed(bad, 3)}. Go back to a checkpoint"
-        cure += ", and lower the learning rate or clip gradients (ClipGradNorm)" if makers else ""
+    if bad and makers:
+        cure += ", and lower the learning rate or clip gradients (ClipGradNorm)"
     return sight.finding(Kind.NONFINITE, text, cure)
 
 
+def _made_bad_values(sight: Sight, first: Sight) -> bool:
+    """Return whether a layer is `first`, or around it, and made bad values of a finite input."""
+    watched = sight.watched
+    if not watched.made == watched.bad < math.inf:
+        return False
+    prefix = f"{sight.site.name}.".lstrip(".")  # "" for the model itself, which is around all
+    names_of_first = (first.site.name, *first.site.aliases)
+    return any(f"{name}.".startswith(prefix) for name in names_of_first)
+
+
 def _after_the_last_measured(sights: Sequence[Sight], clock: Clock) -> Iterator[Finding]:
-    """The finding that forwards which were not measured have left bad parameters, if they have."""
+    """Find bad parameters that forwards have left which were not measured."""
     if clock.last == clock.forwards:
         return
-    bad = _bad_parameters([sight for sight in sights if sight.trained])
+    bad_by_sight = [(sight, _bad_parameters([sight])) for sight in sights if sight.trained]
+    bad = [name for _, names in bad_by_sight for name in names]
     if bad:
         clock.closely = True
-        sight = next(sight for sight in sights if sight.trained and _bad_parameters([sight]))
+        first = next(sight for sight, names in bad_by_sight if names)
         text = f"its parameters hold NaN or Inf after training forward {clock.forwards}"
-        yield _not_measured(sight, text, f"after forward {clock.last}", bad)
+        yield _not_measured(first, text, f"after forward {clock.last}", bad)
 
 
 def _not_measured(sight: Sight, text: str, when: str, bad: Sequence[str]) -> Finding:
-    """The finding that NaN or Inf came in forwards that were not measured.
+    """Make the finding that NaN or Inf came in forwards that were not measured.
 
-    An update has put it into parameters since then, so the first layer with bad values need not be
-    the one that made them.
+    An update has put NaN or Inf into parameters since then. Therefore the first layer with bad
+    values need not be the one that made them.
     """
     text += (
         f". The first NaN or Inf came {when}, in a forward that was not measured, so another "
@@ -259,32 +333,43 @@ def _not_measured(sight: Sight, text: str, when: str, bad: Sequence[str]) -> Fin
 
 
 def _bad_parameters(sights: Sequence[Sight]) -> list[str]:
-    """The parameters of the watched layers that are not finite."""
+    """Describe the parameters of the watched layers that are not finite."""
     bad = []
     for sight in sights:
         for name, p in sight.module.named_parameters(recurse=False):
-            values = getattr(p, "_local_tensor", p).detach()  # of a sharded parameter
+            values = local_values(p).detach()
             if not (values.is_meta or torch.isfinite(values).all()):
                 bad.append(f"parameter '{name}' of {sight.site.name or 'the model'}")
     return bad
 
 
 def _along_depth(kind: Kind, sights: list[Sight], cure: str = "") -> Iterator[Finding]:
-    """Gradients that shrink, or grow, from the last layers to the first."""
-    layers = [s for s in sights if s.kept.grads >= s.dog.min_calls and s.trained]
+    """Find gradients that shrink, or grow, from the last layers to the first."""
+    layers = [
+        sight for sight in sights if sight.watched.grads >= sight.dog.min_calls and sight.trained
+    ]
     if len(layers) < _FEW:
         return
-    layers.sort(key=lambda s: s.kept.at)
+
+    layers.sort(key=lambda sight: sight.watched.at)
+    norms = [sight.watched.norm / sight.watched.grads for sight in layers]
     end = max(1, len(layers) // 4)
-    norms = [s.kept.norm / s.kept.grads for s in layers]
-    first, last, ratio = norms[:end], norms[-end:], layers[0].dog.max_ratio
-    # a branch may have small gradients by design: neither rule uses the smallest
+    first = norms[:end]
+    last = norms[-end:]
+
+    ratio = layers[0].dog.max_ratio
+    # a branch may have small gradients by design, so neither rule uses the smallest
     if kind == Kind.VANISHING:
-        most, early, late = "most", max(first), median(last)
+        most = "most"
+        early = max(first)
+        late = median(last)
         wrong = early * ratio < late
     else:
-        most, early, late = "least", min(first), max(last)
+        most = "least"
+        early = min(first)
+        late = max(last)
         wrong = early > ratio * late
+
     if early and late and wrong:  # a layer without any gradient is dead
         text = (
             f"gradient norms of the first {end} of {len(layers)} layers are at {most} "
@@ -294,56 +379,84 @@ def _along_depth(kind: Kind, sights: list[Sight], cure: str = "") -> Iterator[Fi
 
 
 def _of_activation(sight: Sight) -> Iterator[Finding]:
-    """Channels that are dead, and values at the bounds of the activation."""
-    dog, kept = sight.dog, sight.kept
-    alive: Any = kept.units.get("alive", ())
+    """Find channels that are dead, and values at the bounds of the activation."""
+    dog = sight.dog
+    watched = sight.watched
+
+    alive: Any = watched.units.get("alive", ())
     dead = 1.0 - alive.float().mean().item() if len(alive) else 0.0
     if Kind.DEAD in dog.names and dead > dog.max_dead:
         yield sight.finding(Kind.DEAD, f"{dead:.0%} of its {len(alive)} channels were always zero")
-    near = float(kept.near) / max(kept.calls, 1)
+
+    near = float(watched.near) / max(watched.calls, 1)
     if Kind.SATURATED in dog.names and near > dog.max_saturated:
         text = f"{near:.0%} of its values were within 1 % of its bounds"
         yield sight.finding(Kind.SATURATED, text)
 
 
-def _no_gradient(base: nn.Module, every: list[Sight], sights: list[Sight]) -> Iterator[Finding]:
-    """Layers with trained parameters that get no gradient, while others do."""
-    most = max((s.kept.grads for s in every), default=0)
-    any_left = any(_has_gradient(p) for p in base.parameters())
-    routed = _routed(base, every)
+def _no_gradient(
+    base: nn.Module, all_sights: list[Sight], sights: list[Sight]
+) -> Iterator[Finding]:
+    """Find layers with trained parameters that get no gradient, while others do.
+
+    Args:
+        base: the model.
+        all_sights: all sites of a `Watchdog`.
+        sights: those of them that have the rule.
+    """
+    most_gradients = max((sight.watched.grads for sight in all_sights), default=0)
+    model_has_gradients = any(_has_gradient(p) for p in base.parameters())
+    routed = _routed(base, all_sights)
     for sight in sights:
-        few, kept, trained = sight.dog.min_calls, sight.kept, sight.trained
-        if most < few or not trained or any(map(_has_gradient, trained)):
-            continue  # a frozen layer is meant to have none
-        none = kept.calls >= few and not kept.grads
-        zeros = kept.grads >= few and not kept.norm and math.isinf(kept.grad_bad)
-        unused = not kept.called and any_left and routed.isdisjoint(_around(sight.site.name))
-        if none or zeros or unused:
-            text = f"no gradient, or only zeros, reached it in {kept.calls} measured calls"
+        trained = sight.trained  # empty for a frozen layer, which is meant to have no gradient
+        if most_gradients < sight.dog.min_calls or not trained:
+            continue
+        if any(map(_has_gradient, trained)):
+            continue
+
+        never_called = model_has_gradients and not sight.watched.called
+        unused = never_called and routed.isdisjoint(_around(sight.site.name))
+        if unused or _got_no_gradient(sight):
+            calls = sight.watched.calls
+            text = f"no gradient, or only zeros, reached it in {calls} measured calls"
             yield sight.finding(Kind.NO_GRADIENT, text)
 
 
+def _got_no_gradient(sight: Sight) -> bool:
+    """Return whether a layer was called often, and got no gradient or only zeros."""
+    watched = sight.watched
+    fewest = sight.dog.min_calls
+    none = watched.calls >= fewest and not watched.grads
+    zeros = watched.grads >= fewest and not watched.norm and math.isinf(watched.grad_bad)
+    return none or zeros
+
+
 def _routed(base: nn.Module, sights: Sequence[Sight]) -> set[str]:
-    """The lists from whose layers the model chooses some, such as experts.
+    """Return the names of lists from whose layers the model chooses some, such as experts.
 
     The layers of a list have the same class, and some of them, or layers in them, are called.
     """
-    called = {name for sight in sights if sight.kept.calls for name in _around(sight.site.name)}
-    lists = {name: find_module(base, name) for name in called}
-    return {
-        name
-        for name, module in lists.items()
-        if isinstance(module, nn.ModuleList | nn.ModuleDict)
-        and len({type(child) for child in module.children()}) == 1
-    }
+    called: set[str] = set()
+    for sight in sights:
+        if sight.watched.calls:
+            called.update(_around(sight.site.name))
+    return {name for name in called if _is_list_of_equals(find_module(base, name))}
+
+
+def _is_list_of_equals(module: nn.Module | None) -> bool:
+    """Return whether a module is a list or dict of layers of one class."""
+    if not isinstance(module, nn.ModuleList | nn.ModuleDict):
+        return False
+    classes = {type(child) for child in module.children()}
+    return len(classes) == 1
 
 
 def _around(name: str) -> list[str]:
-    """The names of all modules around a layer."""
+    """Return the names of all modules around a layer."""
     parts = name.split(".")
     return [".".join(parts[:n]) for n in range(len(parts))]
 
 
 def _has_gradient(p: nn.Parameter) -> bool:
-    """Whether it has a gradient. ``zero_grad(set_to_none=False)`` leaves one of zeros."""
+    """Return whether a gradient is not zero: ``zero_grad(set_to_none=False)`` leaves zeros."""
     return p.grad is not None and bool((p.grad != 0).any())
