@@ -218,21 +218,27 @@ def _cure_of_exploding(clock: Clock) -> str:
 
 
 def _nonfinite(run: Run, sights: list[Sight]) -> Iterator[Finding]:
-    """Find the layer that made the first bad value, or the first that a bad gradient reaches."""
+    """Find the layer that made the first bad value, or the first that a bad gradient reaches.
+
+    An output with -Inf alone may be masked logits. It is a cause only where NaN or +Inf follows.
+    """
     if not sights:
         return
 
     clock = Clock.of(run.shared)
-    first = min(sights, key=lambda sight: sight.watched.bad)
+    worst = min(sights, key=lambda sight: sight.watched.worse)
     first_in_backward = min(sights, key=lambda sight: sight.watched.grad_bad)
-    bad_gradient_first = first_in_backward.watched.grad_bad < first.watched.bad
+    bad_gradient_first = first_in_backward.watched.grad_bad < worst.watched.worse
 
     scaled = _is_scaled(run)
     # overflows are how a GradScaler finds its scale
     searching = scaled and run.scaler.get_scale() >= _SMALLEST_SCALE
     if bad_gradient_first and not searching:
         yield _of_backward(first_in_backward, scaled)
-    elif first.watched.bad < math.inf:
+    elif worst.watched.worse < math.inf:
+        first = worst
+        if worst.watched.made != worst.watched.worse:  # -Inf in its input may have made it
+            first = min(sights, key=lambda sight: sight.watched.bad)
         yield _of_forward(first, sights, clock)
     elif run.ticker is None:  # compiled code measures each forward
         yield from _after_the_last_measured(sights, clock)
@@ -245,8 +251,9 @@ def _of_backward(sight: Sight, scaled: bool) -> Finding:
         "watched layers: the loss or the code behind this layer made it"
     )
     cure = (
-        "Look behind the layer for a root, norm or logarithm at 0, or an overflow. If the "
-        "gradients grew before, lower the learning rate. If a GradScaler scales this loss, "
+        "Look behind the layer for a root, norm or logarithm at 0, an overflow, or -Inf in masked "
+        "logits. If the gradients grew before, lower the learning rate. If a GradScaler scales "
+        "this loss, "
         "pass it, attach(..., grad_scaler=scaler), so that its overflows are not reported"
     )
     if scaled:

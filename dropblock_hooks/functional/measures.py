@@ -7,7 +7,7 @@ operators; they call the same functions as the eager observers.
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -27,8 +27,9 @@ training (1), calls of the layer by its mode, those in which the attachment was 
 it was on, the values that were measured, the largest magnitude, and where the sums begin.
 """
 BAD_CALLS, FIRST_BAD, FIRST_MADE, GRADIENTS, GRADIENT_NORM, FIRST_BAD_GRADIENT, NEAR = range(6, 13)
+FIRST_WORSE = 13
 """More places in the tensor of `add_watched`, as the fields of a ``Watched``; times are calls."""
-WATCHED = 13  # places in it
+WATCHED = 14  # places in it
 _ROW = 4096  # values that are added up in float32
 _NEAR = 0.01  # how near to a bound a value is saturated, as a share of the distance of both
 
@@ -168,27 +169,49 @@ def norm_of_arguments(given: Sequence[Tensor]) -> Tensor:
     -inf counts in the first argument only, because masks of attention hold it.
     """
     masks = [y for y in given[1:] if y.numel()]
-    if _kernels_take([*given[:1], *masks]):
-        return _largest_with_kernels(given[:1], masks, lambda: _norm_of_arguments(given))
-    return _norm_of_arguments(given)
+    if not _kernels_take([*given[:1], *masks]):
+        return _norm_of_arguments(given)
+    from .kernels import moments
+
+    return launch.or_else(
+        lambda: moments.largest_of(given[:1], masks)[0], lambda: _norm_of_arguments(given)
+    )
+
+
+def extremes(tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
+    """Two numbers: one is finite if all values are, the other if no value is NaN or +Inf.
+
+    -Inf may be a mask of logits. On a CPU, the second one is None if all values are finite.
+    """
+    tensors = [x for x in tensors if x.numel()]
+    if not _kernels_take(tensors):
+        return _extremes(tensors)
+    from .kernels import moments
+
+    return launch.or_else(lambda: moments.largest_of(tensors), lambda: _extremes(tensors))
+
+
+def _extremes(tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
+    """`extremes` with torch operations."""
+    largest = _largest_norm(tensors)
+    if largest.device.type == "cpu" and largest < math.inf:
+        return largest, None
+    return largest, _largest_norm([_positive(x) for x in tensors])
+
+
+def _positive(x: Tensor) -> Tensor:
+    """The largest value, at least 0; NaN if there is one."""
+    return x.float().amax().clamp(min=0)
 
 
 def _norm_of_arguments(given: Sequence[Tensor]) -> Tensor:
-    masks = [y.float().amax().clamp(min=0) for y in given[1:] if y.numel()]
-    return largest_norm([*given[:1], *masks])
+    masks = [_positive(y) for y in given[1:] if y.numel()]
+    return _largest_norm([*given[:1], *masks])
 
 
 def together(numbers: Sequence[Tensor]) -> Tensor:
     device = numbers[0].device
     return torch.stack([x.to(device, wide_dtype(device)) for x in numbers])
-
-
-def largest_norm(tensors: Sequence[Tensor]) -> Tensor:
-    """Return a number that is finite if all values are."""
-    tensors = [x for x in tensors if x.numel()]
-    if _kernels_take(tensors):
-        return _largest_with_kernels(tensors, (), lambda: _largest_norm(tensors))
-    return _largest_norm(tensors)
 
 
 def _kernels_take(tensors: Sequence[Tensor]) -> bool:
@@ -197,15 +220,8 @@ def _kernels_take(tensors: Sequence[Tensor]) -> bool:
     return takes and len({x.device for x in tensors}) == 1
 
 
-def _largest_with_kernels(
-    tensors: Sequence[Tensor], masks: Sequence[Tensor], with_torch: Callable[[], Tensor]
-) -> Tensor:
-    from .kernels import moments
-
-    return launch.or_else(lambda: moments.largest_of(tensors, masks), with_torch)
-
-
 def _largest_norm(tensors: Sequence[Tensor]) -> Tensor:
+    """Return a number that is finite if all values are."""
     norms = [norm_of(x) for x in tensors if x.numel()]
     if len(norms) == 1:
         return norms[0]
@@ -417,14 +433,14 @@ def add_watched(
         from .kernels import moments
 
         gate = moments.Gate(state, training, True, CALLS)
-        largest = largest_norm(tensors)
+        largest, positive = moments.largest_of([x for x in tensors if x.numel()])
         of_given = norm_of_arguments(given) if given else launch.zeros(state.device)[0]
         near = near_bounds(tensors[0], *bounds) if bounds else None
         if mapped is not None and alive is not None:
             moments.alive(mapped, alive, 1e-12, gate)
         mode = TRAINED if training else EVALUATED
-        places = mode, OFF, CALLS, BAD_CALLS, FIRST_BAD, FIRST_MADE, NEAR
-        moments.note_call(gate, largest, of_given, near, places)
+        places = mode, OFF, CALLS, BAD_CALLS, FIRST_BAD, FIRST_MADE, FIRST_WORSE, NEAR
+        moments.note_call(gate, largest, of_given, positive, near, places)
 
     launch.or_else(with_kernels, with_torch)
 
@@ -443,15 +459,18 @@ def _add_watched(
     if new is None:
         return
     call = new[CALLS].clone()
-    norm = largest_norm(tensors).to(new)
+    largest, positive = extremes(tensors)
+    norm = largest.to(new)
     bad = ~(norm < math.inf)
-    if tensors and (tensors[0].device.type != "cpu" or bool(bad)):
+    if positive is not None:
         finite_input = norm_of_arguments(given).to(new) < math.inf
         never = torch.full_like(call, math.inf)
         new[BAD_CALLS] += bad
         new[FIRST_BAD] = torch.minimum(new[FIRST_BAD], torch.where(bad, call, never))
         made = torch.where(bad & finite_input, call, never)
         new[FIRST_MADE] = torch.minimum(new[FIRST_MADE], made)
+        worse = torch.where(positive.to(new) < math.inf, never, call)
+        new[FIRST_WORSE] = torch.minimum(new[FIRST_WORSE], worse)
     new[CALLS] += 1
     if tensors and tensors[0].numel():
         if bounds:

@@ -15,13 +15,14 @@ from ..functional.measures import (
     FIRST_BAD,
     FIRST_BAD_GRADIENT,
     FIRST_MADE,
+    FIRST_WORSE,
     GRADIENT_NORM,
     GRADIENTS,
     NEAR,
     WATCHED,
     add_alive,
     alive_in_either,
-    largest_norm,
+    extremes,
     near_bounds,
     norm_of,
     norm_of_arguments,
@@ -59,7 +60,8 @@ class Watchdog(Observer):
     it measures each forward up to the next look. Compiled code measures each forward. The rules:
 
     - ``nonfinite``: NaN or Inf: the layer that computed it or, in the backward, the first layer
-      that such a gradient reaches. With a GradScaler that the attachment knows, gradients count
+      that such a gradient reaches. An output with -Inf may be a mask, so it counts once NaN
+      follows. With a GradScaler that the attachment knows, gradients count
       only once its scale has fallen below 1.
     - ``vanishing``, ``exploding``: gradients in the first quarter of the layers are smaller, or
       larger, by `max_ratio` than in the last quarter, and not zero.
@@ -155,7 +157,8 @@ class Watchdog(Observer):
 
     def start_compiled(self) -> list[float]:
         values = [0.0] * WATCHED
-        values[FIRST_BAD] = values[FIRST_MADE] = values[FIRST_BAD_GRADIENT] = _INF
+        for first in FIRST_BAD, FIRST_MADE, FIRST_WORSE, FIRST_BAD_GRADIENT:
+            values[first] = _INF
         return values
 
     def take_compiled(self, state: State, counted: Compiled) -> int:
@@ -257,6 +260,7 @@ class Watched:
     bounds: tuple[float, float] | None = None  # where the rule ``saturated`` looks at this layer
     bad: float = _INF  # the time of the first output with NaN or Inf
     made: float = _INF  # the time of the first such output of a finite input
+    worse: float = _INF  # the time of the first output with NaN or +Inf; -Inf may be a mask
     grad_bad: float = _INF  # the time of the first gradient with NaN or Inf
     called: int = 0  # all calls
     calls: int = 0  # those that were measured
@@ -269,7 +273,10 @@ class Watched:
 
     def forget(self, statistics: bool) -> None:
         """Forget values that were not finite, and with `statistics` all counts and sums."""
-        self.bad = self.made = self.grad_bad = _INF
+        self.bad = _INF
+        self.made = _INF
+        self.worse = _INF
+        self.grad_bad = _INF
         if statistics:
             self.called = self.calls = self.bad_calls = self.grads = 0
             self.norm = self.near = 0.0
@@ -279,10 +286,10 @@ class Watched:
         """Add one call of the layer."""
         self.at, x = time, seen.tensor
         self.calls += 1
-        worst = largest_norm(seen.tensors)
-        if worst.device.type != "cpu" or not worst < _INF:  # otherwise there is nothing to note
+        worst, positive = extremes(seen.tensors)
+        if positive is not None:  # otherwise there is nothing to note
             given = norm_of_arguments(seen.given)
-            self.unread.append(Note(time, worst, given))
+            self.unread.append(Note(time, worst, given, positive))
         if not x.numel():
             return
         if self.can_die and x.ndim > 1:
@@ -326,6 +333,7 @@ class Watched:
         self.bad_calls += round(values[BAD_CALLS])
         self.bad = min(self.bad, time(values[FIRST_BAD]))
         self.made = min(self.made, time(values[FIRST_MADE]))
+        self.worse = min(self.worse, time(values[FIRST_WORSE]))
         self.grads += round(values[GRADIENTS])
         self.norm += values[GRADIENT_NORM]
         self.grad_bad = min(self.grad_bad, time(values[FIRST_BAD_GRADIENT], gradient=True))
@@ -339,15 +347,15 @@ class Watched:
             return
         notes = self.unread
         self.unread = []
-        arguments = [note.given for note in notes if note.given is not None]
-        numbers = together([note.norm for note in notes] + arguments).tolist()
+        of_calls = [x for note in notes for x in (note.given, note.positive) if x is not None]
+        numbers = together([note.norm for note in notes] + of_calls).tolist()
         norms = numbers[: len(notes)]
-        of_arguments = iter(numbers[len(notes) :])
+        others = iter(numbers[len(notes) :])
         for note, norm in zip(notes, norms, strict=True):
             if note.given is None:
                 self._add_gradient(note.time, math.sqrt(norm) if note.is_square else norm)
             else:
-                self._add_call(note.time, norm, next(of_arguments))
+                self._add_call(note.time, norm, given=next(others), positive=next(others))
 
     def _add_gradient(self, time: int, norm: float) -> None:
         if norm < _INF:
@@ -355,13 +363,15 @@ class Watched:
         else:
             self.grad_bad = min(self.grad_bad, time)
 
-    def _add_call(self, time: int, norm: float, given: float) -> None:
+    def _add_call(self, time: int, norm: float, given: float, positive: float) -> None:
         if norm < _INF:
             return
         self.bad_calls += 1
         self.bad = min(self.bad, time)
         if given < _INF:
             self.made = min(self.made, time)
+        if not positive < _INF:
+            self.worse = min(self.worse, time)
 
 
 @dataclass(frozen=True)
@@ -372,10 +382,12 @@ class Note:
         time: of the `Clock`.
         norm: the norm, or a number that is finite if all values are.
         given: such a number of the arguments of the layer; None for a gradient.
+        positive: a number that is finite if no value is NaN or +Inf; None for a gradient.
         is_square: whether the norm is still to be taken, as the square root.
     """
 
     time: int
     norm: Tensor
     given: Tensor | None = None
+    positive: Tensor | None = None
     is_square: bool = False

@@ -211,7 +211,8 @@ def test_numbers_that_are_finite_if_all_values_are(both):
     for name, x in tensors(14, types=types_of):
         masks = [torch.tensor([-math.inf, 1.0]), x]
         for function, given in (
-            (measures.largest_norm, [x, x]),
+            (lambda tensors: measures.extremes(tensors)[0], [x, x]),
+            (lambda tensors: measures.extremes(tensors)[1], [x, masks[0]]),
             (measures.norm_of_arguments, [x]),
             (measures.norm_of_arguments, masks),
             (measures.norm_of_arguments, masks[::-1]),
@@ -251,7 +252,7 @@ def test_notes_of_compiled_code(on, bad, both):
         torch.manual_seed(0)
         state = torch.zeros(measures.WATCHED, dtype=torch.float64)
         first = [measures.FIRST_BAD, measures.FIRST_MADE, measures.FIRST_BAD_GRADIENT]
-        state[first] = math.inf
+        state[[*first, measures.FIRST_WORSE]] = math.inf
         state[:2] = torch.tensor(on)
         of_gradients = state.clone()
         alive = torch.zeros(6, dtype=torch.bool)

@@ -292,13 +292,17 @@ def _largest_kernel(
     n_columns,
     x_outer,
     x_column,
-    POSITIVE: tl.constexpr,
+    MAGNITUDES: tl.constexpr,
     SIZE: tl.constexpr,
     BIG: tl.constexpr,
 ):
-    """The largest magnitude, or positive value, as the bits of a float64; Inf if one is NaN."""
+    """The largest positive value, as the bits of a float64; Inf if a value is NaN.
+
+    With MAGNITUDES, the largest magnitude stands before it.
+    """
     program = tl.program_id(0)
     largest = tl.full([], 0.0, tl.float64)
+    positive = tl.full([], 0.0, tl.float64)
     for step in range(program, outer * n_columns, programs):
         place = step // n_columns
         column = step % n_columns * SIZE + tl.arange(0, SIZE)
@@ -308,10 +312,14 @@ def _largest_kernel(
         exists = column < columns
         value = tl.load(x + place * x_outer + column * x_column, mask=exists, other=0.0)
         wide = value.to(tl.float32)
-        size = tl.maximum(wide, 0.0) if POSITIVE else tl.abs(wide)
-        size = tl.where(wide != wide, float("inf"), size)
-        largest = tl.maximum(largest, tl.max(size, axis=0).to(tl.float64))
-    tl.atomic_max(found, largest.to(tl.int64, bitcast=True))
+        known = tl.where(wide != wide, float("inf"), wide)
+        positive = tl.maximum(positive, tl.max(tl.maximum(known, 0.0), axis=0).to(tl.float64))
+        largest = tl.maximum(largest, tl.max(tl.abs(known), axis=0).to(tl.float64))
+    if MAGNITUDES:
+        tl.atomic_max(found, largest.to(tl.int64, bitcast=True))
+        tl.atomic_max(found + 1, positive.to(tl.int64, bitcast=True))
+    else:
+        tl.atomic_max(found, positive.to(tl.int64, bitcast=True))
 
 
 @triton.jit
@@ -319,6 +327,7 @@ def _note_call_kernel(
     state,
     largest,
     given,
+    positive,
     near,
     counted_at,
     off_at,
@@ -326,6 +335,7 @@ def _note_call_kernel(
     bad_calls_at,
     first_bad_at,
     first_made_at,
+    first_worse_at,
     near_at,
     TRAINING: tl.constexpr,
     HAS_NEAR: tl.constexpr,
@@ -335,10 +345,12 @@ def _note_call_kernel(
     bad_calls = tl.load(state + bad_calls_at)
     first_bad = tl.load(state + first_bad_at)
     first_made = tl.load(state + first_made_at)
+    first_worse = tl.load(state + first_worse_at)
     near_before = tl.load(state + near_at)
     infinite = float("inf")
     bad = (tl.load(largest) < infinite) == 0
     made = bad & (tl.load(given) < infinite)
+    worse = (tl.load(positive) < infinite) == 0
     on = _begin_call(state, TRAINING, counted_at, off_at, True)
     if on:
         tl.store(state + calls_at, calls + 1)
@@ -347,6 +359,8 @@ def _note_call_kernel(
             tl.store(state + first_bad_at, tl.minimum(first_bad, calls))
         if made:
             tl.store(state + first_made_at, tl.minimum(first_made, calls))
+        if worse:
+            tl.store(state + first_worse_at, tl.minimum(first_worse, calls))
         if HAS_NEAR:
             tl.store(state + near_at, near_before + tl.load(near).to(tl.float64))
 
@@ -537,14 +551,15 @@ def alive(x: Tensor, flags: Tensor, zero: float, gate: Gate | None = None) -> No
     )
 
 
-def largest_of(tensors: Sequence[Tensor], masks: Sequence[Tensor] = ()) -> Tensor:
-    """The largest magnitude of tensors, in float64; of masks, the largest positive value.
+def largest_of(tensors: Sequence[Tensor], masks: Sequence[Tensor] = ()) -> tuple[Tensor, Tensor]:
+    """The largest magnitude and the largest positive value of tensors, in float64.
 
-    It is Inf if a value is NaN. Each tensor takes a kernel; at least one tensor is needed.
+    Of masks, only the positive values count, as magnitudes. Both are Inf if a value is NaN. Each
+    tensor takes a kernel; at least one tensor is needed.
     """
     device = (*tensors, *masks)[0].device
-    found = launch.zeros(device)
-    for x, positive in [*((x, False) for x in tensors), *((x, True) for x in masks)]:
+    found = launch.zeros(device, 2)
+    for x, magnitudes in [*((x, True) for x in tensors), *((x, False) for x in masks)]:
         x, read = _read(x)
         size = min(_SIZE, launch.power_of_two(read.columns))
         programs = _programs(read) if x.numel() else 0
@@ -560,11 +575,12 @@ def largest_of(tensors: Sequence[Tensor], masks: Sequence[Tensor] = ()) -> Tenso
             launch.parts(read.columns, size),
             read.strides[1],
             read.strides[2],
-            POSITIVE=positive,
+            MAGNITUDES=magnitudes,
             SIZE=size,
             BIG=launch.is_big(0, x),
         )
-    return found.view(torch.float64)[0]
+    largest, positive = found.view(torch.float64).unbind()
+    return largest, positive
 
 
 def square_of(x: Tensor, scale: float | Tensor = 1.0) -> Tensor:
@@ -572,17 +588,20 @@ def square_of(x: Tensor, scale: float | Tensor = 1.0) -> Tensor:
     return squares(x, add=True, scale=scale).view(())
 
 
-def note_call(gate: Gate, largest: Tensor, given: Tensor, near: Tensor | None, at: Any) -> None:
+def note_call(
+    gate: Gate, largest: Tensor, given: Tensor, positive: Tensor, near: Tensor | None, at: Any
+) -> None:
     """Add a call to the state of a Watchdog in compiled code.
 
     Args:
         gate: the state.
         largest: the largest magnitude in the output.
         given: that in the arguments.
+        positive: the largest positive value in the output.
         near: the share of values near their bounds; None without.
         at: where the numbers stand: calls of the layer in this mode, calls while switched off,
             measured calls, calls with NaN or Inf, the first of these, the first of these with a
-            finite input, and shares near bounds.
+            finite input, the first with NaN or +Inf, and shares near bounds.
     """
     launch.start(
         _note_call_kernel,
@@ -591,6 +610,7 @@ def note_call(gate: Gate, largest: Tensor, given: Tensor, near: Tensor | None, a
         gate.state,
         largest,
         given,
+        positive,
         largest if near is None else near,
         *at,
         TRAINING=int(gate.training),
