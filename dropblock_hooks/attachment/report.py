@@ -1,4 +1,4 @@
-"""The report of all sites, as a table; of several processes, the sums of their counts."""
+"""The report of all sites, as a table; with several processes, of the sums of their counts."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -55,53 +55,83 @@ class SiteRow:
     frozen: bool = False  # whether it is a parameter with requires_grad=False
 
 
+_NAME: Columns[SiteRow] = {"site": lambda row: named(row.site, row.aliases)}
+_CALLS: Columns[SiteRow] = {
+    "calls\ntotal": attrgetter("calls"),
+    "active\ntotal": attrgetter("active_calls"),
+}
+_NORMS: Columns[SiteRow] = {
+    "mean": lambda row: Varying(row.mean_norm),
+    "p99": lambda row: Varying(row.p99_norm),
+    "largest": lambda row: Varying(row.largest_norm),
+}
+
 Readings: TypeAlias = dict[str, tuple[Counter, Any]]
 """The counts of each site, and the state of its observer, by key; ``""`` is the model itself."""
 
 
 def readings(sites: Sequence[Site], run: Run) -> Readings:
+    """Read the counts and states of all sites, which waits for the device."""
     run.take_counts()
-    have = {site.key: (site.tally.read(), site.watch and site.watch.shown()) for site in sites}
-    return {"": (run.counter, None), **have}
+    result: Readings = {"": (run.counter, None)}
+    for site in sites:
+        state = None if site.watch is None else site.watch.shown()
+        result[site.key] = site.tally.read(), state
+    return result
 
 
-def gathered(mine: Any) -> list[Any]:
-    """The objects of all ranks, in the order of the ranks."""
+def gathered(local: Any) -> list[Any]:
+    """Return the objects of all ranks, in the order of the ranks."""
     if not world_size():
         raise RuntimeError(
             "distributed=True needs a process group: call torch.distributed.init_process_group "
             "first, or leave distributed= out"
         )
-    found: list[Any] = [None] * world_size()
-    distributed.all_gather_object(found, mine)
-    return found
+    objects: list[Any] = [None] * world_size()
+    distributed.all_gather_object(objects, local)
+    return objects
 
 
-def summed(mine: Readings, sites: Sequence[Site]) -> Readings:
-    """The sums of the counts of all ranks; RuntimeError on each rank if their sites differ."""
-    ranks: list[Readings] = gathered(mine)
-    if any(list(each) != list(ranks[0]) for each in ranks):
+def summed(local: Readings, sites: Sequence[Site]) -> Readings:
+    """Return the sums of the counts of all ranks; RuntimeError if their sites differ."""
+    ranks: list[Readings] = gathered(local)
+    if any(list(readings_of_rank) != list(ranks[0]) for readings_of_rank in ranks):
         raise RuntimeError(
             "the ranks have different sites: verify(distributed=True) says where they differ"
         )
-    total = {key: reduce(Counter.plus, (each[key][0] for each in ranks)) for key in mine}
-    have: Readings = {key: (counter, None) for key, counter in total.items()}
+
+    result: Readings = {}
+    for key in local:
+        counters = [readings_of_rank[key][0] for readings_of_rank in ranks]
+        result[key] = reduce(Counter.plus, counters), None
+
     for site in sites:
-        states = [state for each in ranks if (state := each[site.key][1])]
+        states = [readings_of_rank[site.key][1] for readings_of_rank in ranks]
+        states = [state for state in states if state]
         if site.watch is not None and states:
-            have[site.key] = total[site.key], reduce(site.watch.observer.merge, states)
-    return have
+            total, _ = result[site.key]
+            result[site.key] = total, reduce(site.watch.observer.merge, states)
+    return result
 
 
 def _site_row(site: Site, have: Readings) -> SiteRow:
-    (counted, state), item = have[site.key], site.regularizer
-    size, life, shown = counted.map_size, counted.life(), counted.shown()
-    norms, forwards = shown.norms, have[""][0].life().calls
-    block = None if size is None else item.block_in_force(size)
+    """Make the row of a site."""
+    counter, state = have[site.key]
+    life = counter.life()
+    shown = counter.shown()
+    norms = shown.norms
+
+    model_counter, _ = have[""]
+    forwards = model_counter.life().calls
+    counts_forwards = forwards and not site.run.compiled
+
+    regularizer = site.regularizer
+    size = counter.map_size
+    block = None if size is None else regularizer.block_in_force(size)
     return SiteRow(
         site=site.key,
-        regularizer=repr(item),
-        acts_on=item.acts_on,
+        regularizer=repr(regularizer),
+        acts_on=regularizer.acts_on,
         at=site.at,
         rate=site.rate,
         values=dict(site.values),
@@ -114,11 +144,11 @@ def _site_row(site: Site, have: Readings) -> SiteRow:
         largest_norm=norms.largest,
         calls=life.calls,
         active_calls=life.active,
-        calls_per_forward=None if site.run.compiled or not forwards else life.calls / forwards,
+        calls_per_forward=life.calls / forwards if counts_forwards else None,
         map_size=size,
-        map_varies=counted.map_varies,
+        map_varies=counter.map_varies,
         block_size=block,
-        clipped=is_clipped(block, item),
+        clipped=is_clipped(block, regularizer),
         aliases=site.aliases,
         observed=_result(site, state) if site.watch and state else None,
         frozen=site.frozen,
@@ -126,21 +156,30 @@ def _site_row(site: Site, have: Readings) -> SiteRow:
 
 
 def _result(site: Site, state: Any) -> Any:
+    """Compute the result of an observer; errors name the site."""
     try:
         return site.bound.observer.compute(state)
     except Exception as error:  # of an observer that somebody else wrote
         raise site.error(f"compute raised {described(error)}") from error
 
 
-def is_clipped(block: tuple[int, ...] | None, regularizer: Regularizer) -> bool:
+def is_clipped(block: Size, regularizer: Regularizer) -> bool:
+    """Return whether the block on a map is smaller than the block of the regularizer."""
     return block is not None and block != getattr(regularizer, "edges", block)
 
 
 def block_cell(row: Any, only_limited: bool = False) -> str:
-    """The block of a row of a report or plan; on request only where the map limits it."""
-    covers = row.block_size is not None and row.block_size == row.map_size
-    mark = " (clipped)" if row.clipped else " (whole map)" if covers else ""
-    return f"{cell(row.block_size)}{mark}" if mark or not only_limited else ""
+    """Return the block of a row of a report or plan; on request only where the map limits it."""
+    covers_map = row.block_size is not None and row.block_size == row.map_size
+    mark = ""
+    if row.clipped:
+        mark = " (clipped)"
+    elif covers_map:
+        mark = " (whole map)"
+
+    if only_limited and not mark:
+        return ""
+    return f"{cell(row.block_size)}{mark}"
 
 
 def frozen_cell(row: Any) -> str:
@@ -148,18 +187,19 @@ def frozen_cell(row: Any) -> str:
 
 
 def entry_of(selector: str, row: Any) -> str | None:
-    """The spec entry and the class, which rows have in common that print as one line."""
+    """Return the spec entry and the class, which rows have in common that print as one line."""
     return None if row.aliases else f"{selector}/{row.site.rpartition('/')[2]}"
 
 
 def site_table(sites: Sequence[Site], have: Readings, title: str) -> Table[SiteRow]:
-    """The rows of all sites, which print as a table with a section for each kind of site."""
+    """Make the rows of all sites, which print as a table with a section for each kind of site."""
     rows = [_site_row(site, have) for site in sites]
     groups: dict[Any, list[tuple[Site, SiteRow]]] = {"activation": [], "gradient": []}
     for site, row in zip(sites, rows, strict=True):
         item = site.regularizer
-        group = type(item) if isinstance(item, Observer) else item.acts_on
-        groups.setdefault(group, []).append((site, row))
+        kind = type(item) if isinstance(item, Observer) else item.acts_on
+        groups.setdefault(kind, []).append((site, row))
+
     sections = chain.from_iterable(_sections(group, have) for group in groups.values() if group)
     return Table(rows, {}, title, sections=sections)
 
@@ -167,59 +207,73 @@ def site_table(sites: Sequence[Site], have: Readings, title: str) -> Table[SiteR
 def _sections(
     members: Sequence[tuple[Site, SiteRow]], have: Readings
 ) -> Iterator[Section[SiteRow]]:
-    """The section of sites of the same kind, and the section of their norms."""
-    known = {site.key: site for site, _ in members}
-    rows, first = [row for _, row in members], members[0][0].regularizer
-    open_ = {key for key, site in known.items() if _is_open(site, have[key][0])}
-    window = "this epoch" if open_ else "last epoch"
+    """Make the section of sites of the same kind, and the section of their norms."""
+    sites = {site.key: site for site, _ in members}
+    rows = [row for _, row in members]
+    open_keys = {key for key in sites if _is_open(sites[key], have[key][0])}
+    window = "this epoch" if open_keys else "last epoch"
 
     def entry(row: SiteRow) -> str | None:
-        return entry_of(known[row.site].selector, row)
+        return entry_of(sites[row.site].selector, row)
 
     def options(row: SiteRow) -> Short:
-        item = known[row.site].regularizer
-        stated = {n: x for n, x in stated_fields(item).items() if n and n not in item.rates}
-        return Short(", ".join(f"{n}={text(x)}" for n, x in stated.items()), repr(item))
+        return _options_cell(sites[row.site].regularizer)
 
     def share(row: SiteRow) -> Varying:
-        return Varying(row.realized_rate if row.site in open_ or not open_ else None)
+        is_of_window = row.site in open_keys or not open_keys
+        return Varying(row.realized_rate if is_of_window else None)
 
+    first_site, _ = members[0]
+    kind = first_site.regularizer
     note = ""
-    columns: Columns[SiteRow] = {}
-    calls: Columns[SiteRow] = {"calls\ntotal": attrgetter("calls")}
-    if isinstance(first, Observer):
-        note = f"{first.label}, {window}" if first.by_epoch else ""
-        seen: Any = next((row.observed for row in rows if row.observed is not None), {})
-        found = first.columns or {head: itemgetter(head) for head in seen}
-        calls |= {head: partial(_observed, find) for head, find in found.items()}
+    columns: Columns[SiteRow]
+    if isinstance(kind, Observer):
+        if kind.by_epoch:
+            note = f"{kind.label}, {window}"
+        columns = _observer_columns(kind, rows)
+    elif kind.acts_on == "gradient":
+        note = "gradients (changed: share of their values)"
+        columns = {"bounds\nnow": _bounds_cell, f"changed\n{window}": share, **_CALLS}
     else:
-        calls["active\ntotal"] = attrgetter("active_calls")
-        if first.acts_on == "gradient":
-            note = "gradients (changed: share of their values)"
-            columns = {"bounds\nnow": _bounds_cell, f"changed\n{window}": share}
-        else:
-            columns = {"rate\nnow": attrgetter("rate"), f"realized\n{window}": share}
-            calls["map\nlast"] = _map_cell
-            calls["block\nlast"] = partial(block_cell, only_limited=True)
-    name: Columns[SiteRow] = {"site": lambda row: named(row.site, row.aliases)}
-    frozen: Columns[SiteRow] = {"frozen": frozen_cell}
-    yield Section(rows, {**name, "options": options, **columns, **calls, **frozen}, note, entry)
-    norms: Columns[SiteRow] = {
-        "mean": lambda row: Varying(row.mean_norm),
-        "p99": lambda row: Varying(row.p99_norm),
-        "largest": lambda row: Varying(row.largest_norm),
-    }
+        columns = {"rate\nnow": attrgetter("rate"), f"realized\n{window}": share, **_CALLS}
+        columns |= {"map\nlast": _map_cell, "block\nlast": partial(block_cell, only_limited=True)}
+    columns = {**_NAME, "options": options, **columns, "frozen": frozen_cell}
+    yield Section(rows, columns, note, entry)
+
     note = f"norms before the bound, {window} (ClampGrad: largest magnitudes; "
     note += "AdaptiveClipGrad: over weights)"
-    yield Section([row for row in rows if row.mean_norm is not None], name | norms, note, entry)
+    rows_with_norms = [row for row in rows if row.mean_norm is not None]
+    yield Section(rows_with_norms, _NAME | _NORMS, note, entry)
 
 
-def _is_open(site: Site, counted: Counter) -> bool:
-    """Whether its row shows this epoch, rather than the last one."""
+def _options_cell(regularizer: Regularizer) -> Short:
+    """Return the fields that differ from their defaults, without rates, which have a column."""
+    rates = regularizer.rates
+    stated = stated_fields(regularizer)
+    options = [
+        f"{name}={text(value)}" for name, value in stated.items() if name and name not in rates
+    ]
+    return Short(", ".join(options), repr(regularizer))
+
+
+def _observer_columns(observer: Observer, rows: Sequence[SiteRow]) -> Columns[SiteRow]:
+    """Return the columns of an observer; by default one for each key of the first result."""
+    readers = observer.columns
+    if not readers:
+        results = [row.observed for row in rows if row.observed is not None]
+        first: Any = results[0] if results else {}
+        readers = {head: itemgetter(head) for head in first}
+
+    columns: Columns[SiteRow] = {"calls\ntotal": attrgetter("calls")}
+    return columns | {head: partial(_observed, read) for head, read in readers.items()}
+
+
+def _is_open(site: Site, counter: Counter) -> bool:
+    """Return whether the row of a site shows this epoch, rather than the last one."""
     watch = site.watch
     if watch is not None:
         return watch.closed is None or not watch.observer.is_empty(watch.open)
-    return bool(counted.window().total) or not counted.closed.total
+    return bool(counter.window().total) or not counter.closed.total
 
 
 def _observed(find: Callable[[Any], Any], row: SiteRow) -> Any:
