@@ -187,9 +187,13 @@ class ParameterHook(SiteHook):
         refusal = shard_refusal(owner)
         if refusal is not None:
             return Kind.SHARDED, refusal, ""
+        if self.held(owner) is None:
+            text = f"the layer no longer has the parameter '{self.local}'"
+            cure = "Call attach again, with the names that model.named_parameters() has now"
+            return super().broken(owner) or (Kind.LOST, text, cure)
         if self.follows(owner) or self.site.frozen or self.is_frozen(owner):
             return None
-        text = "the layer holds another tensor now, or none, and its hook is no longer there"
+        text = "the layer holds another tensor now, and its hook is no longer there"
         cure = "Run a forward that is not compiled, or call step(): both hook a new parameter"
         return super().broken(owner) or (Kind.LOST, text, cure)
 
