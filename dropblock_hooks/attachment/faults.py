@@ -172,6 +172,7 @@ class ModelHook:
     def _check_first(self, model: nn.Module, inputs: Any) -> None:
         """Report what the first training forward of a window shows."""
         run = self.run
+        self._look_at_new_parameters(model)
         opened, _ = windows(run, self.hooks)
         window = replace(opened, backward=False)
         called = [hook for hook in self.hooks if hook.by_call]
@@ -179,6 +180,19 @@ class ModelHook:
 
         run.no_batch = find_no_batch([hook.site for hook in self.hooks], inputs)
         tell(run.no_batch + self._without_optimizer(), run.told)
+
+    def _look_at_new_parameters(self, model: nn.Module) -> None:
+        """Let `WeightStats` see parameters that had no numbers yet when it was attached.
+
+        The first update comes after this forward, so they are those with which the epoch began.
+        """
+        for hook in self.hooks:
+            watch = hook.site.watch
+            if watch is None or not watch.open.get("waits"):
+                continue
+            owner = hook.find(model)
+            if owner is not None:
+                hook.look(owner)
 
     def _count(self, model: nn.Module) -> None:
         """Count a training forward, look if a `Watchdog` is due, and plan the next forward."""

@@ -345,6 +345,7 @@ class WeightStats(Observer):
         values = _parameters(module, parameter)
         state.update(_new_sums(self.edges))
         state.update(calls=len(values), moved=False, norms={}, updates={})
+        state["waits"] = _waits(module)
 
         starts: dict[str, Tensor] = {}  # the values when the epoch began
         for name, x in values.items():
@@ -399,6 +400,12 @@ def _norms(values: Mapping[str, Tensor], starts: Mapping[str, Tensor]) -> dict[s
         name: _Norms(now, change, start)
         for name, (now, change, start) in zip(values, of_parameters, strict=True)
     }
+
+
+def _waits(module: nn.Module) -> bool:
+    """Whether parameters have no numbers yet: they are on the meta device or uninitialized."""
+    parameters = module.parameters()
+    return any(p.is_meta or isinstance(p, nn.parameter.UninitializedParameter) for p in parameters)
 
 
 def _parameters(module: nn.Module, name: str | None) -> dict[str, Tensor]:

@@ -120,3 +120,36 @@ def test_a_norm_that_does_not_fit_into_the_dtype_of_the_weights():
     (found,) = of(attached)
     assert found.norms["weight"] == pytest.approx(150.0 * 300)
     assert found.updates["weight"] == pytest.approx(0.5)
+
+
+def on_meta():
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    return model
+
+
+def lazy():
+    return nn.Sequential(nn.LazyLinear(4), nn.LazyLinear(2))
+
+
+def materialize(model):
+    if any(p.is_meta for p in model.parameters()):
+        model.to_empty(device="cpu")
+        for layer in model:
+            layer.reset_parameters()
+
+
+@pytest.mark.parametrize("make_empty", [on_meta, lazy])
+def test_parameters_that_have_no_numbers_when_it_is_attached(make_empty):
+    torch.manual_seed(0)
+    model = make_empty()
+    attached = attach(model, {"*": WeightStats()})
+    materialize(model)
+    model(torch.zeros(5, 3))
+    began = [p.detach().clone() for p in model.parameters()]
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(1.5)
+    updates = [update for found in of(attached) for update in found.updates.values()]
+    assert len(updates) == len(began) == 4
+    assert updates == pytest.approx([0.5] * 4)
