@@ -160,7 +160,8 @@ class SiteHook:
         return REPLACED if self.lost(owner) else None
 
     def idle(self, model: nn.Module, owner: nn.Module, window: Window) -> Fault | None:
-        counts, gradient = window.sites[self.site.key], self.site.regularizer.acts_on == "gradient"
+        counts = window.sites[self.site.key]
+        gradient = self.site.regularizer.acts_on == "gradient"
         trained = window.has("trained", "active")
         enabled = self.run.enabled and not window.has("off")
         missed = not counts.calls or (trained and owner.training and not counts.trained)
@@ -172,20 +173,36 @@ class SiteHook:
         if missed:
             text = f"the layer was never called{' in training mode' if counts.calls else ''}"
             text += "" if self.by_call else ", and the parameter got no gradient"
+        why, cure = self._why_idle(model, owner, window, missed, enabled)
+        return kind, f"{text}: {why}", cure
+
+    def _why_idle(
+        self, model: nn.Module, owner: nn.Module, window: Window, missed: bool, enabled: bool
+    ) -> tuple[str, str]:
+        """The likely cause why the site did nothing in a window, and the cure.
+
+        `missed` tells whether a call is missing, and `enabled` whether the attachment was on.
+        """
+        trained = window.has("trained", "active")
+        # the model was trained before, and now a validation has put it into evaluation mode
+        behind = trained and not model.training and not window.sites[self.site.key].trained
         if model.training and not owner.training:
             why = "the layer is in evaluation mode inside a training model (frozen)"
             cure = "Call train() on the layer, or use active='always'"
-        elif missed:
-            why, cure = _why_not_called(model, self.site.owner)
+        elif missed or (behind and self.by_call and self.run.compiled):
+            why, cure = _why_not_called(model, self.site.owner, self.run.compiled)
         elif not enabled:
             why, cure = "the attachment is paused", "Set attached.enabled = True"
-        elif gradient and trained:
+        elif self.site.regularizer.acts_on == "gradient" and trained:
             why = "no gradient reached it"
             cure = "Look for a detach() or no_grad() behind the layer"
+        elif behind:
+            why = "it was in evaluation mode, or not called, while the model was trained"
+            cure = "Call train() on the layer, or leave it out of the spec"
         else:
             why = "the model only ran in evaluation mode"
             cure = "Call model.train() before training"
-        return kind, f"{text}: {why}", cure
+        return why, cure
 
     def pick(self, given: tuple[Any, ...]) -> tuple[Any, indexing.Index, Tensor]:
         """Return the value that holds the tensor, the index in it, and the tensor."""
@@ -413,8 +430,11 @@ def _gives_back(module: nn.Module, given: Tensor, output: Tensor) -> bool:
     return output is given or shares_memory(output, given)
 
 
-def _why_not_called(model: nn.Module, name: str) -> tuple[str, str]:
-    """The likely cause why a layer was not called, and the cure."""
+def _why_not_called(model: nn.Module, name: str, compiled: bool) -> tuple[str, str]:
+    """The likely cause why a layer was not called, and the cure.
+
+    `compiled` tells whether compiled code has called other sites.
+    """
     if not name:
         return "the model itself was not called, only layers inside it", "Name these layers"
     layer, parent = find_module(model, name), find_module(model, name.rpartition(".")[0])
@@ -423,6 +443,15 @@ def _why_not_called(model: nn.Module, name: str) -> tuple[str, str]:
         cure = (
             "Name the attention (index=0 of nn.MultiheadAttention) or the projection behind it, "
             "or set fused_attn = False"
+        )
+    elif compiled:
+        why = (
+            "torch.compile runs code that does not call it, such as code of an equal block after a "
+            "graph break, or code in which its branch is not taken"
+        )
+        cure = (
+            "Call torch.compiler.reset() after attach, and find graph breaks with fullgraph=True; "
+            "if the same is told without torch.compile, name the parent"
         )
     elif isinstance(layer, nn.Sequential | nn.ModuleList | nn.ModuleDict):
         why = "a branch not taken, or a container that the model loops over, as checkpointing does"

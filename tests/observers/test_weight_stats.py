@@ -124,8 +124,7 @@ def test_a_norm_that_does_not_fit_into_the_dtype_of_the_weights():
 
 def on_meta():
     with torch.device("meta"):
-        model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
-    return model
+        return nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
 
 
 def lazy():
