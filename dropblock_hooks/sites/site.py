@@ -311,14 +311,15 @@ def act(site: Site, x: Tensor, given: Any, training: bool, form: View | None = N
     if site.idle:  # without reading the layout or drawing a mask
         site.count_idle(x.numel(), training)
         return x
+
     if site.regularizer.acts_on == "activation":
         recomputes = graph_task() != NO_TASK
-        if recomputes and site.draws and site.rate != 0.0 and not site.recomputed:
-            site.recomputed = True  # before the warning, which may be turned into an error
-            tell_lost_random_state(site.key)
+        if recomputes and not site.recomputed:
+            _check_random_state(site)
         # what always() adds in evaluation is not counted
         counts = not recomputes and (training or site.always)
         return perform(site, x, form, site.values, counts, input=given)
+
     form = site.form_of(x)
     if not may_get_grad(x):
         return x
@@ -327,22 +328,31 @@ def act(site: Site, x: Tensor, given: Any, training: bool, form: View | None = N
     return copied
 
 
+def _check_random_state(site: Site) -> None:
+    """Warn if a checkpoint that recomputes a layer has not restored the random state."""
+    if site.draws and site.rate != 0.0:
+        site.recomputed = True  # before the warning, which may be turned into an error
+        tell_lost_random_state(site.key)
+
+
 def perform(
     site: Site, x: Tensor, form: View | None, rates: Rates, counts: bool = False, **attributes: Any
 ) -> Tensor:
     """Run the regularizer of a site, with these attributes of `Now`; a refusal is a SiteError."""
     regularizer = site.regularizer
     now = Now(**attributes, **rates)
-    inner, plain = x, True
+    inner = x  # with channels first, where the regularizer needs them
+    plain = True  # whether the tensor has its channels first already
     try:
         if form is None:
             form = site.reader.view(x)
         now.layout = form.layout
-        if regularizer.spatial is not None or regularizer.channelwise:
+        if site.reads_axes:
             plain = form.layout in CHANNELS_FIRST.values() and form.grid is None and not form.prefix
             inner = x if plain else form.take(x)
             if regularizer.needs_input and getattr(now.input, "shape", None) == x.shape:
                 now.input = form.take(now.input)
+
         result = site.bound(inner, now)
         if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[0], Tensor):
             raise TypeError("apply must return a pair: a tensor, and a count or None")
@@ -354,12 +364,15 @@ def perform(
     except Exception as error:
         add_note(error, site.error("the error comes from this site"))
         raise
+
     if counts:
-        size = None if regularizer.spatial is None else inner.shape[2:]
         known = affected if isinstance(affected, int) or has_data(affected) else None
-        rate = site.rate if regularizer.acts_on == "activation" else None
-        site.tally.add(known, inner.numel(), rate or 0.0, size, now.norms)
-    return x if y is inner else y if plain else form.put(y, x)
+        rate = 0.0 if site.of_gradients else site.rate or 0.0
+        size = None if regularizer.spatial is None else inner.shape[2:]
+        site.tally.add(known, inner.numel(), rate, size, now.norms)
+    if y is inner:
+        return x
+    return y if plain else form.put(y, x)
 
 
 def may_get_grad(x: Tensor) -> bool:
