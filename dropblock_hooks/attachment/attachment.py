@@ -53,7 +53,9 @@ class Attachment:
     def __init__(
         self, base: nn.Module, run: Run, installed: list[tuple[nn.Module, SiteHook]]
     ) -> None:
-        self._base, self._run, self._installed = base, run, installed
+        self._base = base
+        self._run = run
+        self._installed = installed
         self._hooks = [hook for _, hook in installed]
         self.sites = tuple(hook.site for hook in self._hooks)
 
@@ -71,8 +73,9 @@ class Attachment:
 
     def __getitem__(self, which: Which) -> Site | tuple[Site, ...]:
         """One site by its key; a tuple of sites by a selector, or by a class of regularizers."""
-        meant = find(which, self._base, self._hooks)
-        return meant[0] if meant[0].key == which else meant
+        sites = find(which, self._base, self._hooks)
+        first = sites[0]
+        return first if first.key == which else sites
 
     @property
     def rates(self) -> dict[str, dict[str, float]]:
@@ -89,7 +92,9 @@ class Attachment:
         """
         self._run.check_installed()
         sites = find(which, self._base, self._hooks)
-        for site, regularizer in zip(sites, with_rates(sites, rates, self._run), strict=True):
+        regularizers = with_rates(sites, rates, self._run)
+
+        for site, regularizer in zip(sites, regularizers, strict=True):
             site.set_regularizer(regularizer)
             site.counter.forget_elements()
         self.put()
@@ -106,6 +111,7 @@ class Attachment:
             self._run.model_hook.put_on(self._base)
 
     def _look(self) -> None:
+        """Let the hooks read what they need to know of their layers now."""
         for module, hook in self._installed:
             hook.look(module)
 
@@ -124,25 +130,38 @@ class Attachment:
                 rate out of range, is a TypeError or ValueError, and nothing moves.
         """
         t = self.epoch + 1 if t is None else as_number("t", t, allowed=NON_NEGATIVE)
-        values, run, hooks = values_at(self.sites, t), self._run, self._hooks
-        faults = faults_before(t, self._base, run, hooks)
-        ends = math.floor(t) != math.floor(run.epoch)
-        alerts = new_alerts(self._base, run, hooks) if ends else []
+        values = values_at(self.sites, t)
+
+        run = self._run
+        faults = faults_before(t, self._base, run, self._hooks)
+        window_ends = self._is_in_another_epoch(t)
+        alerts = new_alerts(self._base, run, self._hooks) if window_ends else []
+
         self._move(t, values)
-        run.stepped, run.fresh = True, False
+        run.stepped = True
+        run.fresh = False
+
         tell(faults, run.told)
         tell_equal_seeds(run, self.sites)
-        tell_alerts(run, hooks, alerts)
+        tell_alerts(run, self._hooks, alerts)
+
+    def _is_in_another_epoch(self, t: float) -> bool:
+        return math.floor(t) != math.floor(self.epoch)
 
     def _move(self, t: float, values: list[dict[str, float]]) -> None:
-        """Put the values of a time in place; windows close if its whole part changes."""
-        new_epoch = math.floor(t) != math.floor(self.epoch)
-        if new_epoch:
+        """Put the values of a time in place. Windows close if the whole part of the time changes.
+
+        Hooks look before a window closes, for its last numbers, and after that, for the next one.
+        """
+        window_ends = self._is_in_another_epoch(t)
+        if window_ends:
             self._run.take_counts()
-        for site, new in zip(self.sites, values, strict=True):
-            site.move(new)
+
+        for site, values_of_site in zip(self.sites, values, strict=True):
+            site.move(values_of_site)
         self.put()
-        if new_epoch:
+
+        if window_ends:
             self._look()
             self._run.close_window(self.sites)
             self._look()
@@ -163,7 +182,8 @@ class Attachment:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Switch the regularizers off within a ``with`` block."""
-        before, self.enabled = self.enabled, False
+        before = self.enabled
+        self.enabled = False
         try:
             yield
         finally:
@@ -187,11 +207,13 @@ class Attachment:
         run = self._run
         forgotten = find_forgotten(run, self.sites) if run.installed else []
         run.installed = False
+
         if run.ticker is not None:
             run.ticker.stop()
         run.scaler = None
         run.write()
         use_optimizers(run, (), [])
+
         for module, hook in self._installed:
             hook.restore(module)
         for module in self._base.modules():  # to which others may have moved hooks
@@ -203,8 +225,9 @@ class Attachment:
 
     def __exit__(self, kind: object, *raised: object) -> None:
         try:
-            if kind is None:  # with the calls since the last look of a `Watchdog`
-                tell_alerts(self._run, self._hooks, new_alerts(self._base, self._run, self._hooks))
+            if kind is None:  # a `Watchdog` judges the calls since its last look
+                alerts = new_alerts(self._base, self._run, self._hooks)
+                tell_alerts(self._run, self._hooks, alerts)
         finally:
             self.remove()
 
@@ -225,8 +248,12 @@ class Attachment:
 
         It is not kept alive. After `remove`, RuntimeError is raised; other errors as by `attach`.
         """
-        live = [held for reference, _ in self._run.optimizers if (held := reference()) is not None]
-        return live if len(live) > 1 else next(iter(live), None)
+        references = [reference for reference, _ in self._run.optimizers]
+        optimizers = [reference() for reference in references]
+        live = [optimizer for optimizer in optimizers if optimizer is not None]
+        if len(live) > 1:
+            return live
+        return live[0] if live else None
 
     @optimizer.setter
     def optimizer(self, given: Any) -> None:
@@ -241,10 +268,12 @@ class Attachment:
             distributed: add up the counts of all ranks. All must call it, with the same sites.
         """
         self._look()
-        have, title = readings(self.sites, self._run), self._title()
+        numbers = readings(self.sites, self._run)
+        title = self._title()
         if distributed:
-            have, title = summed(have, self.sites), f"{title}, {world_size()} ranks"
-        return site_table(self.sites, have, title)
+            numbers = summed(numbers, self.sites)
+            title = f"{title}, {world_size()} ranks"
+        return site_table(self.sites, numbers, title)
 
     @property
     def alerts(self) -> list[Finding]:
@@ -252,10 +281,15 @@ class Attachment:
         return alerts_now(self._base, self._run, self._hooks)
 
     def _title(self) -> str:
-        notes = "" if self.enabled else ", paused"
-        notes += ", step() was never called" if not_stepped(self.sites) else ""
-        text = f"{counted(len(self), 'site')} on {type(self._base).__name__}, epoch {self.epoch:g}"
-        return text + (notes if self._run.installed else ", removed")
+        """Describe the attachment and its state in a line."""
+        title = f"{counted(len(self), 'site')} on {type(self._base).__name__}, epoch {self.epoch:g}"
+        if not self._run.installed:
+            return f"{title}, removed"
+        if not self.enabled:
+            title += ", paused"
+        if not_stepped(self.sites):
+            title += ", step() was never called"
+        return title
 
     def __str__(self) -> str:
         return "\n".join(map(str, [self.report(), *self.alerts]))
@@ -274,8 +308,8 @@ class Attachment:
         Args:
             distributed: cover all ranks, and their differences. All must call it.
         """
-        found = find_faults(self._base, self._run, self._hooks) + self.alerts
-        return compare(self._run, self.sites, found) if distributed else found
+        findings = find_faults(self._base, self._run, self._hooks) + self.alerts
+        return compare(self._run, self.sites, findings) if distributed else findings
 
     def captured(self, which: str | Select | None = None) -> dict[str, list[Record]]:
         """The calls that `Capture` has kept, oldest first, by layer; of several sites, by key.
@@ -284,7 +318,8 @@ class Attachment:
             which: a site key or a selector, else KeyError; None means every `Capture`. If nothing
                 was kept, RuntimeError.
         """
-        return captures(which, find(Capture if which is None else which, self._base, self._hooks))
+        sites = find(Capture if which is None else which, self._base, self._hooks)
+        return captures(which, sites)
 
     def suggest(self, share: float = 0.1, which: Which | None = None) -> Table[Suggestion]:
         """Gradient bounds that this share of the norms exceeds, and the calls that set them.
@@ -317,7 +352,9 @@ class Attachment:
             strict: False restores the sites whose key is the same, also with another schedule.
         """
         saved = check(state, self.sites, self._run, strict)
-        self._move(saved.epoch, values_at(self.sites, saved.epoch))
+        values = values_at(self.sites, saved.epoch)
+
+        self._move(saved.epoch, values)
         restore(saved, self.sites, self._run)
         for site in self.sites:
             rate = next(iter(site.regularizer.rates.values()), 0.0)
@@ -325,16 +362,22 @@ class Attachment:
 
     def scalars(self, prefix: str = "reg/") -> dict[str, float]:
         """Rates, realized rates of active sites and observer values, by prefix, key and name."""
-        found: dict[str, Any] = {}
-        rows, windows = self.report(), [site.tally.window() for site in self.sites]
+        rows = self.report()
+        windows = [site.tally.window() for site in self.sites]
         trained = any(window.trained or window.active for window in windows)
+
+        scalars: dict[str, float] = {}
         for row, window in zip(rows, windows, strict=True):
-            share = window.share() if trained else row.realized_rate  # no rate of an older epoch
-            seen = row.observed or {}
-            numbers = dict(seen if isinstance(seen, Mapping) else seen.scalars())
-            numbers |= {**row.values, "realized_rate": share}
-            found |= {f"{prefix}{row.site}/{name}": value for name, value in numbers.items()}
-        return {tag: value for tag, value in found.items() if value is not None}
+            observed = row.observed or {}
+            numbers = dict(observed if isinstance(observed, Mapping) else observed.scalars())
+            numbers |= row.values
+            # in a window with training, a row may still show the realized rate of the last one
+            numbers["realized_rate"] = window.share() if trained else row.realized_rate
+
+            for name, value in numbers.items():
+                if value is not None:
+                    scalars[f"{prefix}{row.site}/{name}"] = value
+        return scalars
 
     def log(self, writer: Any, step: int) -> None:
         """Give every scalar to a logger.

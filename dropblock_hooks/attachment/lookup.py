@@ -1,4 +1,4 @@
-"""Sites of an attachment, found by key, selector or class; their rates, captures and bounds."""
+"""Finds sites of an attachment by key, selector or class; their rates, captures and bounds."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,75 +25,108 @@ Which: TypeAlias = str | Select | type[Regularizer]
 
 
 def find(which: Which, base: nn.Module, hooks: Sequence[SiteHook]) -> tuple[Site, ...]:
-    """The sites of these hooks that `which` means, in model order; KeyError with the reason."""
+    """Find the sites of these hooks that `which` means, in model order; KeyError with the reason.
+
+    TypeError if `which` is something else.
+    """
     sites = {hook.site.key: hook.site for hook in hooks}
     if isinstance(which, str) and which in sites:
         return (sites[which],)
+
     if isinstance(which, type) and issubclass(which, Regularizer):
-        found = [site for site in sites.values() if isinstance(site.regularizer, which)]
+        matching = [site for site in sites.values() if isinstance(site.regularizer, which)]
         reason = f"no site has a {which.__name__}"
     elif isinstance(which, str | Select):
-        try:
-            names = {target.name for target in match(which, Index(base))}
-            reason = f"it means layers that have none: {listed(sorted(names), 3)}"
-        except NoMatchError as error:
-            names, reason = set(), str(error)
-        found = [site for site in sites.values() if site.name in names]
+        names, reason = _matched_names(which, base)
+        matching = [site for site in sites.values() if site.name in names]
     else:
         raise TypeError(
             f"a site is found by its key, a selector or a class of regularizers, got {quote(which)}"
         )
-    if not found:
-        known = closest(str(which), sites) or f": {listed(sites, 5)}"
-        raise KeyError(f"no site is {quote(which)}: {reason}; sites{known}")
+
+    if not matching:
+        raise _no_site(which, reason, list(sites))
+    return _in_model_order(matching, base)
+
+
+def _no_site(which: Which, reason: str, keys: Sequence[str]) -> KeyError:
+    """Make the error that no site is meant, with the closest of all keys."""
+    known = closest(str(which), keys) or f": {listed(keys, 5)}"
+    return KeyError(f"no site is {quote(which)}: {reason}; sites{known}")
+
+
+def _matched_names(selector: str | Select, base: nn.Module) -> tuple[set[str], str]:
+    """Match a selector: the names, and the reason if no site has one of them."""
+    try:
+        names = {target.name for target in match(selector, Index(base))}
+    except NoMatchError as error:
+        return set(), str(error)
+    return names, f"it means layers that have none: {listed(sorted(names), 3)}"
+
+
+def _in_model_order(sites: Sequence[Site], base: nn.Module) -> tuple[Site, ...]:
+    """Sort sites by their layers; those of layers that are not in the model come last."""
     order = {name: i for i, (name, _) in enumerate(named_modules(base))}
-    return tuple(sorted(found, key=lambda site: order.get(site.owner, len(order))))
+    return tuple(sorted(sites, key=lambda site: order.get(site.owner, len(order))))
 
 
 def captures(which: Any, meant: Sequence[Site]) -> dict[str, list[Record]]:
-    """The records of every `Capture` among sites, by layer; of several of a layer, by key."""
+    """Return the records of every `Capture` among sites, by layer, or by key if a layer has more.
+
+    Args:
+        which: what the user asked for, as messages name it.
+        meant: the sites that it means.
+    """
     sites = [site for site in meant if isinstance(site.regularizer, Capture)]
     if not sites:
         have = listed([site.key for site in meant], 3)
         raise KeyError(f"no Capture is attached there; {quote(which)} has {have}")
-    times = Counter(site.name for site in sites)
-    keys = [(site.name or ".") if times[site.name] == 1 else site.key for site in sites]
-    found = {key: site.bound.result() for key, site in zip(keys, sites, strict=True)}
-    if not any(found.values()):
+
+    captures_at = Counter(site.name for site in sites)
+    records = {}
+    for site in sites:
+        name = site.name or "."
+        key = name if captures_at[site.name] == 1 else site.key
+        records[key] = site.bound.result()
+    if not any(records.values()):
         raise RuntimeError(
-            f"nothing was captured at {listed(found, 3)}. The causes may be: no forward since "
+            f"nothing was captured at {listed(records, 3)}. The causes may be: no forward since "
             "attaching, copying or loading; a paused attachment; a layer in evaluation mode (use "
             "active='always'); an output without floating-point tensors; no_grad()"
         )
-    return found
+    return records
 
 
 def values_at(sites: Sequence[Site], t: float) -> list[dict[str, float]]:
-    """The values of sites at a time, checked; errors name the site."""
-    values = []
+    """Return the values of sites at a time, checked; errors name the site."""
+    values_of_sites = []
     for site in sites:
         try:
-            values.append(site.regularizer.values(t))
-            site.regularizer.check(values[-1])
+            values = site.regularizer.values(t)
+            site.regularizer.check(values)
         except (TypeError, ValueError) as error:
             raise same_kind(error, f"{site.key}: {error}") from error
-    return values
+        values_of_sites.append(values)
+    return values_of_sites
 
 
 def with_rates(sites: Sequence[Site], rates: Mapping[str, Any], run: Run) -> list[Regularizer]:
-    """The regularizers of sites with other rates, checked at this time; errors name the site."""
+    """Return the regularizers of sites with other rates, checked now; errors name the site."""
     if not rates:
         raise ValueError("set takes at least one rate: set(which, p=0.2)")
-    layers = {name: i for i, name in enumerate(dict.fromkeys(site.name for site in sites))}
-    changed = []
+
+    names = dict.fromkeys(site.name for site in sites)
+    depths = {name: depth for depth, name in enumerate(names)}
+    regularizers = []
     for site in sites:
         try:
-            new = placed(rates, run.epochs, layers[site.name], len(layers))
-            changed.append(site.regularizer.with_rates(**new))
-            changed[-1].check(changed[-1].values(run.epoch))
+            new_rates = placed(rates, run.epochs, depths[site.name], len(depths))
+            regularizer = site.regularizer.with_rates(**new_rates)
+            regularizer.check(regularizer.values(run.epoch))
         except (TypeError, ValueError) as error:
             raise same_kind(error, f"{site.key}: {error}") from error
-    return changed
+        regularizers.append(regularizer)
+    return regularizers
 
 
 @dataclass(frozen=True)
@@ -112,14 +145,17 @@ class Suggestion:
 
 
 def suggestions(sites: Sequence[Site], share: float) -> Table[Suggestion]:
-    """A bound for each site that has one, which this share of the norms exceeds."""
+    """Propose a bound for each site that has one, which this share of the norms exceeds."""
     share = as_number("share", share, allowed=Range(0, 1, open_low=True, open_high=True))
-    rows = [row for site in sites for row in _suggested(site, share)]
+    rows: list[Suggestion] = []
+    for site in sites:
+        rows.extend(_suggested(site, share))
     if not rows:
         raise ValueError(
             "there is nothing to suggest: no site here has a bound on gradients, as ClipGradNorm "
             "and ClampGrad have"
         )
+
     names = ("site", "field", "bound", "changed", "proposed", "seen", "over")
     columns: Columns[Suggestion] = {name: attrgetter(name) for name in names}
     title = f"bounds that {share:.4g} of the norms (ClampGrad: largest magnitudes) lie beyond"
@@ -128,18 +164,35 @@ def suggestions(sites: Sequence[Site], share: float) -> Table[Suggestion]:
 
 
 def _suggested(site: Site, share: float) -> Iterator[Suggestion]:
-    window, life = site.counter.read().shown(), site.counter.life()
-    norms, over = (window.norms, "window") if window.norms.count else (life.norms, "life")
-    bound, reason = norms.quantile(1 - share), ""
+    """Propose the bounds of a site, or say why there is nothing to propose."""
+    window = site.counter.read().shown()
+    over = "window"
+    norms = window.norms
+    if not norms.count:
+        over = "life"
+        norms = site.counter.life().norms
+
+    bound = norms.quantile(1 - share)
+    reason = ""
     if bound is None:
         reason = "no gradient was seen yet: train a step first"
     elif not 0.0 < bound < float("inf"):
         reason = f"no bound has this share beyond it: {1 - share:.4g} of the norms are 0"
+
     rounded = float(f"{bound or 0.0:.4g}")
-    bounds = site.regularizer.bounds.items()
-    wanted = {name: sign * rounded for name, sign in bounds if name in site.values}
-    given = ", ".join(f"{name}={value!r}" for name, value in wanted.items())
-    call = "" if reason else f"attached.set({site.key!r}, {given})"
-    for name, value in wanted.items():
-        now, changed, proposed = site.values[name], window.share(), None if reason else value
-        yield Suggestion(site.key, name, now, changed, proposed, norms.count, over, call, reason)
+    bounds = site.regularizer.bounds
+    proposals = {name: sign * rounded for name, sign in bounds.items() if name in site.values}
+    arguments = ", ".join(f"{name}={value!r}" for name, value in proposals.items())
+    call = f"attached.set({site.key!r}, {arguments})"
+    for name, value in proposals.items():
+        yield Suggestion(
+            site=site.key,
+            field=name,
+            bound=site.values[name],
+            changed=window.share(),
+            proposed=None if reason else value,
+            seen=norms.count,
+            over=over,
+            call="" if reason else call,
+            reason=reason,
+        )

@@ -1,6 +1,6 @@
 """The report of all sites, as a table; with several processes, of the sums of their counts."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from itertools import chain
@@ -210,8 +210,7 @@ def _sections(
     """Make the section of sites of the same kind, and the section of their norms."""
     sites = {site.key: site for site, _ in members}
     rows = [row for _, row in members]
-    open_keys = {key for key in sites if _is_open(sites[key], have[key][0])}
-    window = "this epoch" if open_keys else "last epoch"
+    window, keys_of_window = _shown_window(sites.values(), have)
 
     def entry(row: SiteRow) -> str | None:
         return entry_of(sites[row.site].selector, row)
@@ -220,8 +219,7 @@ def _sections(
         return _options_cell(sites[row.site].regularizer)
 
     def share(row: SiteRow) -> Varying:
-        is_of_window = row.site in open_keys or not open_keys
-        return Varying(row.realized_rate if is_of_window else None)
+        return Varying(row.realized_rate if row.site in keys_of_window else None)
 
     first_site, _ = members[0]
     kind = first_site.regularizer
@@ -266,6 +264,18 @@ def _observer_columns(observer: Observer, rows: Sequence[SiteRow]) -> Columns[Si
 
     columns: Columns[SiteRow] = {"calls\ntotal": attrgetter("calls")}
     return columns | {head: partial(_observed, read) for head, read in readers.items()}
+
+
+def _shown_window(sites: Iterable[Site], have: Readings) -> tuple[str, set[str]]:
+    """Return the window that the section of these sites shows, and the keys of sites that have it.
+
+    It is this epoch, if any site has counts in it.
+    """
+    keys = {site.key: _is_open(site, have[site.key][0]) for site in sites}
+    open_keys = {key for key, is_open in keys.items() if is_open}
+    if open_keys:
+        return "this epoch", open_keys
+    return "last epoch", set(keys)
 
 
 def _is_open(site: Site, counter: Counter) -> bool:

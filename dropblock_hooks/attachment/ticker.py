@@ -1,4 +1,4 @@
-"""A clock for a model whose hooks are part of compiled code: it counts backwards without Python."""
+"""A clock for a model whose hooks are part of compiled code, which counts without Python."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -16,9 +16,9 @@ class Ticker:
     ``next`` on an iterator of Python's standard library, which only counts.
 
     Args:
-        model: a parameter of it that is trained gets the hook.
+        model: the first trained parameter of the model gets the hook.
         wait: returns in how many backwards the function is due, at least 1.
-        due: the function.
+        due: the function to call.
         leave_out: how many of the next backwards do not count, at least 0.
     """
 
@@ -32,12 +32,15 @@ class Ticker:
         self._handle: Any = None
         trained = (p for p in model.parameters() if p.requires_grad and p.is_leaf)
         parameter = next(trained, None)
-        if parameter is not None:
-            turns = chain.from_iterable(_turns(wait, due, leave_out))
-            hook = partial(next, turns)
-            self._handle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]  # torch's
+        if parameter is None:
+            return
+
+        turns = chain.from_iterable(_turns(wait, due, leave_out))
+        hook = partial(next, turns)
+        self._handle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]  # torch's
 
     def stop(self) -> None:
+        """Take the hook off."""
         if self._handle is not None:
             self._handle.remove()
             self._handle = None
@@ -46,7 +49,7 @@ class Ticker:
 def _turns(
     wait: Callable[[], int], due: Callable[[], None], leave_out: int
 ) -> Iterator[Iterator[None]]:
-    """Iterators of None, each of which lasts until the function is due."""
+    """Yield iterators of None, each of which lasts until the function is due."""
     yield repeat(None, leave_out + wait() - 1)
     while True:
         due()
