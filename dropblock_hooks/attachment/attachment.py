@@ -111,7 +111,7 @@ class Attachment:
             self._run.model_hook.put_on(self._base)
 
     def _look(self) -> None:
-        """Let the hooks read what they need to know of their layers now."""
+        """Let each hook note what a report or the next window needs to know of its layer."""
         for module, hook in self._installed:
             hook.look(module)
 

@@ -1,4 +1,4 @@
-"""``Watchdog``: its sites keep numbers, which ``attachment.alerts`` judges together."""
+"""``Watchdog``: keeps numbers at each site, which ``attachment.alerts`` judges together."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -35,7 +35,8 @@ from .base import Compiled, Observer, Seen, State
 
 RULES = ("nonfinite", "vanishing", "exploding", "dead", "saturated", "no_gradient")
 _INF = math.inf
-_FIRST = 32  # training forwards that are all measured
+_FIRST = 32  # so many training forwards are all measured
+_MOST_UNREAD = 4096  # so many notes of a site are kept on the device, which bounds their memory
 _ZERO = 1e-12  # the largest magnitude of a channel that counts as zero
 _SHARE = Range(0, 1, open_low=True, open_high=True)
 # layers are known by the names of their classes, which copies of torch's classes keep
@@ -116,6 +117,7 @@ class Watchdog(Observer):
 
     @property
     def names(self) -> Sequence[str]:
+        """The names of the rules."""
         return RULES if self.rules == "all" else self.rules
 
     def check(self, values: Mapping[str, float]) -> None:
@@ -141,18 +143,24 @@ class Watchdog(Observer):
         return not training or Clock.of(shared).measures
 
     def look(self, state: State, module: nn.Module, parameter: str | None) -> None:
-        watched, name = state["watched"], type(module).__name__.lower()
+        watched = state["watched"]
+        name = type(module).__name__.lower()
         watched.can_die = "dead" in self.names and name in _CAN_DIE
+
         bounds = _BOUNDS.get(name)
         if bounds and isinstance(module, nn.Hardtanh):
             bounds = module.min_val, module.max_val
         watched.bounds = bounds if "saturated" in self.names else None
 
     def update(self, state: State, seen: Seen) -> None:
-        watched, clock = state["watched"], Clock.of(seen.shared)
+        watched = state["watched"]
+        clock = Clock.of(seen.shared)
         clock.time += 1
-        (watched.see_gradient if seen.gradient else watched.see)(seen, clock.time)
-        if len(watched.unread) >= 4096:  # which bounds their memory
+        if seen.gradient:
+            watched.see_gradient(seen, clock.time)
+        else:
+            watched.see(seen, clock.time)
+        if len(watched.unread) >= _MOST_UNREAD:
             watched.read()
 
     def start_compiled(self) -> list[float]:
@@ -170,7 +178,10 @@ class Watchdog(Observer):
 
     def compiled_numbers(self, state: State) -> list[float]:
         bounds = state["watched"].bounds
-        return [] if bounds is None else [float(bounds[0]), float(bounds[1])]
+        if bounds is None:
+            return []
+        lower, upper = bounds
+        return [float(lower), float(upper)]
 
     def finds_dead(self, state: State) -> bool:
         can_die: bool = state["watched"].can_die
@@ -181,29 +192,30 @@ class Gap(NamedTuple):
     """Forwards that were not measured."""
 
     before: int  # the number of the measured forward before them
-    after: int  # that of the one after them
+    after: int  # the number of the measured forward after them
     time: int  # when they began
 
 
 @dataclass
 class Clock:
-    """What all sites of an attachment share."""
+    """The state that all sites of an attachment share: what was measured, and what comes next."""
 
     time: int = 0  # the number of calls and gradients that all sites have seen: it orders them
     forwards: int = 0  # the training forwards since attaching
     looks: int = 0  # how often statistics were judged
     alerts: dict[tuple[str, str], Any] = field(default_factory=dict)  # by site and rule
     measures: bool = True  # whether the next training forward is measured
-    measured: int = 0  # how many were measured since the last look at statistics
-    last: int = 0  # the last one that was measured
-    last_time: int = 0  # the time when it ended
+    measured: int = 0  # the forwards with gradients, measured since the last look at statistics
+    last: int = 0  # the number of the last forward that was measured
+    last_time: int = 0  # the time when that forward ended
     gap: Gap | None = None  # in a look: the forwards that were not measured before the last one
-    closely: bool = False  # whether each one is measured, since NaN came in such a gap
+    closely: bool = False  # whether each forward is measured, because NaN came in such a gap
     scale: float = 0.0  # the factor of the loss at the last look
-    scale_fell: bool = False  # whether it was larger at the look before that
+    scale_fell: bool = False  # whether the factor was larger at the look before that
 
     @classmethod
     def of(cls, shared: dict[str, Any]) -> Self:
+        """Return the clock in the shared state of an attachment; make it at first."""
         clock: Self | None = shared.get("Watchdog")
         if clock is None:
             clock = shared["Watchdog"] = cls()
@@ -218,15 +230,17 @@ class Clock:
         """Count a training forward that has ended."""
         self.forwards += 1
         self.gap = None
-        if self.measures:
-            if self.last < self.forwards - 1:
-                self.gap = Gap(self.last, self.forwards, self.last_time)
-            self.last = self.forwards
-            self.last_time = self.time
-            self.measured += torch.is_grad_enabled()  # others bring no gradients
+        if not self.measures:
+            return
+
+        if self.last < self.forwards - 1:
+            self.gap = Gap(before=self.last, after=self.forwards, time=self.last_time)
+        self.last = self.forwards
+        self.last_time = self.time
+        self.measured += torch.is_grad_enabled()  # other forwards bring no gradients
 
     def looks_for_nan(self, every: int) -> bool:
-        """Whether a `Watchdog` looks for NaN after the forward that has ended."""
+        """Return whether a `Watchdog` looks for NaN after the forward that has ended."""
         return self.gap is not None or _is_looked_at(self.forwards, every)
 
     def plan(self, every: int, fewest: int) -> None:
@@ -236,9 +250,11 @@ class Clock:
         needs `fewest` forwards: the first ones after the look before it, because an epoch may end
         at any time.
         """
-        needed = self.forwards < _FIRST or self.measured < fewest
-        doubted = self.closely or self.scale_fell
-        self.measures = needed or doubted or _is_looked_at(self.forwards + 1, every)
+        is_early = self.forwards < _FIRST
+        is_needed = self.measured < fewest
+        is_suspicious = self.closely or self.scale_fell
+        is_looked_at = _is_looked_at(self.forwards + 1, every)
+        self.measures = is_early or is_needed or is_suspicious or is_looked_at
 
     def note_scale(self, scale: float) -> None:
         """Note the factor of the loss in a look."""
@@ -247,7 +263,7 @@ class Clock:
 
 
 def _is_looked_at(forward: int, every: int) -> bool:
-    """Whether it is one of 1, 2, 4, 8, ..., or an n-th one."""
+    """Return whether the number of a forward is one of 1, 2, 4, 8, ..., or an n-th one."""
     return forward.bit_count() == 1 or forward % every == 0
 
 
@@ -257,14 +273,14 @@ class Watched:
 
     at: int = 0  # the time of the last call
     can_die: bool = False  # whether the rule ``dead`` looks at this layer
-    bounds: tuple[float, float] | None = None  # where the rule ``saturated`` looks at this layer
+    bounds: tuple[float, float] | None = None  # of its values, if ``saturated`` looks at it
     bad: float = _INF  # the time of the first output with NaN or Inf
     made: float = _INF  # the time of the first such output of a finite input
     worse: float = _INF  # the time of the first output with NaN or +Inf; -Inf may be a mask
     grad_bad: float = _INF  # the time of the first gradient with NaN or Inf
     called: int = 0  # all calls
-    calls: int = 0  # those that were measured
-    bad_calls: int = 0  # whose output had NaN or Inf
+    calls: int = 0  # the calls that were measured
+    bad_calls: int = 0  # the measured calls whose output had NaN or Inf
     grads: int = 0  # the number of gradients
     norm: float = 0.0  # the sum of the finite gradient norms, in units of the unscaled loss
     near: Tensor | float = 0.0  # the sum over calls of the share of values at the bounds
@@ -284,60 +300,77 @@ class Watched:
 
     def see(self, seen: Seen, time: int) -> None:
         """Add one call of the layer."""
-        self.at, x = time, seen.tensor
+        x = seen.tensor
+        self.at = time
         self.calls += 1
+
         worst, positive = extremes(seen.tensors)
         if positive is not None:  # otherwise there is nothing to note
             given = norm_of_arguments(seen.given)
             self.unread.append(Note(time, worst, given, positive))
         if not x.numel():
             return
+
         if self.can_die and x.ndim > 1:
             mapped = seen.channels_first()
-            mapped = x.movedim(-1 if x.ndim != 4 else 1, 1) if mapped is None else mapped
+            if mapped is None:  # the layout is not known: maps have channels first, others last
+                mapped = x.movedim(-1 if x.ndim != 4 else 1, 1)
             add_alive(self.units, mapped, _ZERO)
         if self.bounds is not None:
             self.near = self.near + near_bounds(x, *self.bounds)
 
     def see_gradient(self, seen: Seen, time: int) -> None:
         """Add one gradient."""
-        if seen.tensor.numel():
-            self.grads += 1
-            square = square_of(seen.tensor, seen.scale)
-            if square is not None:
-                self.unread.append(Note(time, square, is_square=True))
-                return
-            norm = norm_of(seen.tensor)
-            if isinstance(seen.scale, Tensor) or seen.scale != 1.0:
-                norm = norm / seen.scale
-            self.unread.append(Note(time, norm))
+        if not seen.tensor.numel():
+            return
+        self.grads += 1
+
+        square = square_of(seen.tensor, seen.scale)
+        if square is not None:
+            self.unread.append(Note(time, square, is_square=True))
+            return
+
+        norm = norm_of(seen.tensor)
+        if isinstance(seen.scale, Tensor) or seen.scale != 1.0:
+            norm = norm / seen.scale
+        self.unread.append(Note(time, norm))
 
     def take(self, counted: Compiled) -> None:
         """Add what compiled code has counted.
 
-        In a forward, all layers return one after the other; then the gradients come in reverse.
+        In a forward, all layers return one after the other. Then the gradients come in reverse
+        order.
         """
         values = counted.values
-        forward = counted.layers + 1
-        step = 2 * forward
+        times_of_step = 2 * (counted.layers + 1)  # of a forward and its backward
 
-        def time(call: float, gradient: bool = False) -> float:
-            place = step - counted.place if gradient else counted.place + 1
-            return counted.before + call * step + place if call < _INF else _INF
+        def time_at(call: float, place: int) -> float:
+            """Return the time at a place in the step of a call; inf for a call that never came."""
+            if call < _INF:
+                return counted.before + call * times_of_step + place
+            return _INF
+
+        place = counted.place + 1
+        place_in_backward = times_of_step - counted.place
+        first_bad = time_at(values[FIRST_BAD], place)
+        first_made = time_at(values[FIRST_MADE], place)
+        first_bad_gradient = time_at(values[FIRST_BAD_GRADIENT], place_in_backward)
 
         calls = round(values[CALLS])
         if calls:
-            self.at = int(time(calls - 1))
+            self.at = int(time_at(calls - 1, place))
         self.called += calls
         self.calls += calls
         self.bad_calls += round(values[BAD_CALLS])
-        self.bad = min(self.bad, time(values[FIRST_BAD]))
-        self.made = min(self.made, time(values[FIRST_MADE]))
+        self.bad = min(self.bad, first_bad)
+        self.made = min(self.made, first_made)
         self.worse = min(self.worse, time(values[FIRST_WORSE]))
+        self.near = self.near + values[NEAR]
+
         self.grads += round(values[GRADIENTS])
         self.norm += values[GRADIENT_NORM]
-        self.grad_bad = min(self.grad_bad, time(values[FIRST_BAD_GRADIENT], gradient=True))
-        self.near = self.near + values[NEAR]
+        self.grad_bad = min(self.grad_bad, first_bad_gradient)
+
         if counted.alive is not None:
             self.units["alive"] = alive_in_either(self.units.get("alive"), counted.alive)
 
@@ -347,23 +380,30 @@ class Watched:
             return
         notes = self.unread
         self.unread = []
+
+        norms = [note.norm for note in notes]
         of_calls = [x for note in notes for x in (note.given, note.positive) if x is not None]
-        numbers = together([note.norm for note in notes] + of_calls).tolist()
-        norms = numbers[: len(notes)]
+        numbers = together(norms + of_calls).tolist()  # waits once for all of them
+        numbers_of_norms = numbers[: len(notes)]
         others = iter(numbers[len(notes) :])
-        for note, norm in zip(notes, norms, strict=True):
-            if note.given is None:
-                self._add_gradient(note.time, math.sqrt(norm) if note.is_square else norm)
-            else:
+
+        for note, norm in zip(notes, numbers_of_norms, strict=True):
+            if note.given is not None:
                 self._add_call(note.time, norm, given=next(others), positive=next(others))
+            elif note.is_square:
+                self._add_gradient(note.time, math.sqrt(norm))
+            else:
+                self._add_gradient(note.time, norm)
 
     def _add_gradient(self, time: int, norm: float) -> None:
+        """Add the norm of a gradient, or the time of one that is not finite."""
         if norm < _INF:
             self.norm += norm
         else:
             self.grad_bad = min(self.grad_bad, time)
 
     def _add_call(self, time: int, norm: float, given: float, positive: float) -> None:
+        """Add the time of a call whose output is not finite, and whether its input is finite."""
         if norm < _INF:
             return
         self.bad_calls += 1
