@@ -69,6 +69,8 @@ _transforms: Callable[[], Any] = _of_c("_functorch.get_interpreter_stack", lambd
 _innermost_transform: Callable[[], Any] = _of_c("_functorch.peek_interpreter_stack", lambda: None)
 _is_batched: Callable[[Tensor], bool] = _of_c("_functorch.is_legacy_batchedtensor", lambda x: False)
 _dispatch_modes: Callable[[], int] = _of_c("_len_torch_dispatch_stack", lambda: 0)
+_dispatch_mode: Callable[[Any], Any] = _of_c("_get_dispatch_mode", lambda key: None)
+_MODE_KEYS: Any = _of_c("_TorchDispatchModeKey", None)
 COMPILING = "_is_compiling_flag"
 EXPORTING = "_is_exporting_flag"
 """Attributes of ``torch.compiler``, true while code is compiled or exported. Hooks read them at
@@ -100,12 +102,26 @@ def is_batched_gradient(grad: Tensor) -> bool:
     return _innermost_transform() is not None or _is_batched(grad)
 
 
+def _is_traced_by_mode() -> bool:
+    """Whether a mode of torch traces the operators.
+
+    Other modes, such as a FlopCounterMode, may be on in a forward and off in its recomputation by a
+    checkpoint. They must change nothing. Without the private names, all modes count.
+    """
+    if not _dispatch_modes():
+        return False
+    if _MODE_KEYS is None:
+        return True
+    keys = (_MODE_KEYS.FAKE, _MODE_KEYS.PROXY, _MODE_KEYS.FUNCTIONAL)
+    return any(_dispatch_mode(key) is not None for key in keys)
+
+
 def is_plain_call(x: Tensor) -> bool:
-    """Whether nothing records, transforms or replaces the operators of a plain tensor."""
+    """Whether nothing traces or transforms the operators of a plain tensor."""
     return (
         type(x) in (Tensor, nn.Parameter)
         and not is_tracing()
-        and _dispatch_modes() == 0
+        and not _is_traced_by_mode()
         and _innermost_transform() is None
     )
 

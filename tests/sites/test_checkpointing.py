@@ -1,10 +1,12 @@
 """Activation checkpointing: the same masks, gradients and counts as without it."""
 
+import contextlib
 from functools import partial
 
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -18,6 +20,7 @@ from dropblock_hooks import (
     DropBlock2d,
     Dropout,
     Dropout2d,
+    DropPath,
     HookWarning,
     LinearSchedule,
     attach,
@@ -102,6 +105,34 @@ def test_a_checkpoint_that_loses_the_random_state_is_told_once(reentrant):
         net(net.example()).sum().backward()
     assert len(told) == 1
     net(net.example()).sum().backward()
+
+
+class Passing(TorchDispatchMode):
+    """Sees each operator and changes none, as a counter of operations does."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "not reentrant"])
+@pytest.mark.parametrize(
+    "item", [Dropout(0.5), Dropout2d(0.5), DropBlock2d(0.3, 3), DropPath(0.5)], ids=str
+)
+def test_a_mode_around_the_forward_alone_does_not_change_the_mask(item, reentrant):
+    """The tensor is so large that it is dropped in the sparse form on a CPU."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1))
+    attach(model, {"0": item})
+    x = torch.randn(4, 3, 96, 96, requires_grad=True)
+    gradients = []
+    for mode in (contextlib.nullcontext(), Passing()):
+        model.zero_grad()
+        torch.manual_seed(1)
+        with mode:
+            y = checkpoint(model, x, use_reentrant=reentrant)
+        y.square().sum().backward()
+        gradients.append(model[0].weight.grad.clone())
+    assert torch.equal(*gradients)
 
 
 @pytest.fixture
