@@ -28,7 +28,8 @@ _SAME = re.compile(
     "Threshold|Clamp|ClampMin|ClampMax|Minimum|Maximum|Where|MaskedFill|Lerp|Addcmul|NativeDropout|"
     "Erf|Sin|Cos|Slice|Split|SplitWithSizes|UnsafeSplit|Narrow|Cat|Roll|Flip|ConstantPadNd|Expand|"
     "Clone|Copy|ToCopy|NativeLayerNorm|Contiguous|Alias|Softmax|ChannelShuffle|"
-    r"\w*Pool\dD\w*|Upsample\w+|\w+Pad\dD|GridSampler\dD"
+    r"\w*Pool\dD\w*|Upsample\w+|\w+Pad\dD|GridSampler\dD|"
+    "BackwardHookFunction"  # of a full backward hook, which returns its tensors
 )
 _Axes = tuple[int | None, ...]  # for each axis of the tensor, the one that it was at a node
 
