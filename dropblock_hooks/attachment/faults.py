@@ -7,6 +7,7 @@ reports all other faults.
 from __future__ import annotations
 
 import atexit
+import itertools
 import math
 import weakref
 from collections import Counter, defaultdict
@@ -536,24 +537,31 @@ def tell_equal_seeds(run: Run, sites: Sequence[Site]) -> None:
 
     rank = distributed.get_rank()
     seed = str(torch.initial_seed())
-    if not run.seed_sent:
-        store.set(f"dropblock_hooks/seed/{rank}", seed)
-        run.seed_sent = True
+    if run.comparison is None:  # later attachments of the process must not read these seeds
+        run.comparison = next(_comparisons)
+        store.set(_key_of_seed(run.comparison, rank), seed)
 
-    others = _seeds_of_others(store, rank)
+    others = _seeds_of_others(store, run.comparison, rank)
     run.compared = None not in others
     if seed in others:
         run.compared = True
         tell([_EQUAL_SEEDS], run.told)
 
 
-def _seeds_of_others(store: Any, rank: int) -> list[str | None]:
+_comparisons = itertools.count()
+
+
+def _key_of_seed(comparison: int, rank: int) -> str:
+    return f"dropblock_hooks/seed/{comparison}/{rank}"
+
+
+def _seeds_of_others(store: Any, comparison: int, rank: int) -> list[str | None]:
     """Read the seeds of the other ranks from the store, without waiting; None for missing ones."""
     seeds: list[str | None] = []
     for other in range(world_size()):
         if other == rank:
             continue
-        key = f"dropblock_hooks/seed/{other}"
+        key = _key_of_seed(comparison, other)
         is_there = store.check([key])
         seeds.append(store.get(key).decode() if is_there else None)
     return seeds

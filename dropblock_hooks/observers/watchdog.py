@@ -354,6 +354,7 @@ class Watched:
         place_in_backward = times_of_step - counted.place
         first_bad = time_at(values[FIRST_BAD], place)
         first_made = time_at(values[FIRST_MADE], place)
+        first_worse = time_at(values[FIRST_WORSE], place)
         first_bad_gradient = time_at(values[FIRST_BAD_GRADIENT], place_in_backward)
 
         calls = round(values[CALLS])
@@ -364,7 +365,7 @@ class Watched:
         self.bad_calls += round(values[BAD_CALLS])
         self.bad = min(self.bad, first_bad)
         self.made = min(self.made, first_made)
-        self.worse = min(self.worse, time(values[FIRST_WORSE]))
+        self.worse = min(self.worse, first_worse)
         self.near = self.near + values[NEAR]
 
         self.grads += round(values[GRADIENTS])

@@ -68,7 +68,7 @@ class Run:
     compiled: bool = False  # whether compiled code has called a site: not all calls are counted
     compiled_time: int = 0  # the times of calls in compiled code begin here
     no_batch: list[Finding] = field(default_factory=list)  # of the first forward of this window
-    seed_sent: bool = False  # whether the other ranks can read the random seed
+    comparison: int | None = None  # its number, once the other ranks can read the random seed
     compared: bool = False  # whether it was compared with those of all other ranks
     counter: Counter = field(default_factory=Counter)  # of the forwards of the model
     keys: tuple[str, ...] = ()  # of all sites
