@@ -1,5 +1,6 @@
 """Equal seeds of several ranks, whichever of them comes first."""
 
+import itertools
 import warnings
 
 import pytest
@@ -8,7 +9,7 @@ from torch import distributed, nn
 
 from dropblock_hooks import Dropout, HookWarning, attach
 
-KEY = "dropblock_hooks/seed/1"
+KEY = "dropblock_hooks/seed/0/1"  # of the first comparison, from rank 1
 
 
 @pytest.fixture
@@ -16,6 +17,7 @@ def store(monkeypatch):
     """This process is rank 0 of two."""
     made = distributed.HashStore()
     monkeypatch.setattr("dropblock_hooks.attachment.faults.world_size", lambda: 2)
+    monkeypatch.setattr("dropblock_hooks.attachment.faults._comparisons", itertools.count())
     monkeypatch.setattr(distributed, "get_rank", lambda: 0)
     monkeypatch.setattr(distributed.distributed_c10d, "_get_default_store", lambda: made)
     return made
@@ -41,3 +43,16 @@ def test_other_seeds_are_silent(store):
         attached.step(0.1)
         attached.step(0.2)
     assert attached._run.compared
+
+
+def test_a_later_attachment_does_not_read_the_seeds_of_an_earlier_one(store):
+    first = attach(nn.Sequential(nn.ReLU()), {"0": Dropout(0.1)})
+    store.set(KEY, str(torch.initial_seed() + 1))
+    first.step(0)
+    assert first._run.compared
+    second = attach(nn.Sequential(nn.ReLU()), {"0": Dropout(0.1)})
+    second.step(0)
+    assert not second._run.compared
+    store.set("dropblock_hooks/seed/1/1", str(torch.initial_seed()))
+    with pytest.warns(HookWarning, match="draw the same masks"):
+        second.step(0.1)
