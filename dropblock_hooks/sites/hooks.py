@@ -46,6 +46,11 @@ REPLACED = (
     "Call attach again",
 )
 
+_QUANTIZED = "torch.ao.nn.quantized"
+"""The package of layers that only infer. ``torch.ao.quantization.convert`` makes them in training
+mode, and moves hooks to them.
+"""
+
 Turn = IntEnum("Turn", "BEFORE ACTIVATIONS AFTER GRADIENTS LAST")
 """The place of a hook among the hooks of its layer. The backward meets them in reverse."""
 
@@ -93,11 +98,12 @@ class SiteHook:
         # is_compiling() takes longer
         if is_dynamo_compiling() or getattr(compiler, COMPILING, False):
             return self._compile(module, *given)
-        if not site.enter(module.training):
+        training = module.training and not type(module).__module__.startswith(_QUANTIZED)
+        if not site.enter(training):
             return None
         if site.idle and self.direct and type(given[-1]) is Tensor and not is_tracing():
             # without reading the layout or drawing a mask
-            site.count_idle(given[-1].numel(), module.training)
+            site.count_idle(given[-1].numel(), training)
             return None
         callback = set_eval_frame(None)  # after a graph break, dynamo would compile what we call
         try:
@@ -291,7 +297,7 @@ class SiteHook:
         Dynamo takes long for each function that is called here, so there are few.
         """
         site = self.site
-        training = module.training
+        training = module.training and not type(module).__module__.startswith(_QUANTIZED)
         if TOO_OLD or getattr(compiler, EXPORTING, False):
             return self._export(module, *given)
         if not (training or site.is_on(False)):

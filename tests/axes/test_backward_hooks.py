@@ -1,4 +1,4 @@
-"""Full backward hooks put a node of their own into the graph, behind which the channels are found."""
+"""Full backward hooks put a node into the graph; the channels behind it are found."""
 
 import pytest
 import torch

@@ -1,5 +1,7 @@
 """Hooks are found where they are now: other tools move them, or put modules around layers."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -91,3 +93,27 @@ def test_moved_hooks_act_are_reported_and_removed(move):
     model.zero_grad()
     model(x).sum().backward()
     assert weight.grad.norm() > 1e-2
+
+
+@pytest.mark.filterwarnings("ignore:.*quantiz:DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+def test_quantized_layers_are_those_of_the_bare_model(kind):
+    """They are made in training mode, inside a model in evaluation mode."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    bare = copy.deepcopy(model)
+    attach(model, {"0": Dropout(0.5)})
+    x = torch.randn(8, 3)
+    outputs = []
+    for net in (bare, model):
+        net.eval()
+        if kind == "dynamic":
+            quantized = torch.ao.quantization.quantize_dynamic(net, {nn.Linear})
+        else:
+            stubs = torch.ao.quantization.QuantWrapper(net).eval()
+            stubs.qconfig = torch.ao.quantization.default_qconfig
+            prepared = torch.ao.quantization.prepare(stubs)
+            prepared(x)
+            quantized = torch.ao.quantization.convert(prepared)
+        outputs.append(quantized(x))
+    assert torch.equal(*outputs)
