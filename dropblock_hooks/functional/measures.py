@@ -330,16 +330,14 @@ def add_statistics(
         mode = TRAINED if training else EVALUATED
         places = moments.Places(KEPT, ZEROS, BINS, mode, OFF, CALLS, LOOKED)
         gate = moments.Gate(state, training, calls, CALLS, every)
-        octaves_of = first, last
+        exponents = first, last
         factor = 1.0 if scale is None else scale
-        is_due = None
         if batch is not None and batches is not None:
             is_due = (state[CALLS] % every == 0) & (state[int(training)] > 0)
+            batches.copy_(torch.where(is_due, add_batch(batches, batch), batches))
         if mapped is not None and alive is not None and mapped.numel():
             moments.alive(mapped, alive, 0.0, gate)
-        moments.measure(x, state[SUMS:], state[LARGEST], octaves_of, places, factor, gate=gate)
-        if is_due is not None and batch is not None and batches is not None:
-            batches.copy_(torch.where(is_due, add_batch(batches, batch), batches))
+        moments.measure(x, state[SUMS:], state[LARGEST], exponents, places, factor, gate=gate)
 
     launch.or_else(with_kernels, lambda: with_torch(alive, batches))
 
@@ -373,17 +371,22 @@ def _add_statistics(
         add_moments(named, x, factor)
         add_shares(named, x.float() / factor, octaves(first, last))
         new[LOOKED] += named["looked"]
-        if due is not True:
-            new.copy_(torch.where(due, new, before))
+        new.copy_(_if_due(due, new, before))
     new[CALLS] += 1
-    if mapped is not None and alive is not None and due is not False:
-        flags = {"alive": alive}
-        add_alive(flags, mapped)
-        alive.copy_(flags["alive"] if due is True else torch.where(due, flags["alive"], alive))
-    if batch is not None and batches is not None and due is not False:
-        added = add_batch(batches, batch)
-        batches.copy_(added if due is True else torch.where(due, added, batches))
+
+    if due is not False:
+        if mapped is not None and alive is not None:
+            flags = {"alive": alive}
+            add_alive(flags, mapped)
+            alive.copy_(_if_due(due, flags["alive"], alive))
+        if batch is not None and batches is not None:
+            batches.copy_(_if_due(due, add_batch(batches, batch), batches))
     _ends(training, state, new)
+
+
+def _if_due(due: Any, new: Tensor, before: Tensor) -> Tensor:
+    """The new values where a call is measured; on devices other than a CPU, `due` is a tensor."""
+    return new if due is True else torch.where(due, new, before)
 
 
 @operator("add_call(bool training, Tensor(a!) state) -> ()", fake=_nothing)
