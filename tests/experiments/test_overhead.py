@@ -275,6 +275,7 @@ def test_compiled_training_steps_are_made_in_processes_of_their_own():
 # processes
 
 
+@pytest.mark.slow
 def test_variants_in_processes_are_timed_in_turns():
     apart = {"a": partial(sleep, seconds=0.004), "b": partial(sleep, seconds=0.001)}
     apart |= {"fails": fail, "crashes": crash, "fails later": fail_later}
@@ -304,6 +305,7 @@ def test_a_process_that_is_not_ready_in_time_is_ended():
     assert time.monotonic() - began < 30
 
 
+@pytest.mark.slow
 def test_the_compiled_model_with_sites_does_not_run_the_code_of_the_bare_one():
     work = models.own_case("resnet18", {"layer4.1": "ZeroGrad()"}, (2, 3, 32, 32), "eager")
     steps = {**work.make(CPU).steps}

@@ -61,6 +61,7 @@ WAYS = [whole, in_place, children, step]
 ORDERS = ["BA", "AB", "BAB", "ABA", "BBAA", "ABBA"]
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("breaks", [False, True], ids=["one graph", "graph breaks"])
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
