@@ -27,6 +27,8 @@ Calibration: TypeAlias = Literal["exact", "paper"]
 Border: TypeAlias = Literal["inside", "across"]
 Method: TypeAlias = Literal["exact", "paper", "across"]
 """A calibration of blocks that lie inside the map, or blocks that may reach across its border."""
+_CALIBRATIONS = get_args(Calibration)
+_BORDERS = get_args(Border)
 Normalize: TypeAlias = Literal["batch", "sample", "expected", None]
 BlockSize: TypeAlias = int | Sequence[int]
 
@@ -68,8 +70,8 @@ def block_gamma(
 
 def method_of(calibration: str, border: str) -> Method:
     """Check two options, and return how blocks are drawn."""
-    check_option("calibration", calibration, get_args(Calibration))
-    check_option("border", border, get_args(Border))
+    check_option("calibration", calibration, _CALIBRATIONS)
+    check_option("border", border, _BORDERS)
     if border == "inside":
         return "paper" if calibration == "paper" else "exact"
     if calibration == "paper":

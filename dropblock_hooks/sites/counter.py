@@ -271,7 +271,16 @@ class Counter:
         """The totals since attaching, including a loaded state."""
         self.settle()
         self._add_up()
-        return Snapshot(*(getattr(self, name) for name in Snapshot._fields))
+        return Snapshot(
+            evaluated=self.evaluated,
+            trained=self.trained,
+            active=self.active,
+            off=self.off,
+            affected=self.affected,
+            total=self.total,
+            expected=self.expected,
+            cells=self.cells,
+        )
 
     def window(self) -> Snapshot:
         """The growth since the epoch began, or since attaching, loading or (elements) ``set``."""
