@@ -58,10 +58,12 @@ def measured():
     found = {}
     for path in sorted((ROOT / "docs" / "benchmarks").glob("*.csv")):
         for row in csv.DictReader(path.open(encoding="utf-8")):
-            name = {"drop_block2d": "DropBlock2d"}.get(row["work"], row["work"])
+            work, _, options = row["work"].partition(" ")
+            name = {"drop_block2d": "DropBlock2d"}.get(work, work)
             name = row["variant"] if row["variant"] in attachable() else name
-            plain = row["format"] == "contiguous" and row["dtype"] == "float32"
-            if row["reference"] == "floor" and row["variant"] in ("attached", name) and plain:
+            plain = not any(each in options for each in ("channels_last", "bfloat16"))
+            measured_here = row["variant"] in ("attached", name) and row["ratio"]
+            if row["reference"] == "floor" and measured_here and plain:
                 found.setdefault(name, f"{float(row['ratio']):.1f}")
     return found
 
