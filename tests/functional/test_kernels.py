@@ -111,6 +111,13 @@ def test_clamp(bounds, both):
             assert not fast[2] < math.inf, name
 
 
+def test_a_bound_beyond_the_type_is_its_largest_value(both):
+    x = torch.tensor([-3.0, 0.5, math.inf, math.nan], dtype=torch.float16)
+    dense, fast = both(gradients.clamp_measured, x, 1e6, None, 1.0)
+    assert fast[0][:2].tolist() == [torch.finfo(torch.float16).max] * 2
+    same("1e6", dense[:2], fast[:2])
+
+
 @pytest.mark.parametrize("per", ["tensor", "sample", "channel"])
 def test_clip(per, both):
     types_of = [torch.float32, torch.bfloat16, torch.float16]
