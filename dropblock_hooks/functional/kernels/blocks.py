@@ -40,6 +40,16 @@ def random_bits(seed, counter):
 
 
 @triton.jit
+def key_of(seed, ON_DEVICE: tl.constexpr):
+    """The seed of a kernel, which is a number or lies on the device."""
+    if ON_DEVICE:
+        key = tl.load(seed)
+    else:
+        key = seed
+    return key
+
+
+@triton.jit
 def limit_of(chance, seed):
     """The number of 2^32 random values that are below a chance.
 
@@ -112,10 +122,7 @@ def _draw_kernel(
             count = first + tl.arange(0, 1024)
             tl.store(dropped + count, tl.zeros([1024], dtype=tl.int64), mask=count < n_counts)
 
-    if SEED_ON_DEVICE:
-        key = tl.load(seed)
-    else:
-        key = seed
+    key = key_of(seed, SEED_ON_DEVICE)
     if RATE_ON_DEVICE:
         p = tl.load(rate).to(tl.float32)
         if NODES == 0:

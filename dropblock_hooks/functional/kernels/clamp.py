@@ -6,6 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from . import launch
+from .clip import loss_scale
 
 _SIZE = 4096  # elements of a program
 
@@ -31,10 +32,7 @@ def _clamp_kernel(
     The count is an integer; the magnitude is kept as the bits of a float64, which have the order of
     the numbers because it is not negative.
     """
-    if SCALE_ON_DEVICE:
-        loss_scale = tl.load(scale).to(tl.float32)
-    else:
-        loss_scale = tl.full([], scale, tl.float32)
+    factor = loss_scale(scale, SCALE_ON_DEVICE).to(tl.float32)
     program = tl.program_id(0)
     if BIG:
         program = program.to(tl.int64)
@@ -46,11 +44,11 @@ def _clamp_kernel(
     clamped = value
     magnitude = tl.abs(value)
     if HAS_LOW:
-        clamped = tl.maximum(clamped, tl.full([], low, tl.float32) * loss_scale)
+        clamped = tl.maximum(clamped, tl.full([], low, tl.float32) * factor)
         if not HAS_HIGH:
             magnitude = tl.maximum(-value, 0.0)
     if HAS_HIGH:
-        clamped = tl.minimum(clamped, tl.full([], high, tl.float32) * loss_scale)
+        clamped = tl.minimum(clamped, tl.full([], high, tl.float32) * factor)
         if not HAS_LOW:
             magnitude = tl.maximum(value, 0.0)
     highest = tl.full([], most, tl.float32)  # a larger bound would become Inf
@@ -62,7 +60,7 @@ def _clamp_kernel(
     changed = finite & exists & (result.to(tl.float32) != value)
     tl.atomic_add(found, tl.sum(changed.to(tl.int64), axis=0))
     seen = tl.where(value != value, float("inf"), magnitude)  # a NaN is larger than all
-    largest = tl.max(seen, axis=0).to(tl.float64) / loss_scale.to(tl.float64)
+    largest = tl.max(seen, axis=0).to(tl.float64) / factor.to(tl.float64)
     tl.atomic_max(found + 1, largest.to(tl.int64, bitcast=True))
 
 
@@ -97,6 +95,6 @@ def clamp(
         HAS_HIGH=high is not None,
         SCALE_ON_DEVICE=isinstance(scale, Tensor),
         SIZE=_SIZE,
-        BIG=x.numel() >= 2**31 - 2 * _SIZE,
+        BIG=launch.is_big(x.numel()),
     )
     return y, found[0], found.view(torch.float64)[1]

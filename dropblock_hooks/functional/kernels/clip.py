@@ -32,6 +32,17 @@ def loss_scale(scale, ON_DEVICE: tl.constexpr):
 
 
 @triton.jit
+def tile_of(step, n_columns, SIZE: tl.constexpr, BIG: tl.constexpr):
+    """The place on the second axis that a step of a program reads, and its columns."""
+    place = step // n_columns
+    column = step % n_columns * SIZE + tl.arange(0, SIZE)
+    if BIG:
+        place = place.to(tl.int64)
+        column = column.to(tl.int64)
+    return place, column
+
+
+@triton.jit
 def square_sum(value):
     """The sums of squares of the rows of a float32 tile, in float64; they can't overflow."""
     magnitude = tl.where(value == value, tl.abs(value), float("inf"))
@@ -73,11 +84,7 @@ def _squares_kernel(
         unit = unit.to(tl.int64)
     total = tl.zeros([UNITS], dtype=tl.float64)
     for step in range(split, outer * n_columns, splits):
-        place = step // n_columns
-        column = step % n_columns * COLUMNS + tl.arange(0, COLUMNS)
-        if BIG:
-            place = place.to(tl.int64)
-            column = column.to(tl.int64)
+        place, column = tile_of(step, n_columns, COLUMNS, BIG)
         exists = (unit < units)[:, None] & (column < columns)[None, :]
         at = (unit * x_unit + place * x_outer)[:, None] + column[None, :] * x_column
         value = tl.load(x + at, mask=exists, other=0.0).to(tl.float32)
@@ -156,11 +163,7 @@ def _clip_kernel(
     first = most.to(tl.float32)
     second = (ratio / most).to(tl.float32)
 
-    place = step // n_columns
-    column = step % n_columns * COLUMNS + tl.arange(0, COLUMNS)
-    if BIG:
-        place = place.to(tl.int64)
-        column = column.to(tl.int64)
+    place, column = tile_of(step, n_columns, COLUMNS, BIG)
     exists = inside[:, None] & (column < columns)[None, :]
     of_x = (unit * x_unit + place * x_outer)[:, None] + column[None, :] * x_column
     of_y = (unit * y_unit + place * y_outer)[:, None] + column[None, :] * y_column
@@ -206,12 +209,12 @@ class Units:
     @property
     def steps(self) -> int:
         """How many steps the columns take."""
-        return -(-self.columns // self.step)
+        return launch.parts(self.columns, self.step)
 
     @property
     def splits(self) -> int:
         """The number of programs for each group of units."""
-        groups = -(-self.units // self.together)
+        groups = launch.parts(self.units, self.together)
         wanted = max(1, _PROGRAMS // groups)
         return min(wanted, self.outer * self.steps)
 

@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from . import launch
-from .clip import Units, loss_scale, squares, units_of
+from .clip import Units, loss_scale, squares, tile_of, units_of
 
 _SIZE = 4096  # elements in a step of a program
 _PROGRAMS = 256  # that measure a tensor, or fewer
@@ -118,11 +118,7 @@ def _measure_kernel(
     number = tl.zeros([BINS], dtype=tl.int32)
     if _is_due(state, TRAINING, calls_at, every, GATED):
         for step in range(program, outer * n_columns, programs):
-            place = step // n_columns
-            column = step % n_columns * SIZE + tl.arange(0, SIZE)
-            if BIG:
-                place = place.to(tl.int64)
-                column = column.to(tl.int64)
+            place, column = tile_of(step, n_columns, SIZE, BIG)
             exists = column < columns
             at = place * x_outer + column * x_column
             value = tl.load(x + at, mask=exists, other=0.0).to(WIDE)
@@ -269,11 +265,7 @@ def _alive_kernel(
     if wanted & _is_due(state, TRAINING, calls_at, every, GATED):
         found = tl.zeros([UNITS], dtype=tl.int32)
         for step in range(split, outer * n_columns, splits):
-            place = step // n_columns
-            column = step % n_columns * COLUMNS + tl.arange(0, COLUMNS)
-            if BIG:
-                place = place.to(tl.int64)
-                column = column.to(tl.int64)
+            place, column = tile_of(step, n_columns, COLUMNS, BIG)
             exists = inside[:, None] & (column < columns)[None, :]
             at = (unit * x_unit + place * x_outer)[:, None] + column[None, :] * x_column
             value = tl.load(x + at, mask=exists, other=0.0).to(tl.float32)
@@ -304,11 +296,7 @@ def _largest_kernel(
     largest = tl.full([], 0.0, tl.float64)
     positive = tl.full([], 0.0, tl.float64)
     for step in range(program, outer * n_columns, programs):
-        place = step // n_columns
-        column = step % n_columns * SIZE + tl.arange(0, SIZE)
-        if BIG:
-            place = place.to(tl.int64)
-            column = column.to(tl.int64)
+        place, column = tile_of(step, n_columns, SIZE, BIG)
         exists = column < columns
         value = tl.load(x + place * x_outer + column * x_column, mask=exists, other=0.0)
         wide = value.to(tl.float32)
@@ -422,7 +410,7 @@ def _read(x: Tensor) -> tuple[Tensor, Units]:
 
 
 def _programs(read: Units) -> int:
-    return min(_PROGRAMS, read.outer * -(-read.columns // _SIZE))
+    return min(_PROGRAMS, read.outer * launch.parts(read.columns, _SIZE))
 
 
 def measure(

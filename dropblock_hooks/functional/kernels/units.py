@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..masks import Mask
 from . import launch
-from .blocks import limit_of, random_bits
+from .blocks import key_of, limit_of, random_bits
 
 _ELEMENTS = 1024  # four times as many are dropped by each program
 
@@ -36,10 +36,7 @@ def _drop_elements_kernel(
     BIG: tl.constexpr,
 ):
     """Drop elements, in the order of the memory; each random draw has numbers for four of them."""
-    if SEED_ON_DEVICE:
-        key = tl.load(seed)
-    else:
-        key = seed
+    key = key_of(seed, SEED_ON_DEVICE)
     limit = limit_of(tl.full([], p, tl.float32), key)
     program = tl.program_id(0)
     if BIG:
@@ -78,10 +75,7 @@ def _draw_units_kernel(
     SIZE: tl.constexpr,
 ):
     """Draw whether each unit is kept, and count the elements of those that are not."""
-    if SEED_ON_DEVICE:
-        key = tl.load(seed)
-    else:
-        key = seed
+    key = key_of(seed, SEED_ON_DEVICE)
     limit = limit_of(tl.full([], p, tl.float32), key)
     unit = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
     drawn, _, _, _ = random_bits(key, unit)
@@ -180,7 +174,7 @@ class Elements:
             COUNTS=is_forward,
             WIDE=launch.wide(x),
             SIZE=_ELEMENTS,
-            BIG=x.numel() >= 2**31 - 8 * _ELEMENTS,
+            BIG=launch.is_big(x.numel()),
         )
         return y
 
