@@ -13,8 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from dropblock_hooks import _torch, compiling
 
-ROOT = Path(__file__).parent.parent
-SOURCE = ROOT / "dropblock_hooks" / "_torch.py"
+SOURCE = Path(_torch.__file__)
 FINDERS = {"_of_c": "torch._C.{}", "find_private": "{}"}
 FOREACH = ["_foreach_norm", "_foreach_mul_", "_foreach_sub_", "_foreach_copy_", "_foreach_zero_"]
 OF_OBJECTS = {
@@ -150,8 +149,7 @@ class Finder(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
         if name != "dropblock_hooks._torch":
             return None
-        file = os.path.join("dropblock_hooks", "_torch.py")
-        return importlib.util.spec_from_loader(name, Renamed(name, file))
+        return importlib.util.spec_from_loader(name, Renamed(name, SOURCE))
 
 
 NAMES = []
@@ -181,9 +179,9 @@ def test_without_each_name_eager_code_works_or_says_what_is_missing():
     spelled = {path: '"' + path.removeprefix("torch._C.") + '"' for path in names()}
     spelled |= {f"torch.{name}": f'"{name}"' for name in FOREACH}
     assert all(text in source for text in spelled.values())
-    script = EXAMPLE.replace("SPELLED", json.dumps(spelled))
+    script = EXAMPLE.replace("SPELLED", json.dumps(spelled)).replace("SOURCE", repr(str(SOURCE)))
     command = [sys.executable, "-c", script]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     results = dict(line.split("\t") for line in done.stdout.splitlines())
     assert results.keys() == set(names()), done.stderr[-3000:]
     bad = {

@@ -88,6 +88,8 @@ def flat(value: Any) -> Found:
         indices = [there.get(i) for i in range(len(leaves))]
         if is_compiling():
             return tree_unflatten(indices, spec)
+        if any(map(_checks, leaves)):  # torch 2.6 does not open such tuples
+            return tree_unflatten(indices, spec)
         unchecked = tree_map(_plain, value, is_leaf=_checks)
         return tree_unflatten(indices, tree_flatten(unchecked)[1])
 

@@ -327,7 +327,8 @@ def test_a_measured_step_of_a_watchdog_has_one_norm_for_each_tensor():
         lists.append(Counter(operators.names))
     attached.remove()
     more = lists[1] - lists[0]
-    more -= Counter(dict.fromkeys(("detach", "lt", "_local_scalar_dense"), 3))
+    for without_a_kernel in ("detach", "lt", "_local_scalar_dense"):
+        del more[without_a_kernel]
     assert more == {"linalg_vector_norm": 2}
 
 

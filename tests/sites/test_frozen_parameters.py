@@ -66,10 +66,25 @@ def test_a_group_is_clipped_as_torch_clips_it_while_it_is_unfrozen_layer_by_laye
     assert all(site.active_calls for site in attached.sites)
 
 
+def unfreezing_is_compiled():
+    """Whether torch compiles a model again after one of its parameters was unfrozen."""
+    model = model_with(0)
+    forward = torch.compile(model, backend="aot_eager")
+    forward(X).sum().backward()
+    model.requires_grad_(True)
+    forward(X).sum().backward()
+    torch._dynamo.reset()
+    return model[0].weight.grad is not None
+
+
 @pytest.mark.parametrize("mode", ["eager", "compiled"])
 @pytest.mark.parametrize("stepped", [True, False], ids=["stepped", "not stepped"])
 def test_a_parameter_that_is_unfrozen_is_regularized(mode, stepped):
     torch._dynamo.reset()
+    if mode == "compiled" and not unfreezing_is_compiled():
+        pytest.skip(
+            "this torch leaves unfrozen parameters without a gradient, also in a bare model"
+        )
     model = model_with(0)
     attached = attach(model, {"param:**": ZeroGrad()})
     forward = model if mode == "eager" else torch.compile(model, backend="aot_eager")
