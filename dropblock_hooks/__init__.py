@@ -86,7 +86,7 @@ from .schedules import (
 )
 from .selectors.select import Select
 from .sites.site import Site, SiteError
-from .spec.spec import Spec, SpecError
+from .specs.spec import Spec, SpecError
 from .warn import HookWarning
 
 __version__ = "0.1.0"

@@ -16,7 +16,7 @@ from .planning.plan import plan_placements
 from .selectors.wrappers import find_module, submodule, unwrap
 from .sites.hooks import SiteHook, hooks_on
 from .sites.run import Run
-from .spec.spec import Draft, SpecError
+from .specs.spec import Draft, SpecError
 
 
 def attach(

@@ -29,7 +29,7 @@ from .quoting import described, quote, shown
 from .registry import registered
 from .selectors.index import Index
 from .selectors.select import match
-from .spec.spec import Spec
+from .specs.spec import Spec
 from .tables import Table, counted, table_width, terminal_width
 
 

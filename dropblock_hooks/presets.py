@@ -17,7 +17,7 @@ from .schedules import ByDepth, Schedule, StepSchedule
 from .selectors.index import Index
 from .selectors.select import Select, matching
 from .selectors.wrappers import unwrap
-from .spec.spec import Spec
+from .specs.spec import Spec
 
 # names of layers in language models, such as model.layers.0, transformer.h.0 or blocks.0
 _LAYERS = r"(.*?\.)??(layers?|h|blocks?)\.\d+\b"

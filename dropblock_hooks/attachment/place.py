@@ -21,7 +21,7 @@ from ..sites.held import ParameterHook, RetuneHook
 from ..sites.hooks import ObserveHook, SiteHook, hooks_on
 from ..sites.run import Run
 from ..sites.site import Site
-from ..spec.spec import Draft, Entry, SpecError
+from ..specs.spec import Draft, Entry, SpecError
 from .attachment import Attachment
 from .faults import ModelHook
 

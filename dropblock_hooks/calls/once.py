@@ -17,7 +17,7 @@ from ..quoting import kind_of, quote
 from ..sites.hooks import ObserveHook
 from ..sites.run import Run
 from ..sites.site import Site
-from ..spec.spec import Draft
+from ..specs.spec import Draft
 
 
 class Once(Capture):

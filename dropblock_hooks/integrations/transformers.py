@@ -5,7 +5,7 @@ from typing import Any
 from transformers.trainer_callback import ExportableState, TrainerCallback
 
 from ..registry import described_in
-from ..spec.spec import Spec
+from ..specs.spec import Spec
 from .driver import TrainerDriver
 
 

@@ -20,7 +20,7 @@ from ..selectors.index import Index, Target, rates_in
 from ..selectors.select import Select, Selector, match
 from ..selectors.wrappers import bare_type, submodule, unwrap
 from ..sites.hooks import hooks_on
-from ..spec.spec import Spec
+from ..specs.spec import Spec
 from ..tables import Columns, Table, counted, named, range_of, ranged
 
 

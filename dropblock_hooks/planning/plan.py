@@ -23,7 +23,7 @@ from ..sites.counter import Snapshot
 from ..sites.hooks import SiteHook
 from ..sites.run import Run, Window
 from ..sites.site import Site, SiteError
-from ..spec.spec import Draft
+from ..specs.spec import Draft
 from ..tables import Section, Short, Table, counted, named, range_of, ranged, shown
 from .builtin import find_doubled
 from .dry_run import Arguments, dry_run, with_graph

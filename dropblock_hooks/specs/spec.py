@@ -28,7 +28,7 @@ class SpecError(ComposedError, ValueError):
         >>> Spec({"layer1": "DropBlok2d"})
         Traceback (most recent call last):
         ...
-        dropblock_hooks.spec.spec.SpecError: 1 problem in the spec:
+        dropblock_hooks.specs.spec.SpecError: 1 problem in the spec:
           - layer1: unknown regularizer 'DropBlok2d' (closest: DropBlock2d, ...
 
     Args:
