@@ -20,17 +20,28 @@ from dropblock_hooks.cli import main
 ROOT = Path(__file__).parents[2]
 OUTSIDE = ("*.md", "experiments/**/*.md")
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)#\s]+)")
+MESSAGE = re.compile(r"^- \*\*(.+?)\*\*: (.+?)(?=^- |^\n)", re.DOTALL | re.MULTILINE)
+FOUND_FIRST = ("guide/", "troubleshooting.md", "retune.md", "observers.md", "specs.md", "trainers/")
+NOT_SEARCHED = ("families.md", "retuned.md", "matrix.md", "decisions.md", "CHANGELOG.md", "experiments/")
+CARD = '<div markdown>\n[{2}]({1})\n\n[{0}]({1})\n</div>\n'
 RECIPE = "# {0}\n{1}\n\n![The picture of this recipe]({2}.png)\n\n```python\n{3}```\n"
 
 
 def recipe_pages():
-    """A page for each script of ``docs/recipes``: what it does, its picture, its code."""
-    gallery = "# Recipes\n"
+    """A page for each script of ``docs/recipes``, and a gallery of all recipes and notebooks."""
+    cards = []
     for path in sorted((ROOT / "docs" / "recipes").glob("*.py")):
         code, name = path.read_text(encoding="utf-8"), path.stem
         title, about = ast.get_docstring(ast.parse(code)).split("\n", 1)
-        gallery += f"\n[{title}]({name}.md)\n\n[![]({name}.png)]({name}.md)\n"
+        cards.append(CARD.format(title.strip("."), f"{name}.md", f"![]({name}.png)"))
         yield f"recipes/{name}.md", RECIPE.format(title.strip("."), about, name, code)
+
+    for path in sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")):
+        first_cell = json.loads(path.read_text(encoding="utf-8"))["cells"][0]
+        title = first_cell["source"][0].lstrip("# ").strip()
+        cards.append(CARD.format(title, f"../notebooks/{path.stem}.md", ":material-notebook-outline:"))
+
+    gallery = '# Recipes\n\n<div class="gallery" markdown>\n\n' + "\n".join(cards) + "\n</div>\n"
     yield "recipes/index.md", gallery
 
 
@@ -110,11 +121,29 @@ def expanded(nav, named, files):
     return items
 
 
+def with_messages_as_headings(markdown):
+    """Make a heading of each message, because the search prefers words of headings."""
+
+    def heading(item):
+        message = " ".join(item[1].split())
+        text = re.sub("^  ", "", item[2], flags=re.MULTILINE)
+        return f"#### {message}\n\n{text}\n"
+
+    return MESSAGE.sub(heading, markdown + "\n\n")
+
+
 def on_page_markdown(markdown, page, config, files):
     """Change the links, and give a page without sections the place of its table of contents."""
-    if "\n## " not in markdown and not page.meta.get("tags"):
+    if "\n## " not in markdown and "\n::: " not in markdown:
         page.meta.setdefault("hide", ["toc"])
-    path = f"docs/{page.file.src_uri}"
+    uri = page.file.src_uri
+    if uri.startswith(FOUND_FIRST):
+        page.meta["search"] = {"boost": 4 if uri == "troubleshooting.md" else 2}
+    if uri.startswith(NOT_SEARCHED):
+        page.meta["search"] = {"exclude": True}
+    if uri == "troubleshooting.md":
+        markdown = with_messages_as_headings(markdown)
+    path = f"docs/{uri}"
     if not (ROOT / path).exists():
         return markdown
     return linked(path, markdown) + (help_texts() if path == "docs/command.md" else "")

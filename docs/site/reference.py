@@ -13,8 +13,6 @@ from dropblock_hooks import Observer, OnGradients, Regularizer, functional, plot
 ROOT = Path(__file__).parents[2]
 PAGE = """---
 title: {title}
-tags: {tags}
-search: {{boost: {boost}}}
 ---
 
 ::: {path}
@@ -69,12 +67,9 @@ def measured():
 
 
 def page(name):
-    """A page of a public name. The search has it before names that begin with this one."""
+    """Return the page of a public name."""
     title = name.rpartition(".")[2]
-    known = {each.lower() for each in dropblock_hooks.__all__}
-    longer = [each for each in known if each.startswith(title.lower()) and each != title.lower()]
-    boost = 4 ** len(longer)
-    return PAGE.format(title=title, tags=[title], boost=boost, path=path_of(name))
+    return PAGE.format(title=title, path=path_of(name))
 
 
 def summary_of(value):
@@ -117,7 +112,7 @@ def api_pages(groups):
         folder = module.__name__.removeprefix("dropblock_hooks.")
         names = getattr(module, "__all__", public_names(module))
         rows = [f"| [{n}]({n}.md) | {summary_of(getattr(module, n))} |" for n in names]
-        text = f"---\ntags: [{folder}]\n---\n# {module.__name__}\n\n{summary_of(module)}.\n\n"
+        text = f"# {module.__name__}\n\n{summary_of(module)}.\n\n"
         yield f"api/{folder}/index.md", text + NAMES + "\n".join(rows)
         yield from ((f"api/{folder}/{name}.md", page(f"{folder}.{name}")) for name in names)
         table += f"\n## {module.__name__}\n\n[{len(names)} functions]({folder}/index.md)\n"
@@ -127,7 +122,7 @@ def api_pages(groups):
         title = f"{', '.join(names)} ({path.stem})"
         table += f"\n- [{path.stem}]({uri}): {', '.join(names)}"
         module = f"dropblock_hooks.integrations.{path.stem}"
-        yield f"api/{uri}", PAGE.format(title=title, tags=names, boost=4, path=module)
+        yield f"api/{uri}", PAGE.format(title=title, path=module)
     yield "api/index.md", table + "\n"
 
 
