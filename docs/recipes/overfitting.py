@@ -52,7 +52,9 @@ def curves(p):
 axes = (figure := Figure(figsize=(9, 3.4), layout="constrained")).subplots(1, 2)
 for name, p in {"no regularizer": 0, "Dropout(0.5)": 0.5}.items():
     losses, validation, accuracy = curves(p)
-    print(f"{name}: accuracy {accuracy[-1]:.1f} %, losses {losses[-1]:.2f} and {validation[-1]:.2f}")
+    print(
+        f"{name}: accuracy {accuracy[-1]:.1f} %, losses {losses[-1]:.2f} and {validation[-1]:.2f}"
+    )
     axes[0].plot(losses, "--", label=f"training, {name}")
     axes[0].plot(validation, color=axes[0].lines[-1].get_color(), label=f"validation, {name}")
     axes[1].plot(accuracy, label=name)

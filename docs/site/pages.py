@@ -22,8 +22,15 @@ OUTSIDE = ("*.md", "experiments/**/*.md")
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)#\s]+)")
 MESSAGE = re.compile(r"^- \*\*(.+?)\*\*: (.+?)(?=^- |^\n)", re.DOTALL | re.MULTILINE)
 FOUND_FIRST = ("guide/", "troubleshooting.md", "retune.md", "observers.md", "specs.md", "trainers/")
-NOT_SEARCHED = ("families.md", "retuned.md", "matrix.md", "decisions.md", "CHANGELOG.md", "experiments/")
-CARD = '<div markdown>\n[{2}]({1})\n\n[{0}]({1})\n</div>\n'
+NOT_SEARCHED = (
+    "families.md",
+    "retuned.md",
+    "matrix.md",
+    "decisions.md",
+    "CHANGELOG.md",
+    "experiments/",
+)
+CARD = "<div markdown>\n[{2}]({1})\n\n[{0}]({1})\n</div>\n"
 RECIPE = "# {0}\n{1}\n\n![The picture of this recipe]({2}.png)\n\n```python\n{3}```\n"
 
 
@@ -39,7 +46,9 @@ def recipe_pages():
     for path in sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")):
         first_cell = json.loads(path.read_text(encoding="utf-8"))["cells"][0]
         title = first_cell["source"][0].lstrip("# ").strip()
-        cards.append(CARD.format(title, f"../notebooks/{path.stem}.md", ":material-notebook-outline:"))
+        cards.append(
+            CARD.format(title, f"../notebooks/{path.stem}.md", ":material-notebook-outline:")
+        )
 
     gallery = '# Recipes\n\n<div class="gallery" markdown>\n\n' + "\n".join(cards) + "\n</div>\n"
     yield "recipes/index.md", gallery
@@ -138,7 +147,7 @@ def on_page_markdown(markdown, page, config, files):
         page.meta.setdefault("hide", ["toc"])
     uri = page.file.src_uri
     if uri.startswith(FOUND_FIRST):
-        page.meta["search"] = {"boost": 4 if uri == "troubleshooting.md" else 2}
+        page.meta["search"] = {"boost": 3 if uri == "troubleshooting.md" else 2}
     if uri.startswith(NOT_SEARCHED):
         page.meta["search"] = {"exclude": True}
     if uri == "troubleshooting.md":
