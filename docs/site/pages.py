@@ -46,9 +46,7 @@ def recipe_pages():
     for path in sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")):
         first_cell = json.loads(path.read_text(encoding="utf-8"))["cells"][0]
         title = first_cell["source"][0].lstrip("# ").strip()
-        cards.append(
-            CARD.format(title, f"../notebooks/{path.stem}.md", ":material-notebook-outline:")
-        )
+        cards.append(CARD.format(title, f"../notebooks/{path.stem}.md", NOTEBOOK_ICON))
 
     gallery = '# Recipes\n\n<div class="gallery" markdown>\n\n' + "\n".join(cards) + "\n</div>\n"
     yield "recipes/index.md", gallery
