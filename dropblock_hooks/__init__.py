@@ -21,6 +21,7 @@ The map:
 The ``__init__`` of each folder has a map of its modules. All folders use these modules:
 
 ``findings``       what is wrong: its kind, severity, text and cure; told once, or raised
+``messages``       the texts and cures of all findings, in one table
 ``tables``         tables of text: names shortened, equal rows in one line
 ``warn``           a warning at the line of the user's code
 ``quoting``        how names and values stand in messages

@@ -7,9 +7,9 @@ from torch import nn
 
 from ._torch import guard_hooks
 from .attachment.attachment import Attachment
-from .attachment.faults import find_frozen
 from .attachment.place import install, place, site_keys
 from .compiling import forget_compiled
+from .diagnosis.lost import find_frozen
 from .findings import Finding, Kind, Severity, tell
 from .planning.builtin import find_doubled
 from .planning.plan import plan_placements

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from .quoting import ComposedError, listed
 from .warn import warn
@@ -127,6 +127,36 @@ class Finding:
         if not self.cure:
             return f"{where}{self.text}"
         return f"{where}{self.text}. {self.cure}."
+
+
+@dataclass(frozen=True)
+class Message:
+    """The text of a finding before its values are known; `finding` makes the `Finding`.
+
+    Args:
+        kind: the kind of fault.
+        text: the description, with names of values in braces.
+        cure: the advice, also with names in braces; may be empty.
+        severity: how bad it is.
+    """
+
+    kind: Kind
+    text: str
+    cure: str = ""
+    severity: Severity = Severity.WARNING
+
+    def finding(self, *sites: str, epoch: float = 0.0, **values: Any) -> Finding:
+        """Make the finding with these values, about the sites with these keys."""
+        text = self.text.format(**values)
+        cure = self.cure.format(**values)
+        return Finding(self.kind, self.severity, sites, text, cure, epoch)
+
+
+class Cause(NamedTuple):
+    """The likely cause of a finding, and its cure, for messages with ``{why}`` and ``{cure}``."""
+
+    why: str
+    cure: str
 
 
 Alert = Finding

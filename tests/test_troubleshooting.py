@@ -1,96 +1,71 @@
-"""docs/troubleshooting.md and the messages of the code agree.
+"""docs/troubleshooting.md and the messages of the package agree.
 
-Messages are the texts of findings, of warnings and of errors at a site. In the code these are all
-strings of at least three words in functions that name a `Kind`, call ``warn`` or ``site.error``, or
-are named ``_why``, and in constants that hold a `Kind`. A value in a message is "…" on the page.
-Each message of the code must be on the page, and each message of the page must be in the code.
-Errors of arguments need no entry, because they say what is allowed. Texts that are assigned to a
-name ``cure`` or ``_CURES`` are not compared.
+The texts of findings are the table ``dropblock_hooks.messages``. The page has each of them in bold,
+with "…" for a value, in the section of its kind. Other messages of the page (problems of a spec,
+warnings without a kind and errors) must be somewhere in the source.
 """
 
-import ast
 import re
 from pathlib import Path
 
+import pytest
+
 import dropblock_hooks
-from dropblock_hooks import Kind
+from dropblock_hooks import Kind, messages
+from dropblock_hooks.findings import Cause, Message
 
 PACKAGE = Path(dropblock_hooks.__file__).parent
 PAGE = (Path(__file__).parents[1] / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
 
+TABLE = {name: value for name, value in vars(messages).items() if isinstance(value, Message)}
+CAUSES = {name: value for name, value in vars(messages).items() if isinstance(value, Cause)}
+
 
 def plain(text):
-    return " ".join(text.replace("`", "").replace("\\", "").split())
+    """A text in one line, without the marks of markdown."""
+    return " ".join(re.sub(r"[`\\]", "", text).split())
 
 
-def fragments(template):
-    """The parts of a message between its values that have at least three words."""
-    parts = [plain(part).strip(" .;)'") for part in re.split("[…:,(]", template)]
-    return [part for part in parts if len(part.split()) >= 3]
+def without_values(template):
+    return plain(re.sub(r"\{\w+(:[^}]*)?\}", "…", template))
 
 
-def templates(tree):
-    """The strings below a node, with "…" for values; not docstrings, and not cures."""
-    if isinstance(tree, ast.JoinedStr):
-        parts = [part.value if isinstance(part, ast.Constant) else "…" for part in tree.values]
-        return ["".join(parts)]
-    if isinstance(tree, ast.Constant):
-        return [tree.value] if isinstance(tree.value, str) else []
-    targets = getattr(tree, "targets", [getattr(tree, "target", None)])
-    if isinstance(tree, ast.Expr) and isinstance(tree.value, ast.Constant):
-        return []
-    if any(getattr(target, "id", "") in ("cure", "_CURES") for target in targets):
-        return []
-    return [text for child in ast.iter_child_nodes(tree) for text in templates(child)]
+def in_bold(section):
+    return {plain(text) for text in re.findall(r"\*\*(.+?)\*\*", section, re.DOTALL)}
 
 
-def reports(node):
-    """Whether a function or a constant makes a finding, a warning or an error of a site."""
-    if getattr(node, "name", "").startswith("_why"):
-        return True
-    for each in ast.walk(node):
-        if isinstance(each, ast.Attribute) and ast.unparse(each.value) == "Kind":
-            return True
-        if isinstance(each, ast.Call):
-            called = ast.unparse(each.func)
-            if called in ("warn", "tell") or re.search(r"\bsite\.error$", called):
-                return True
-    return False
+def sections():
+    """The texts in bold of each section, by the name of the section."""
+    _, *parts = re.split(r"^##+ ", PAGE, flags=re.MULTILINE)
+    titles = [part.partition("\n")[0] for part in parts]
+    return dict(zip(titles, map(in_bold, parts), strict=True))
 
 
-def units(tree):
-    """The functions, and the constants of modules, each once."""
-    for node in getattr(tree, "body", []):
-        if isinstance(node, ast.ClassDef):
-            yield from units(node)
-        elif isinstance(node, ast.FunctionDef | ast.Assign | ast.AnnAssign):
-            yield node
+@pytest.mark.parametrize("name", TABLE)
+def test_each_message_is_in_the_section_of_its_kind(name):
+    message = TABLE[name]
+    assert without_values(message.text) in sections()[message.kind]
 
 
-def trees():
-    return [ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")]
+@pytest.mark.parametrize("name", CAUSES)
+def test_each_cause_is_on_the_page(name):
+    assert without_values(CAUSES[name].why) in sections()["Causes"]
 
 
-def messages():
-    """The fragments of all messages of the code."""
-    nodes = (node for tree in trees() for node in units(tree) if reports(node))
-    return {each for node in nodes for text in templates(node) for each in fragments(text)}
+def test_each_message_of_the_page_is_in_the_package():
+    in_table = {without_values(message.text) for message in TABLE.values()}
+    in_table |= {without_values(cause.why) for cause in CAUSES.values()}
 
+    source = " ".join(path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py"))
+    source = plain(re.sub(r'"\s+f?"', "", source))  # strings that Python joins
 
-def test_each_message_of_the_code_is_on_the_page():
-    page = plain(PAGE.replace("**", ""))
-    found = messages()
-    assert len(found) > 60
-    assert sorted(each for each in found if each not in page) == []
-
-
-def test_each_message_of_the_page_is_in_the_code():
-
-    code = plain(" … ".join(text for tree in trees() for text in templates(tree)))
-    shown = re.findall(r"\*\*(.+?)\*\*(?=: |\.|:\n)", PAGE, re.DOTALL)
-    assert len(shown) > 60
-    assert sorted(f for each in shown for f in fragments(plain(each)) if f not in code) == []
+    unknown = []
+    for texts in sections().values():
+        for text in texts - in_table:
+            parts = [part.strip(" .;)'") for part in re.split("[…:,(]", text)]
+            unknown += [part for part in parts if len(part.split()) >= 3 and part not in source]
+    assert unknown == []
 
 
 def test_each_kind_has_a_section():
-    assert set(re.findall(r"^### ([a-z_]+)$", PAGE, re.MULTILINE)) - {"gradcam"} == set(Kind)
+    assert set(Kind) <= set(sections())

@@ -10,6 +10,10 @@ from typing import Any
 from torch import nn
 
 from ..checks import NON_NEGATIVE, as_number
+from ..diagnosis.alerts import alerts_now, new_alerts, tell_alerts
+from ..diagnosis.endings import find_forgotten, has_risen, not_stepped
+from ..diagnosis.now import find_before_step, find_faults
+from ..diagnosis.ranks import compare, tell_equal_seeds
 from ..findings import Finding, tell
 from ..observers.capture import Capture, Record
 from ..quoting import kind_of
@@ -19,16 +23,6 @@ from ..sites.run import Run, checked_scaler, world_size
 from ..sites.site import Site
 from ..sites.updates import checked_optimizers, use_optimizers
 from ..tables import Table, counted
-from .alerts import alerts_now, new_alerts, tell_alerts
-from .endings import has_risen
-from .faults import (
-    compare,
-    faults_before,
-    find_faults,
-    find_forgotten,
-    not_stepped,
-    tell_equal_seeds,
-)
 from .lookup import Suggestion, Which, captures, find, suggestions, values_at, with_rates
 from .report import SiteRow, readings, site_table, summed
 from .state import check, restore, save
@@ -133,7 +127,7 @@ class Attachment:
         values = values_at(self.sites, t)
 
         run = self._run
-        faults = faults_before(t, self._base, run, self._hooks)
+        faults = find_before_step(t, self._base, run, self._hooks)
         window_ends = self._is_in_another_epoch(t)
         alerts = new_alerts(self._base, run, self._hooks) if window_ends else []
 

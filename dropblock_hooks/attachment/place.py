@@ -10,6 +10,8 @@ from torch import nn
 from ..axes.facts import Facts, ModelFacts
 from ..axes.view import FIRST
 from ..checks import as_count
+from ..diagnosis.endings import tell_at_end_of_process
+from ..diagnosis.first import ForwardChecks
 from ..observers.base import Observer
 from ..quoting import listed, quote
 from ..regularizers.base import Regularizer
@@ -19,11 +21,11 @@ from ..selectors.index import Index, NoMatchError, Target
 from ..selectors.select import Select, match
 from ..sites.held import ParameterHook, RetuneHook
 from ..sites.hooks import ObserveHook, SiteHook, hooks_on
+from ..sites.model_hook import ModelHook
 from ..sites.run import Run
 from ..sites.site import Site
 from ..specs.spec import Draft, Entry, SpecError
 from .attachment import Attachment
-from .faults import ModelHook
 
 _REMOVE = "call its remove(), or run `from dropblock_hooks import detach_all; detach_all(model)`"
 _COMPOSED = ", or allow it with Select(..., compose=True)"
@@ -310,8 +312,10 @@ def install(
             hook.install(module)
         attachment._look()
         _watch_maps(base, placements, run)
-        run.model_hook = ModelHook(run, [hook for _, hook in installed], base)
+        hooks = [hook for _, hook in installed]
+        run.model_hook = ModelHook(run, hooks, base, ForwardChecks())
         run.model_hook.put_on(base)
+        tell_at_end_of_process(run.model_hook)
     except BaseException:
         attachment.remove()
         raise

@@ -7,14 +7,12 @@ from itertools import chain
 from operator import attrgetter, itemgetter
 from typing import Any, TypeAlias
 
-from torch import distributed
-
 from ..observers.base import Observer
 from ..quoting import described
 from ..registry import stated_fields, text
 from ..regularizers.base import Regularizer
 from ..sites.counter import Counter
-from ..sites.run import Run, world_size
+from ..sites.run import Run, gathered
 from ..sites.site import Site
 from ..tables import Columns, Section, Short, Table, Varying, named
 from ..tables import shown as cell
@@ -78,18 +76,6 @@ def readings(sites: Sequence[Site], run: Run) -> Readings:
         state = None if site.watch is None else site.watch.shown()
         result[site.key] = site.tally.read(), state
     return result
-
-
-def gathered(local: Any) -> list[Any]:
-    """Return the objects of all ranks, in the order of the ranks."""
-    if not world_size():
-        raise RuntimeError(
-            "distributed=True needs a process group: call torch.distributed.init_process_group "
-            "first, or leave distributed= out"
-        )
-    objects: list[Any] = [None] * world_size()
-    distributed.all_gather_object(objects, local)
-    return objects
 
 
 def summed(local: Readings, sites: Sequence[Site]) -> Readings:

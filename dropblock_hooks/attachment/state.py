@@ -7,8 +7,9 @@ import types
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from .. import messages
 from ..checks import NON_NEGATIVE, as_number
-from ..findings import Finding, Kind, Severity, tell
+from ..findings import Finding, tell
 from ..observers.base import Watch
 from ..regularizers.base import Regularizer
 from ..regularizers.foreign import Foreign
@@ -70,12 +71,7 @@ def _not_saved(sites: Sequence[Site], run: Run) -> list[Finding]:
     if not keys:
         return []
 
-    text = "what its bind() keeps between calls is not in the state, so a resumed training differs"
-    cure = (
-        "Return an object from bind() that has state_dict() and load_state_dict(state); without a "
-        "memory, let state_dict() return {}"
-    )
-    return [Finding(Kind.NOT_SAVED, Severity.WARNING, tuple(keys), text, cure, run.epoch)]
+    return [messages.NOT_SAVED.finding(*keys, epoch=run.epoch)]
 
 
 def _may_forget(site: Site) -> bool:

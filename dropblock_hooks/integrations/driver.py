@@ -8,8 +8,8 @@ from torch import nn
 
 from ..attach import attach
 from ..attachment.attachment import Attachment
-from ..attachment.faults import tell_faults
 from ..checks import check_option
+from ..diagnosis.now import tell_faults
 from ..warn import warn
 
 

@@ -4,5 +4,5 @@ base      `Observer`: three methods; `Watch`: the states of a site
 stats     `ActivationStats`, `GradientStats`, `WeightStats`, and the sums of values that they keep
 capture   `Capture`: keeps activations and gradients
 watchdog  `Watchdog`: the names and limits of its rules, and the numbers of its sites, which
-          ``attachment.alerts`` judges
+          ``diagnosis.alerts`` judges
 """

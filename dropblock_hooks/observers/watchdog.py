@@ -1,4 +1,4 @@
-"""``Watchdog``: keeps numbers at each site, which ``attachment.alerts`` judges together."""
+"""``Watchdog``: keeps numbers at each site, which ``diagnosis.alerts`` judges together."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence

@@ -11,9 +11,10 @@ from typing import Any
 
 from torch import nn
 
+from .. import messages
 from .._torch import children_of
 from ..attachment.place import Placement
-from ..findings import Finding, Kind, Severity
+from ..findings import Finding
 from ..regularizers import foreign
 from ..regularizers.base import highest_rate
 from ..selectors.index import Index, Target, rates_in
@@ -198,19 +199,20 @@ def find_doubled(
         return []
 
     droppers = _dropouts_on(base, placements)
-    shares: dict[str, dict[str, float]] = defaultdict(dict)  # by the cause, and the key of a site
+    # by the names of the two droppers, and the key of a site
+    shares: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
     for placement, key in dropping:
         row = next((row for row in droppers if _drops_same(placement, row)), None)
         if row is not None:
             regularizer = placement.regularizer
-            cause = f"{regularizer.label} drops where the model's own {row.type} drops"
-            shares[cause][key] = 1 - (1 - highest_rate(regularizer)) * (1 - row.rate)
+            droppers_here = regularizer.label, row.type
+            shares[droppers_here][key] = 1 - (1 - highest_rate(regularizer)) * (1 - row.rate)
 
-    cure = "Put Retune on that layer instead, or leave one of the two out"
     findings = []
-    for cause, by_site in shares.items():
-        text = f"{cause}, {ranged(range_of(by_site.values()))} in all"
-        findings.append(Finding(Kind.DROPPED_TWICE, Severity.WARNING, tuple(by_site), text, cure))
+    for (ours, theirs), by_site in shares.items():
+        share = ranged(range_of(by_site.values()))
+        message = messages.DROPPED_TWICE
+        findings.append(message.finding(*by_site, ours=ours, theirs=theirs, share=share))
     return findings
 
 

@@ -10,11 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
+from .. import messages
 from .._torch import tree_leaves
-from ..attachment.faults import find_frozen, find_no_batch
 from ..attachment.place import Placement, install, place, site_keys
 from ..attachment.report import block_cell, entry_of, frozen_cell, is_clipped
 from ..axes.view import View
+from ..diagnosis.first import find_no_batch
+from ..diagnosis.idle import diagnose
+from ..diagnosis.lost import find_frozen
 from ..findings import Finding, Kind, Severity, merged
 from ..regularizers.base import Regularizer, rate_range
 from ..regularizers.foreign import held_rate, unit_dropped
@@ -144,7 +147,7 @@ def plan_placements(
     try:
         rows, of_run = dry_run(model, example, partial(_run, model, base, placements))
     except ValueError as error:
-        of_run = [Finding(Kind.NO_PASS, Severity.WARNING, (), f"no shapes, since {error}")]
+        of_run = [messages.NO_PASS.finding(error=error)]
         rows = []
         for key, placement in zip(keys, placements, strict=True):
             site = Site(key, placement.target, placement.regularizer, Run())
@@ -263,7 +266,7 @@ def _window_of(hooks: list[SiteHook]) -> Window:
 
 def _faults(trial: _Trial, base: nn.Module, window: Window) -> list[Finding]:
     """The error of a site, or the reason why its layer was not called or it was not active."""
-    fault = trial.hook.diagnose(base, window)
+    fault = diagnose(trial.hook, base, window)
     if trial.error is not None:
         site_keys = (trial.hook.site.key,)
         return [Finding(Kind.SPEC, Severity.ERROR, site_keys, trial.error)]
@@ -276,9 +279,7 @@ def _recompiles(hook: SiteHook) -> list[Finding]:
     """A note on a rate that compiled code reads as a constant, if it changes."""
     if not hook.holds_rate or not hook.site.moves:
         return []
-    text = "torch.compile reads the rate as a constant and compiles again for each value"
-    cure = "Use a StepSchedule of few values"
-    return [Finding(Kind.RECOMPILES, Severity.NOTE, (hook.site.key,), text, cure)]
+    return [messages.RECOMPILES.finding(hook.site.key)]
 
 
 def _zeroes_samples(placement: Placement) -> bool:
@@ -292,23 +293,17 @@ def _loses_samples(trial: _Trial, outputs: list[Tensor], sources: set[Node]) -> 
     """A warning if dropped samples are lost, because no path leads around the layer."""
     if all(passes_around(outputs, sources, node) for node in trial.nodes):
         return []
-    text = "it loses the whole sample, since no shortcut runs around the layer"
-    cure = "Use StochasticDepth on a block, or DropPath on its branch"
-    return [Finding(Kind.LOSES_SAMPLES, Severity.WARNING, (trial.hook.site.key,), text, cure)]
+    return [messages.LOSES_SAMPLES.finding(trial.hook.site.key)]
 
 
 def _clips(row: PlanRow) -> list[Finding]:
     """A warning if the map limits the blocks."""
+    size = shown(row.map_size)
     if row.block_size is not None and row.block_size == row.map_size:
-        size = shown(row.map_size)
-        text = f"the block is as large as the map ({size}): it drops whole channels"
-    elif row.clipped:
-        blocks = f"{shown(row.block_size)} of {shown(row.map_size)}"
-        text = f"the blocks are clipped to the map: {blocks}"
-    else:
-        return []
-    cure = "Ask for a smaller block_size, or use a dropout of channels"
-    return [Finding(Kind.CLIPPED, Severity.WARNING, (row.site,), text, cure)]
+        return [messages.WHOLE_MAP.finding(row.site, size=size)]
+    if row.clipped:
+        return [messages.CLIPPED.finding(row.site, block=shown(row.block_size), size=size)]
+    return []
 
 
 def _row(

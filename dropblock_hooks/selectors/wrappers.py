@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 
 from torch import nn
 
+from .. import messages
 from .._torch import children_of, parameters_of
 from ..checks import closest
 from ..quoting import quote, shown
@@ -94,24 +95,18 @@ def is_distributed(value: object) -> bool:
 
 
 def shard_refusal(owner: nn.Module) -> str | None:
-    """Why the gradients of this module's parameters can't be regularized, or None.
+    """Why the gradients of this module's parameters can't be regularized, or None."""
+    sharding = sharding_of(owner)
+    return None if sharding is None else messages.SHARDED.text.format(sharding=sharding)
 
-    FSDP and tensor parallelism shard them.
-    """
+
+def sharding_of(owner: nn.Module) -> str | None:
+    """What shards the parameters of this module, as messages name it; or None."""
     # fully_shard sets this attribute, and so does FSDP
     if getattr(owner, "_is_fsdp_managed_module", False):
-        return (
-            "FSDP shards the parameter, and each process has a part of its gradient only: "
-            "regularize the gradient at the output of the layer, or call "
-            "torch.nn.utils.clip_grad_norm_ after the backward"
-        )
-
+        return "FSDP"
     if any(map(is_distributed, parameters_of(owner).values())):
-        return (
-            "tensor parallelism shards the parameter, and each process has a part of its "
-            "gradient only: regularize the gradient at the output of the layer, or call "
-            "torch.nn.utils.clip_grad_norm_ after the backward"
-        )
+        return "tensor parallelism"
     return None
 
 

@@ -5,7 +5,9 @@ The class of a hook decides everything about its kind of target.
 updates           regularizes gradients once per optimizer step, also by their common norm, all
                   gradients of an entry together
 held              the hooks of parameters and rates
-hooks             the hooks of layers and observers, their order, and why a site did nothing
+hooks             the hooks of layers and observers, and their order
+model_hook        `ModelHook`: the hook of the model, which counts forwards and asks for checks
+ticker            the clock of a `Watchdog` in compiled code, which counts without Python
 compiled          what torch.compile traces for a regularizer, into the graph of the model
 observed          what it traces for an observer
 board             `Board`: the rates that compiled code reads, and the counts to which it adds
@@ -15,6 +17,6 @@ site              `Site`: a regularizer on a layer, its state, and its calls, wh
 counter           `Counter`: totals that only grow, and windows of them; histograms of norms;
                   `JointCounts`: what is counted for several sites at once
 run               `Run`: the time and the switches of an attachment, and its windows; the loss
-                  scale, and the search for a GradScaler that nobody gave
+                  scale, and the search for a GradScaler that nobody gave; all processes
 indexing          tensors inside the inputs and outputs of a layer
 """

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
+from .. import messages
 from .._torch import (
     address_of,
     children_of,
@@ -27,13 +28,8 @@ from ..regularizers.foreign import RATES, Retune, in_place_of, is_read, rate_att
 from ..selectors.index import Target
 from ..selectors.wrappers import bare_type, shard_refusal
 from . import compiled, indexing
-from .hooks import Fault, SiteHook, Turn
-from .run import Window
+from .hooks import SiteHook, Turn
 from .site import Site, refuse_tracing, regularize_grad
-
-CURE_NO_OPTIMIZER = (
-    "Pass it, attach(..., optimizer=optimizer), or set attached.optimizer = optimizer"
-)
 
 
 class RetuneHook(SiteHook):
@@ -110,14 +106,9 @@ class RetuneHook(SiteHook):
         setattr(module, self.attribute, value)
         if is_compiling() or now in (self.value(True), self.value(False), self.before):
             return
-        run = self.run
-        text = (
-            f"other code has set {self.attribute} of the layer to {now:g}, and Retune has set it "
-            "back, so that only its own rate acts"
-        )
-        cure = "Use attached.set(...) for another rate, or remove the Retune"
-        keys = (self.site.key,)
-        tell([Finding(Kind.OWN_RATE, Severity.WARNING, keys, text, cure, run.epoch)], run.told)
+        values = {"attribute": self.attribute, "value": now}
+        finding = messages.OWN_RATE.finding(self.site.key, epoch=self.run.epoch, **values)
+        tell([finding], self.run.told)
 
     def __call__(self, module: nn.Module, *given: Any) -> Any:
         result = super().__call__(module, *given)
@@ -182,35 +173,6 @@ class ParameterHook(SiteHook):
         """Whether the parameter gets no gradient; it is hooked once it is unfrozen."""
         parameter = self.held(module)
         return parameter is not None and not parameter.requires_grad
-
-    def broken(self, owner: nn.Module) -> Fault | None:
-        refusal = shard_refusal(owner)
-        if refusal is not None:
-            return Kind.SHARDED, refusal, ""
-        if self.held(owner) is None:
-            text = f"the layer no longer has the parameter '{self.local}'"
-            cure = "Call attach again, with the names that model.named_parameters() has now"
-            return super().broken(owner) or (Kind.LOST, text, cure)
-        if self.follows(owner) or self.site.frozen or self.is_frozen(owner):
-            return None
-        text = "the layer holds another tensor now, and its hook is no longer there"
-        cure = "Run a forward that is not compiled, or call step(): both hook a new parameter"
-        return super().broken(owner) or (Kind.LOST, text, cure)
-
-    def idle(self, model: nn.Module, owner: nn.Module, window: Window) -> Fault | None:
-        counts, trained = window.sites[self.site.key], window.has("trained", "active")
-        if self.site.frozen or self.is_frozen(owner):  # when the window began, or now
-            return None
-        if not self.site.regularizer.accumulates:
-            return super().idle(model, owner, window) if trained or counts.calls else None
-        if not trained or not self.run.enabled or window.has("off"):
-            return None
-        text = "its gradient was not regularized at any optimizer step"
-        if self.run.optimizers:
-            text += ": no known optimizer with the parameter made a step, or it had no gradient"
-            cure = "Pass all optimizers: attached.optimizer = [first, second]"
-            return Kind.NEVER_ACTIVE, text, cure
-        return Kind.NO_OPTIMIZER, f"{text}: the optimizer is not known", CURE_NO_OPTIMIZER
 
     def held(self, module: nn.Module) -> Any:
         """The parameter that a module holds now.

@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from enum import IntEnum
 from functools import partial
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, compiler, nn
@@ -27,24 +27,14 @@ from .._torch import (
 )
 from ..checkpointing import NO_TASK, graph_task
 from ..compiling import TOO_OLD, is_exporting, refuse_version
-from ..findings import Finding, Kind, Severity
 from ..observers.base import Observer
 from ..regularizers.base import Regularizer
 from ..selectors.index import Target
 from ..selectors.wrappers import find_module
-from ..tables import counted
 from . import compiled, indexing, operator
 from .observed import observe
-from .run import Run, Window
+from .run import Run
 from .site import Site, act, has_data, is_due, may_get_grad, see, see_grad
-
-Fault: TypeAlias = tuple[Kind, str, str]  # with the text and the cure of a finding
-
-REPLACED = (
-    Kind.REPLACED,
-    "its layer was replaced or removed after attach, or the hook was taken off",
-    "Call attach again",
-)
 
 _QUANTIZED = "torch.ao.nn.quantized"
 """The package of layers that only infer. ``torch.ao.quantization.convert`` makes them in training
@@ -149,66 +139,6 @@ class SiteHook:
     def look(self, module: nn.Module) -> None:
         """Note what a report or the next window needs to know of the layer."""
         self.site.note_layer(module, self.local or None)
-
-    def diagnose(self, model: nn.Module, window: Window) -> Finding | None:
-        """Return why the site did nothing in a window, or can't do anything; None if it is well."""
-        owner, site = self.find(model), self.site
-        fault = REPLACED if owner is None else self.broken(owner)
-        idle = window.has("calls", "active") and not window.sites[site.key].active
-        if fault is None and owner is not None and self.needs_calls and idle:
-            fault = self.idle(model, owner, window)
-        if fault is None:
-            return None
-        kind, text, cure = fault
-        return Finding(kind, Severity.ERROR, (site.key,), text, cure, self.run.epoch)
-
-    def broken(self, owner: nn.Module) -> Fault | None:
-        return REPLACED if self.lost(owner) else None
-
-    def idle(self, model: nn.Module, owner: nn.Module, window: Window) -> Fault | None:
-        counts = window.sites[self.site.key]
-        gradient = self.site.regularizer.acts_on == "gradient"
-        trained = window.has("trained", "active")
-        enabled = self.run.enabled and not window.has("off")
-        missed = not counts.calls or (trained and owner.training and not counts.trained)
-        missed = missed and (enabled or self.by_call)
-        kind = Kind.NEVER_CALLED if missed and self.by_call else Kind.NEVER_ACTIVE
-        if gradient and kind == Kind.NEVER_ACTIVE and not window.backward:
-            return None
-        text = f"the layer was called {counted(counts.calls, 'time')} and never active"
-        if missed:
-            text = f"the layer was never called{' in training mode' if counts.calls else ''}"
-            text += "" if self.by_call else ", and the parameter got no gradient"
-        why, cure = self._why_idle(model, owner, window, missed, enabled)
-        return kind, f"{text}: {why}", cure
-
-    def _why_idle(
-        self, model: nn.Module, owner: nn.Module, window: Window, missed: bool, enabled: bool
-    ) -> tuple[str, str]:
-        """The likely cause why the site did nothing in a window, and the cure.
-
-        `missed` tells whether a call is missing, and `enabled` whether the attachment was on.
-        """
-        trained = window.has("trained", "active")
-        # the model was trained before, and now a validation has put it into evaluation mode
-        behind = trained and not model.training and not window.sites[self.site.key].trained
-        if model.training and not owner.training:
-            why = "the layer is in evaluation mode inside a training model (frozen)"
-            cure = "Call train() on the layer, or use active='always'"
-        elif missed or (behind and self.by_call and self.run.compiled):
-            why, cure = _why_not_called(model, self.site.owner, self.run.compiled)
-        elif not enabled:
-            why, cure = "the attachment is paused", "Set attached.enabled = True"
-        elif self.site.regularizer.acts_on == "gradient" and trained:
-            why = "no gradient reached it"
-            cure = "Look for a detach() or no_grad() behind the layer"
-        elif behind:
-            why = "it was in evaluation mode, or not called, while the model was trained"
-            cure = "Call train() on the layer, or leave it out of the spec"
-        else:
-            why = "the model only ran in evaluation mode"
-            cure = "Call model.train() before training"
-        return why, cure
 
     def pick(self, given: tuple[Any, ...]) -> tuple[Any, indexing.Index, Tensor]:
         """Return the value that holds the tensor, the index in it, and the tensor."""
@@ -434,41 +364,6 @@ def _gives_back(module: nn.Module, given: Tensor, output: Tensor) -> bool:
     if isinstance(module, nn.Identity):
         return False
     return output is given or shares_memory(output, given)
-
-
-def _why_not_called(model: nn.Module, name: str, compiled: bool) -> tuple[str, str]:
-    """The likely cause why a layer was not called, and the cure.
-
-    `compiled` tells whether compiled code has called other sites.
-    """
-    if not name:
-        return "the model itself was not called, only layers inside it", "Name these layers"
-    layer, parent = find_module(model, name), find_module(model, name.rpartition(".")[0])
-    if isinstance(parent, nn.MultiheadAttention) or getattr(parent, "fused_attn", False):
-        why = "fused attention uses the weights and drops values without calling this layer"
-        cure = (
-            "Name the attention (index=0 of nn.MultiheadAttention) or the projection behind it, "
-            "or set fused_attn = False"
-        )
-    elif compiled:
-        why = (
-            "torch.compile runs code that does not call it, such as code of an equal block after a "
-            "graph break, or code in which its branch is not taken"
-        )
-        cure = (
-            "Call torch.compiler.reset() after attach, and find graph breaks with fullgraph=True; "
-            "if the same is told without torch.compile, name the parent"
-        )
-    elif isinstance(layer, nn.Sequential | nn.ModuleList | nn.ModuleDict):
-        why = "a branch not taken, or a container that the model loops over, as checkpointing does"
-        cure = "Name the layers inside it"
-    else:
-        why = (
-            "a branch not taken, or its parent uses the layer without calling it (it reads the "
-            "weight, or calls forward() directly)"
-        )
-        cure = "Name the parent"
-    return why, cure
 
 
 def ours(hook: Any) -> SiteHook | None:

@@ -207,6 +207,18 @@ def world_size() -> int:
     return distributed.get_world_size() if has_group else 0
 
 
+def gathered(local: Any) -> list[Any]:
+    """Return the objects of all ranks, in the order of the ranks."""
+    if not world_size():
+        raise RuntimeError(
+            "distributed=True needs a process group: call torch.distributed.init_process_group "
+            "first, or leave distributed= out"
+        )
+    objects: list[Any] = [None] * world_size()
+    distributed.all_gather_object(objects, local)
+    return objects
+
+
 @dataclass(frozen=True)
 class Window:
     sites: Mapping[str, Snapshot]  # the counts of each site, by its key

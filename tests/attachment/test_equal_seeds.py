@@ -16,8 +16,8 @@ KEY = "dropblock_hooks/seed/0/1"  # of the first comparison, from rank 1
 def store(monkeypatch):
     """This process is rank 0 of two."""
     made = distributed.HashStore()
-    monkeypatch.setattr("dropblock_hooks.attachment.faults.world_size", lambda: 2)
-    monkeypatch.setattr("dropblock_hooks.attachment.faults._comparisons", itertools.count())
+    monkeypatch.setattr("dropblock_hooks.diagnosis.ranks.world_size", lambda: 2)
+    monkeypatch.setattr("dropblock_hooks.diagnosis.ranks._comparisons", itertools.count())
     monkeypatch.setattr(distributed, "get_rank", lambda: 0)
     monkeypatch.setattr(distributed.distributed_c10d, "_get_default_store", lambda: made)
     return made

@@ -5,16 +5,20 @@ These findings are reported when an attachment is removed, or when the process e
 
 from __future__ import annotations
 
+import atexit
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any
+from weakref import WeakSet
 
-from ..findings import Finding, Kind, Severity
+from .. import messages
+from ..findings import Finding, tell
 from ..regularizers.base import Regularizer
 from ..regularizers.foreign import Retune
 from ..schedules import length_of, span_of, value_at
+from ..sites.model_hook import ModelHook
 from ..sites.run import Run
 from ..sites.site import Site
 from ..tables import counted
@@ -23,8 +27,32 @@ _FEWEST = 10  # with fewer calls, somebody only tries something
 _MOST_TIMES = 1_000  # a schedule is evaluated at so many times
 
 
-def find_at_end(run: Run, sites: Sequence[Site]) -> list[Finding]:
-    """Find what is wrong with a training that has ended."""
+_installed: WeakSet[ModelHook] = WeakSet()
+"""The hooks of all attachments. Those of copies are not in it, because copies may be averages."""
+
+
+def tell_at_end_of_process(hook: ModelHook) -> None:
+    """Warn when the process ends, if a training script has forgotten something until then."""
+    _installed.add(hook)
+
+
+@atexit.register
+def tell_at_exit() -> None:
+    """Warn of what was forgotten in the attachments that were not removed."""
+    for model_hook in list(_installed):
+        run = model_hook.run
+        if run.installed and model_hook.model is not None:
+            sites = [hook.site for hook in model_hook.hooks]
+            tell(find_forgotten(run, sites), run.told)
+
+
+def find_forgotten(run: Run, sites: Sequence[Site]) -> list[Finding]:
+    """Find what somebody has forgotten, when a training has ended."""
+    return not_stepped(sites) or _find_at_end(run, sites)
+
+
+def _find_at_end(run: Run, sites: Sequence[Site]) -> list[Finding]:
+    """Find rates that were always 0, and a model that never ran in training mode."""
     trained = [site for site in sites if site.counter.active >= _FEWEST]
     return find_zero_rates(run, trained) + _only_evaluated(run, sites)
 
@@ -45,17 +73,24 @@ def find_zero_rates(run: Run, sites: Iterable[Site]) -> list[Finding]:
     for position, members in entries.items():
         if position in risen:
             continue
-        keys = tuple(site.key for site in members)
-        calls = max(site.counter.active for site in members)
-        text = f"the rate was 0 in each of {counted(calls, 'active call')}, so it changed nothing"
-        cure = "Give it a rate, or a schedule that rises above 0, or leave it out of the spec"
-        findings.append(Finding(Kind.ZERO_RATE, Severity.WARNING, keys, text, cure, run.epoch))
+        keys = [site.key for site in members]
+        calls = counted(max(site.counter.active for site in members), "active call")
+        findings.append(messages.ZERO_RATE.finding(*keys, epoch=run.epoch, calls=calls))
     return findings
 
 
 def has_risen(rate: Any, t: float) -> bool:
     """Return whether a rate is above 0 in an epoch before `t`."""
     return _is_ever_above_zero(rate, start=0, stop=math.ceil(t))
+
+
+def not_stepped(sites: Iterable[Site]) -> list[Finding]:
+    """Find out whether schedules are moving and nobody has called ``step``: one finding or none."""
+    for site in sites:
+        if site.moves and site.counter.trained and not site.run.stepped:
+            values = {"key": site.key, "rate": site.rate, "calls": site.calls}
+            return [messages.NOT_STEPPED.finding(epoch=site.run.epoch, **values)]
+    return []
 
 
 def _is_off_at_zero(regularizer: Regularizer) -> bool:
@@ -97,9 +132,5 @@ def _only_evaluated(run: Run, sites: Iterable[Site]) -> list[Finding]:
     if any(site.counter.active or site.counter.trained for site in sites):
         return []
 
-    text = (
-        f"the model ran {counted(forwards.evaluated, 'forward')} in evaluation mode and none in "
-        "training mode, so nothing acted"
-    )
-    cure = "Call model.train() before training, or use active='always'"
-    return [Finding(Kind.NOT_TRAINED, Severity.WARNING, (), text, cure, run.epoch)]
+    count = counted(forwards.evaluated, "forward")
+    return [messages.NEVER_TRAINED.finding(epoch=run.epoch, forwards=count)]

@@ -1,0 +1,15 @@
+"""What is wrong with an attachment, and why; reported as findings.
+
+now        everything that is wrong now, for ``verify``; and what an epoch that ends has shown
+first      what the first training forward of an epoch shows, such as a tensor without a batch axis
+idle       why a site did nothing: one function for each cause
+lost       sites that can't act any more, because the layer or the parameter is another one
+endings    what is wrong with a training as a whole, such as a rate that was always 0
+ranks      the findings of several processes, and how the processes differ
+sights     the layers that a `Watchdog` watches, with their numbers
+alerts     when these numbers are judged, and the first cause of what is found
+rules      the rules about gradients and activations
+nonfinite  the rule about NaN and Inf: the layer that made the first of them
+
+``messages`` has the texts of the findings.
+"""

@@ -1,0 +1,86 @@
+"""What the first training forward of a window shows, and the checks that a `ModelHook` runs."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from .. import messages
+from .._torch import tree_leaves
+from ..findings import Finding, tell
+from ..sites.model_hook import ModelHook
+from ..sites.run import windows
+from ..sites.site import Site
+from .alerts import new_alerts, tell_alerts
+from .endings import not_stepped
+from .idle import find_idle
+
+
+class ForwardChecks:
+    """The checks that a `ModelHook` runs in the forwards of the model; see `Checks` there."""
+
+    def check_steps(self, hook: ModelHook) -> None:
+        """Report schedules that nobody steps."""
+        sites = [site_hook.site for site_hook in hook.hooks]
+        tell(not_stepped(sites), hook.run.told)
+
+    def check_first(self, hook: ModelHook, model: nn.Module, inputs: Any) -> None:
+        """Report what the first training forward of a window shows."""
+        run = hook.run
+        opened, _ = windows(run, hook.hooks)
+        window = replace(opened, backward=False)
+        called = [site_hook for site_hook in hook.hooks if site_hook.by_call]
+        tell(find_idle(model, called, window), run.told)
+
+        run.no_batch = find_no_batch([site_hook.site for site_hook in hook.hooks], inputs)
+        tell(run.no_batch + _without_optimizer(hook), run.told)
+
+    def new_alerts(self, hook: ModelHook, model: nn.Module, statistics: bool) -> list[Finding]:
+        """Return what a `Watchdog` finds; without `statistics`, only NaN and Inf."""
+        return new_alerts(model, hook.run, hook.hooks, statistics)
+
+    def tell_alerts(self, hook: ModelHook, alerts: Sequence[Finding]) -> None:
+        """Report what a `Watchdog` has found."""
+        tell_alerts(hook.run, hook.hooks, alerts)
+
+
+def _without_optimizer(hook: ModelHook) -> list[Finding]:
+    """Find sites that act at the steps of an optimizer, if no optimizer is known."""
+    waiting = [each for each in hook.parameters if each.site.regularizer.accumulates]
+    is_copy = hook.model is None  # a copy gets its own optimizer later
+    if hook.run.optimizers or not waiting or is_copy:
+        return []
+
+    keys = [site_hook.site.key for site_hook in waiting]
+    return [messages.NO_OPTIMIZER.finding(*keys, epoch=hook.run.epoch)]
+
+
+def find_no_batch(sites: Iterable[Site], inputs: Any) -> list[Finding]:
+    """Find the sites of whole samples whose tensor has another length than the batch.
+
+    Axis 0 of such a tensor may hold windows, or tokens.
+
+    Args:
+        sites: the sites that were called in a forward.
+        inputs: the arguments of the model in that forward.
+    """
+    tensors = [x for x in tree_leaves(inputs) if isinstance(x, Tensor) and x.ndim]
+    sizes = [x.shape[0] for x in tensors]
+    if not sizes:
+        return []
+    # images may come in a list, or in several sizes
+    lists = [value for value in tree_leaves(inputs, is_leaf=_is_list) if _is_list(value)]
+    batches = {*sizes, *map(len, lists), sum(sizes)}
+
+    findings = []
+    for site in sites:
+        if site.samples is None or site.samples in batches:
+            continue
+        values = {"samples": site.samples, "batch": sizes[0]}
+        findings.append(messages.NO_BATCH.finding(site.key, epoch=site.run.epoch, **values))
+    return findings
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list)

@@ -1,0 +1,213 @@
+"""Why a site did nothing in a window: each cause is one function, and the first that holds counts.
+
+A cause takes the `IdleSite` and returns its `Cause` from ``messages``, or None if it does not hold.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from torch import nn
+
+from .. import messages
+from ..findings import Cause, Finding, Kind, Message
+from ..selectors.wrappers import find_module
+from ..sites.counter import Snapshot
+from ..sites.held import ParameterHook
+from ..sites.hooks import SiteHook
+from ..sites.run import Window
+from ..tables import counted
+from .lost import find_frozen, find_lost
+
+
+@dataclass(frozen=True)
+class IdleSite:
+    """A site that did nothing in a window in which the model or another site did something."""
+
+    hook: SiteHook
+    model: nn.Module
+    owner: nn.Module  # the module that the hook is on
+    window: Window
+
+    @property
+    def counts(self) -> Snapshot:
+        """The counts of the site in the window."""
+        return self.window.sites[self.hook.site.key]
+
+    @property
+    def trained(self) -> bool:
+        """Whether anything was trained in the window."""
+        return self.window.has("trained", "active")
+
+    @property
+    def enabled(self) -> bool:
+        """Whether the attachment was on, now and in all of the window."""
+        return self.hook.run.enabled and not self.window.has("off")
+
+    @property
+    def on_gradient(self) -> bool:
+        """Whether the site acts on a gradient."""
+        return self.hook.site.regularizer.acts_on == "gradient"
+
+    @property
+    def misses_call(self) -> bool:
+        """Whether a call of the layer is missing, rather than an action in a call."""
+        if not (self.enabled or self.hook.by_call):
+            return False
+        only_evaluated = self.trained and self.owner.training and not self.counts.trained
+        return not self.counts.calls or only_evaluated
+
+    @property
+    def missed_training(self) -> bool:
+        """Whether the model was trained without the site, and a validation has followed."""
+        return self.trained and not self.model.training and not self.counts.trained
+
+
+def find_idle(base: nn.Module, hooks: Iterable[SiteHook], window: Window) -> list[Finding]:
+    """Find the faults of the sites that did nothing in a window.
+
+    If somebody freezes a parameter after it was trained, that is no fault.
+    """
+    idle = [hook for hook in hooks if not window.sites[hook.site.key].active]
+    findings = []
+    for hook in idle:
+        fault = diagnose(hook, base, window)
+        if fault is None:
+            continue
+        frozen_later = fault.kind == Kind.LOST and hook.site.active_calls
+        if not frozen_later:
+            findings.append(fault)
+
+    never = [hook for hook in idle if not hook.site.active_calls]
+    if never:
+        findings += find_frozen(base, never[0].run, never)
+    return findings
+
+
+def diagnose(hook: SiteHook, model: nn.Module, window: Window) -> Finding | None:
+    """Return why a site did nothing in a window, or can't do anything; None if it is well."""
+    owner = hook.find(model)
+    lost = find_lost(hook, owner)
+    if lost is not None or owner is None:
+        return lost
+
+    something_ran = window.has("calls", "active")
+    acted = window.sites[hook.site.key].active
+    if acted or not something_ran or not hook.needs_calls:
+        return None
+
+    site = IdleSite(hook, model, owner, window)
+    if isinstance(hook, ParameterHook):
+        return _idle_parameter(hook, site)
+    return _idle_site(site)
+
+
+def _idle_parameter(hook: ParameterHook, site: IdleSite) -> Finding | None:
+    """Find out why the gradient of a parameter was not regularized."""
+    was_frozen = hook.site.frozen  # when the window began
+    if was_frozen or hook.is_frozen(site.owner):
+        return None
+    if hook.site.regularizer.accumulates:
+        return _no_update(site)
+    if site.trained or site.counts.calls:
+        return _idle_site(site)
+    return None
+
+
+def _no_update(site: IdleSite) -> Finding | None:
+    """Find out why a regularizer of accumulated gradients saw no step of an optimizer."""
+    if not (site.trained and site.enabled):
+        return None
+    optimizer_is_known = bool(site.hook.run.optimizers)
+    return _finding(messages.NO_STEP if optimizer_is_known else messages.STEP_UNKNOWN, site)
+
+
+def _idle_site(site: IdleSite) -> Finding | None:
+    """Find out why a site did nothing, from the counts and modes of the layer and the model."""
+    message = _what_is_missing(site)
+    never_active = message.kind == Kind.NEVER_ACTIVE
+    if site.on_gradient and never_active and not site.window.backward:
+        return None  # the gradient comes later
+
+    cause = next(cause for find in _CAUSES if (cause := find(site)) is not None)
+    calls = counted(site.counts.calls, "time")
+    return _finding(message, site, why=cause.why, cure=cause.cure, calls=calls)
+
+
+def _what_is_missing(site: IdleSite) -> Message:
+    """Return what is missing: a call, a call in training mode, or an action in a call."""
+    if not site.misses_call:
+        return messages.NEVER_ACTIVE
+    if site.hook.by_call:
+        called = site.counts.calls
+        return messages.NEVER_CALLED_IN_TRAINING if called else messages.NEVER_CALLED
+    called = site.counts.calls
+    return messages.NO_GRADIENT_IN_TRAINING if called else messages.NO_GRADIENT_NO_CALL
+
+
+def _frozen_layer(site: IdleSite) -> Cause | None:
+    if site.model.training and not site.owner.training:
+        return messages.FROZEN_LAYER
+    return None
+
+
+def _not_called(site: IdleSite) -> Cause | None:
+    # compiled code counts no calls of layers that only evaluate
+    by_compiled_code = site.missed_training and site.hook.by_call and site.hook.run.compiled
+    if not (site.misses_call or by_compiled_code):
+        return None
+    return _why_not_called(site.model, site.hook.site.owner, site.hook.run.compiled)
+
+
+def _paused(site: IdleSite) -> Cause | None:
+    return None if site.enabled else messages.PAUSED
+
+
+def _no_gradient(site: IdleSite) -> Cause | None:
+    return messages.NO_GRADIENT_REACHED if site.on_gradient and site.trained else None
+
+
+def _not_while_training(site: IdleSite) -> Cause | None:
+    return messages.NOT_WHILE_TRAINING if site.missed_training else None
+
+
+def _only_evaluated(site: IdleSite) -> Cause:
+    return messages.ONLY_EVALUATED
+
+
+_CAUSES: tuple[Callable[[IdleSite], Cause | None], ...] = (
+    _frozen_layer,
+    _not_called,
+    _paused,
+    _no_gradient,
+    _not_while_training,
+    _only_evaluated,
+)
+
+
+def _why_not_called(model: nn.Module, name: str, compiled: bool) -> Cause:
+    """Return the likely cause why a layer was not called.
+
+    Args:
+        model: the model.
+        name: the name of the layer; "" is the model itself.
+        compiled: whether compiled code has called other sites.
+    """
+    if not name:
+        return messages.ONLY_LAYERS_CALLED
+
+    parent = find_module(model, name.rpartition(".")[0])
+    is_attention = isinstance(parent, nn.MultiheadAttention)
+    if is_attention or getattr(parent, "fused_attn", False):
+        return messages.FUSED_ATTENTION
+    if compiled:
+        return messages.NOT_IN_COMPILED_CODE
+
+    layer = find_module(model, name)
+    if isinstance(layer, nn.Sequential | nn.ModuleList | nn.ModuleDict):
+        return messages.CONTAINER
+    return messages.BRANCH_NOT_TAKEN
+
+
+def _finding(message: Message, site: IdleSite, **values: object) -> Finding:
+    key = site.hook.site.key
+    return message.finding(key, epoch=site.hook.run.epoch, **values)

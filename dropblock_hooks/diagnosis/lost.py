@@ -1,0 +1,80 @@
+"""Sites that can't act any more: the layer was replaced, or its parameter is another one."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+
+from torch import nn
+
+from .. import messages
+from ..findings import Finding, Message
+from ..selectors.wrappers import sharding_of
+from ..sites.held import ParameterHook
+from ..sites.hooks import SiteHook
+from ..sites.run import Run
+
+
+def find_lost(hook: SiteHook, owner: nn.Module | None) -> Finding | None:
+    """Find out whether a site has lost its target.
+
+    Args:
+        hook: the hook of the site.
+        owner: the module that the hook is on, or the module that now has the name of its layer.
+    """
+    if owner is None:
+        return _finding(messages.REPLACED, hook)
+    if isinstance(hook, ParameterHook):
+        return _lost_parameter(hook, owner)
+    if hook.lost(owner):
+        return _finding(messages.REPLACED, hook)
+    return None
+
+
+def _lost_parameter(hook: ParameterHook, owner: nn.Module) -> Finding | None:
+    """Find out whether a hook has lost its parameter."""
+    sharding = sharding_of(owner)
+    if sharding is not None:
+        return _finding(messages.SHARDED, hook, sharding=sharding)
+
+    was_replaced = hook.lost(owner)
+    if hook.held(owner) is None:
+        if was_replaced:
+            return _finding(messages.REPLACED, hook)
+        return _finding(messages.PARAMETER_GONE, hook, name=hook.local)
+
+    # a frozen parameter gets its hook when it is unfrozen
+    if hook.follows(owner) or hook.site.frozen or hook.is_frozen(owner):
+        return None
+    if was_replaced:
+        return _finding(messages.REPLACED, hook)
+    return _finding(messages.PARAMETER_SWAPPED, hook)
+
+
+def _finding(message: Message, hook: SiteHook, **values: object) -> Finding:
+    return message.finding(hook.site.key, epoch=hook.run.epoch, **values)
+
+
+def find_frozen(base: nn.Module, run: Run, hooks: Iterable[SiteHook]) -> list[Finding]:
+    """Find the entries of the spec whose parameters are all frozen.
+
+    A frozen parameter beside others is no fault, because it is regularized once it is unfrozen.
+    """
+    entries: dict[tuple[int, int], list[ParameterHook]] = defaultdict(list)
+    for hook in hooks:
+        if isinstance(hook, ParameterHook):
+            entries[hook.site.position].append(hook)
+
+    sizes = Counter(site.position for site in run.sites)
+    findings = []
+    for position, members in entries.items():
+        frozen = [hook for hook in members if _has_frozen(hook, base)]
+        if len(frozen) < sizes[position]:
+            continue
+        keys = [hook.site.key for hook in frozen]
+        findings.append(messages.FROZEN.finding(*keys, epoch=run.epoch))
+    return findings
+
+
+def _has_frozen(hook: ParameterHook, base: nn.Module) -> bool:
+    """Return whether the parameter of a hook is still in the model, and frozen."""
+    owner = hook.find(base)
+    return owner is not None and hook.is_frozen(owner)

@@ -1,0 +1,111 @@
+"""Everything that is wrong now, for ``Attachment.verify``; and what an epoch has shown."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from .. import messages
+from ..checkpointing import NO_TASK, graph_task
+from ..findings import Finding, tell
+from ..selectors.wrappers import bare_type
+from ..sites.hooks import SiteHook
+from ..sites.run import Run, Window, windows
+from ..tables import counted
+from ..warn import warn
+from .alerts import new_alerts, tell_alerts
+from .endings import find_zero_rates, not_stepped
+from .idle import diagnose, find_idle
+from .lost import find_frozen
+
+
+def find_faults(base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> list[Finding]:
+    """Find everything that is wrong in the open window.
+
+    If the model was not trained in it, the last window is judged, if anything was called there.
+    """
+    if not run.installed:
+        return [messages.REMOVED.finding(epoch=run.epoch)]
+
+    findings = run.scaler_findings()
+    window, last_window = windows(run, hooks)
+    if last_window.has("calls", "active") and not window.has("trained", "active"):
+        window = last_window
+    if not window.has("calls", "active") and not _leaves_no_trace(hooks):
+        findings.append(messages.NOT_RUN.finding(epoch=run.epoch))
+
+    sites = [hook.site for hook in hooks]
+    present = {site.key for site in sites}
+    missing = sorted(set(run.keys) - present)  # a copy may have lost hooks
+    findings += [messages.REPLACED.finding(key, epoch=run.epoch) for key in missing]
+    for hook in hooks:
+        fault = diagnose(hook, base, window)
+        if fault is not None:
+            findings.append(fault)
+
+    findings += run.no_batch
+    findings += find_frozen(base, run, hooks)
+    if run.epoch >= 1:
+        findings += find_zero_rates(run, sites)
+    return findings + not_stepped(sites)
+
+
+def tell_faults(attached: Any) -> None:
+    """Warn of each fault once, and let each `Watchdog` look and act."""
+    base = attached._base
+    run = attached._run
+    hooks = attached._hooks
+    tell(find_faults(base, run, hooks), run.told)
+    tell_alerts(run, hooks, new_alerts(base, run, hooks))
+
+
+def find_before_step(
+    t: float, base: nn.Module, run: Run, hooks: Sequence[SiteHook]
+) -> list[Finding]:
+    """Find the faults to report when the time moves to `t`, which may close the window."""
+    if graph_task() != NO_TASK:
+        warn(
+            "step() was called during a backward: activation checkpoints that are recomputed "
+            "after it use the new rates, and their gradients are wrong; call step() after "
+            "backward()"
+        )
+    if not run.installed:
+        return [messages.REMOVED.finding(epoch=run.epoch)]
+    epochs = math.floor(t) - math.floor(run.epoch)
+    if not epochs:
+        return []
+
+    window, _ = windows(run, hooks)
+    was_off = window.has("off")
+    if window.has("trained", "active") and not was_off:
+        had_backward = _had_backward(base, hooks, window)
+        return find_idle(base, hooks, replace(window, backward=had_backward))
+
+    time_was_set = epochs != 1 or run.fresh
+    if was_off or time_was_set or _leaves_no_trace(hooks):
+        return []
+    return [_not_trained(base, run, window)]
+
+
+def _had_backward(base: nn.Module, hooks: Iterable[SiteHook], window: Window) -> bool:
+    """Return whether a backward of the model ran in the window, as far as gradients tell."""
+    gradients = [hook for hook in hooks if hook.site.regularizer.acts_on == "gradient"]
+    if any(window.sites[hook.site.key].active for hook in gradients):
+        return True
+    return any(p.grad is not None for p in base.parameters())
+
+
+def _not_trained(base: nn.Module, run: Run, window: Window) -> Finding:
+    """Make the finding that an epoch has ended without a training forward."""
+    model = bare_type(base).__name__
+    if not window.model.evaluated:
+        return messages.NOT_TRAINED.finding(epoch=run.epoch, model=model)
+    forwards = counted(window.model.evaluated, "forward")
+    return messages.EVALUATED.finding(epoch=run.epoch, model=model, forwards=forwards)
+
+
+def _leaves_no_trace(hooks: Iterable[SiteHook]) -> bool:
+    """Return whether compiled code may run the model uncounted, because it only reads rates."""
+    return all(hook.holds_rate and not hook.needs_calls for hook in hooks)

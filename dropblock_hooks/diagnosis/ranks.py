@@ -1,0 +1,101 @@
+"""The findings of several processes, and how the processes differ."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import distributed
+
+from .. import messages
+from .._torch import store_of_processes
+from ..findings import Finding, tell
+from ..sites.run import Run, gathered, world_size
+from ..sites.site import Site
+
+
+def compare(run: Run, sites: Sequence[Site], local: Sequence[Finding]) -> list[Finding]:
+    """Find the faults of all ranks and their differences; the same list on every rank."""
+    settings = {site.key: repr(site.regularizer) for site in sites}
+    settings[""] = f"epoch {run.epoch:g}{'' if run.enabled else ', paused'}"
+    of_ranks = gathered((local, settings, torch.initial_seed()))
+    findings_of_ranks, settings_of_ranks, seeds = zip(*of_ranks, strict=True)
+
+    findings = _with_ranks(findings_of_ranks) + _differences(settings_of_ranks)
+    seeds_repeat = len(set(seeds)) < len(seeds)
+    if seeds_repeat and any(site.draws for site in sites):
+        findings.append(messages.EQUAL_SEEDS.finding())
+    return findings
+
+
+def _with_ranks(findings_of_ranks: Sequence[Sequence[Finding]]) -> list[Finding]:
+    """Name the ranks of each finding, if it does not hold on all of them."""
+    named = []
+    for finding in dict.fromkeys(chain(*findings_of_ranks)):
+        ranks = [str(rank) for rank, those in enumerate(findings_of_ranks) if finding in those]
+        everywhere = len(ranks) == len(findings_of_ranks)
+        where = "" if everywhere else f" (on rank {', '.join(ranks)})"
+        named.append(replace(finding, text=f"{finding.text}{where}"))
+    return named
+
+
+def _differences(settings_of_ranks: Sequence[dict[str, str]]) -> list[Finding]:
+    """Find the sites whose regularizer is another one on some ranks; the key "" is the model."""
+    findings = []
+    for key in dict.fromkeys(chain(*settings_of_ranks)):
+        values = [settings.get(key, "nothing") for settings in settings_of_ranks]
+        if len(set(values)) == 1:
+            continue
+        shown = ", ".join(f"{value} on rank {rank}" for rank, value in enumerate(values))
+        keys = [key] if key else []
+        findings.append(messages.DIFFERS.finding(*keys, values=shown))
+    return findings
+
+
+def tell_equal_seeds(run: Run, sites: Sequence[Site]) -> None:
+    """Warn, once for an attachment, if another rank has the same random seed.
+
+    Each rank puts its seed into the store of the process group and reads the seeds that are there.
+    No rank waits for the others. It looks again in the next step, until all seeds are there.
+    """
+    if run.compared or world_size() < 2 or not run.installed:
+        return
+    if not any(site.draws for site in sites):
+        return
+    store = store_of_processes()
+    if store is None:
+        run.compared = True
+        return
+
+    rank = distributed.get_rank()
+    seed = str(torch.initial_seed())
+    if run.comparison is None:  # later attachments of the process must not read these seeds
+        run.comparison = next(_comparisons)
+        store.set(_key_of_seed(run.comparison, rank), seed)
+
+    others = _seeds_of_others(store, run.comparison, rank)
+    run.compared = None not in others
+    if seed in others:
+        run.compared = True
+        tell([messages.EQUAL_SEEDS.finding()], run.told)
+
+
+_comparisons = itertools.count()
+
+
+def _key_of_seed(comparison: int, rank: int) -> str:
+    return f"dropblock_hooks/seed/{comparison}/{rank}"
+
+
+def _seeds_of_others(store: Any, comparison: int, rank: int) -> list[str | None]:
+    """Read the seeds of the other ranks from the store, without waiting; None for missing ones."""
+    seeds: list[str | None] = []
+    for other in range(world_size()):
+        if other == rank:
+            continue
+        key = _key_of_seed(comparison, other)
+        is_there = store.check([key])
+        seeds.append(store.get(key).decode() if is_there else None)
+    return seeds

@@ -1,0 +1,179 @@
+"""The rules of a `Watchdog` about gradients and activations."""
+
+import math
+from collections.abc import Iterator, Sequence
+from statistics import median
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from .. import messages
+from ..findings import Finding, Kind, Message
+from ..observers.watchdog import Clock
+from ..selectors.wrappers import find_module
+from .sights import Sight, with_rule
+
+_FEW = 4  # with fewer layers, no rule about depth is applied
+
+
+def judge_statistics(base: nn.Module, clock: Clock, sights: list[Sight]) -> Iterator[Finding]:
+    """Apply the rules about gradients and activations."""
+    yield from _vanishing(with_rule(Kind.VANISHING, sights))
+    yield from _exploding(clock, with_rule(Kind.EXPLODING, sights))
+    for sight in sights:
+        if sight.judged:
+            yield from _of_activation(sight)
+    yield from _no_gradient(base, sights, with_rule(Kind.NO_GRADIENT, sights))
+
+
+class _Norms(NamedTuple):
+    """The mean gradient norms of layers, of which the first quarter and the last are compared."""
+
+    layers: list[Sight]  # in the order of their last calls
+    first: list[float]
+    last: list[float]
+
+    @property
+    def max_ratio(self) -> float:
+        return self.layers[0].dog.max_ratio
+
+    def finding(self, message: Message, early: float, late: float) -> Finding:
+        """Make a finding about the first layer."""
+        return self.layers[0].finding(
+            message,
+            first=len(self.first),
+            layers=len(self.layers),
+            early=early,
+            late=late,
+            last=self.layers[-1].site.name,
+        )
+
+
+def _norms_along_depth(sights: list[Sight]) -> _Norms | None:
+    """Return the gradient norms of the first and the last layers; None with too few layers."""
+    layers = [
+        sight for sight in sights if sight.watched.grads >= sight.dog.min_calls and sight.trained
+    ]
+    if len(layers) < _FEW:
+        return None
+
+    layers.sort(key=lambda sight: sight.watched.at)
+    norms = [sight.watched.norm / sight.watched.grads for sight in layers]
+    quarter = max(1, len(layers) // 4)
+    return _Norms(layers, first=norms[:quarter], last=norms[-quarter:])
+
+
+def _vanishing(sights: list[Sight]) -> Iterator[Finding]:
+    """Find gradients that shrink from the last layers to the first."""
+    norms = _norms_along_depth(sights)
+    if norms is None:
+        return
+    # a branch may have small gradients by design, so the smallest of the last layers is not used
+    early = max(norms.first)
+    late = median(norms.last)
+    has_both = early and late  # a layer without any gradient is dead
+    if has_both and early * norms.max_ratio < late:
+        yield norms.finding(messages.VANISHING, early, late)
+
+
+def _exploding(clock: Clock, sights: list[Sight]) -> Iterator[Finding]:
+    """Find gradients that grow from the last layers to the first."""
+    norms = _norms_along_depth(sights)
+    if norms is None:
+        return
+    early = min(norms.first)
+    late = max(norms.last)
+    has_both = early and late
+    if has_both and early > norms.max_ratio * late:
+        later = _is_found_later(clock)
+        message = messages.EXPLODING_LATER if later else messages.EXPLODING
+        yield norms.finding(message, early, late)
+
+
+def _is_found_later(clock: Clock) -> bool:
+    """Return whether exploding gradients were not there at the first look of all."""
+    for finding in clock.alerts.values():
+        if finding.kind == Kind.EXPLODING:
+            return bool(finding.cure == messages.EXPLODING_LATER.cure)
+    return clock.looks > 0
+
+
+def _of_activation(sight: Sight) -> Iterator[Finding]:
+    """Find channels that are dead, and values at the bounds of the activation."""
+    dog = sight.dog
+    watched = sight.watched
+
+    alive: Any = watched.units.get("alive", ())
+    dead = 1.0 - alive.float().mean().item() if len(alive) else 0.0
+    if Kind.DEAD in dog.names and dead > dog.max_dead:
+        yield sight.finding(messages.DEAD, share=dead, channels=len(alive))
+
+    near = float(watched.near) / max(watched.calls, 1)
+    if Kind.SATURATED in dog.names and near > dog.max_saturated:
+        yield sight.finding(messages.SATURATED, share=near)
+
+
+def _no_gradient(
+    base: nn.Module, all_sights: list[Sight], sights: list[Sight]
+) -> Iterator[Finding]:
+    """Find layers with trained parameters that get no gradient, while others do.
+
+    Args:
+        base: the model.
+        all_sights: all sites of a `Watchdog`.
+        sights: those of them that have the rule.
+    """
+    most_gradients = max((sight.watched.grads for sight in all_sights), default=0)
+    model_has_gradients = any(_has_gradient(p) for p in base.parameters())
+    routed = _routed(base, all_sights)
+    for sight in sights:
+        trained = sight.trained  # empty for a frozen layer, which is meant to have no gradient
+        if most_gradients < sight.dog.min_calls or not trained:
+            continue
+        if any(map(_has_gradient, trained)):
+            continue
+
+        never_called = model_has_gradients and not sight.watched.called
+        unused = never_called and routed.isdisjoint(_around(sight.site.name))
+        if unused or _got_no_gradient(sight):
+            yield sight.finding(messages.NO_GRADIENT, calls=sight.watched.calls)
+
+
+def _got_no_gradient(sight: Sight) -> bool:
+    """Return whether a layer was called often, and got no gradient or only zeros."""
+    watched = sight.watched
+    fewest = sight.dog.min_calls
+    none = watched.calls >= fewest and not watched.grads
+    zeros = watched.grads >= fewest and not watched.norm and math.isinf(watched.grad_bad)
+    return none or zeros
+
+
+def _routed(base: nn.Module, sights: Sequence[Sight]) -> set[str]:
+    """Return the names of lists from whose layers the model chooses some, such as experts.
+
+    The layers of a list have the same class, and some of them, or layers in them, are called.
+    """
+    called: set[str] = set()
+    for sight in sights:
+        if sight.watched.calls:
+            called.update(_around(sight.site.name))
+    return {name for name in called if _is_list_of_equals(find_module(base, name))}
+
+
+def _is_list_of_equals(module: nn.Module | None) -> bool:
+    """Return whether a module is a list or dict of layers of one class."""
+    if not isinstance(module, nn.ModuleList | nn.ModuleDict):
+        return False
+    classes = {type(child) for child in module.children()}
+    return len(classes) == 1
+
+
+def _around(name: str) -> list[str]:
+    """Return the names of all modules around a layer."""
+    parts = name.split(".")
+    return [".".join(parts[:n]) for n in range(len(parts))]
+
+
+def _has_gradient(p: nn.Parameter) -> bool:
+    """Return whether a gradient is not zero: ``zero_grad(set_to_none=False)`` leaves zeros."""
+    return p.grad is not None and bool((p.grad != 0).any())

@@ -1,0 +1,60 @@
+"""The layers that a `Watchdog` watches, with the numbers of its last look."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from ..findings import Finding, Kind, Message
+from ..observers.watchdog import Watchdog, Watched
+from ..selectors.wrappers import find_module
+from ..sites.hooks import SiteHook
+from ..sites.site import Site
+
+
+class Sight(NamedTuple):
+    """A `Watchdog` site with its layer, its observer and its numbers."""
+
+    site: Site
+    module: nn.Module
+    dog: Watchdog
+    watched: Watched
+
+    @property
+    def measured(self) -> bool:
+        """Whether there are numbers since the last look."""
+        watched = self.watched
+        return bool(watched.calls or watched.grads or watched.bad_calls)
+
+    @property
+    def judged(self) -> bool:
+        """Whether the layer was called often enough to judge statistics."""
+        return self.watched.calls >= self.dog.min_calls
+
+    @property
+    def trained(self) -> list[nn.Parameter]:
+        """The parameters of the layer itself that get a gradient."""
+        return [p for p in self.module.parameters(recurse=False) if p.requires_grad]
+
+    def finding(self, message: Message, **values: Any) -> Finding:
+        """Make a finding about the layer."""
+        return message.finding(self.site.key, epoch=self.site.run.epoch, **values)
+
+
+def sights_of(base: nn.Module, hooks: Sequence[SiteHook]) -> list[Sight]:
+    """Read all sites of a `Watchdog`, which waits for the device."""
+    sights = []
+    for hook in hooks:
+        site = hook.site
+        dog = site.regularizer
+        module = find_module(base, site.name)
+        if isinstance(dog, Watchdog) and module is not None:
+            watched: Watched = site.bound.open["watched"]
+            watched.read()
+            sights.append(Sight(site, module, dog, watched))
+    return sights
+
+
+def with_rule(kind: Kind, sights: Sequence[Sight]) -> list[Sight]:
+    """Return the sites whose `Watchdog` has the rule for this kind."""
+    return [sight for sight in sights if kind in sight.dog.names]

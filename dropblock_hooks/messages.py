@@ -1,0 +1,336 @@
+"""The texts of all findings, in one table. docs/troubleshooting.md explains each of them.
+
+A name in braces is replaced by a value. A finding says what happened, and its cure what to do.
+"""
+
+from .findings import Cause, Kind, Message, Severity
+
+# a site that can't act any more
+
+REPLACED = Message(
+    Kind.REPLACED,
+    "its layer was replaced or removed after attach, or the hook was taken off",
+    "Call attach again",
+    Severity.ERROR,
+)
+SHARDED = Message(
+    Kind.SHARDED,
+    "{sharding} shards the parameter, and each process has a part of its gradient only: "
+    "regularize the gradient at the output of the layer, or call torch.nn.utils.clip_grad_norm_ "
+    "after the backward",
+    severity=Severity.ERROR,
+)
+PARAMETER_GONE = Message(
+    Kind.LOST,
+    "the layer no longer has the parameter '{name}'",
+    "Call attach again, with the names that model.named_parameters() has now",
+    Severity.ERROR,
+)
+PARAMETER_SWAPPED = Message(
+    Kind.LOST,
+    "the layer holds another tensor now, and its hook is no longer there",
+    "Run a forward that is not compiled, or call step(): both hook a new parameter",
+    Severity.ERROR,
+)
+FROZEN = Message(
+    Kind.LOST,
+    "the parameter is frozen (requires_grad is False) and gets no gradient",
+    "Unfreeze it, or leave it out of the spec. If its layer was wrapped after attach, attach after "
+    "that",
+    Severity.ERROR,
+)
+
+# a site that did nothing, and the causes
+
+NEVER_CALLED = Message(
+    Kind.NEVER_CALLED, "the layer was never called: {why}", "{cure}", Severity.ERROR
+)
+NEVER_CALLED_IN_TRAINING = Message(
+    Kind.NEVER_CALLED,
+    "the layer was never called in training mode: {why}",
+    "{cure}",
+    Severity.ERROR,
+)
+NO_GRADIENT_NO_CALL = Message(
+    Kind.NEVER_ACTIVE,
+    "the layer was never called, and the parameter got no gradient: {why}",
+    "{cure}",
+    Severity.ERROR,
+)
+NO_GRADIENT_IN_TRAINING = Message(
+    Kind.NEVER_ACTIVE,
+    "the layer was never called in training mode, and the parameter got no gradient: {why}",
+    "{cure}",
+    Severity.ERROR,
+)
+NEVER_ACTIVE = Message(
+    Kind.NEVER_ACTIVE,
+    "the layer was called {calls} and never active: {why}",
+    "{cure}",
+    Severity.ERROR,
+)
+
+FROZEN_LAYER = Cause(
+    "the layer is in evaluation mode inside a training model (frozen)",
+    "Call train() on the layer, or use active='always'",
+)
+PAUSED = Cause("the attachment is paused", "Set attached.enabled = True")
+NO_GRADIENT_REACHED = Cause(
+    "no gradient reached it", "Look for a detach() or no_grad() behind the layer"
+)
+NOT_WHILE_TRAINING = Cause(
+    "it was in evaluation mode, or not called, while the model was trained",
+    "Call train() on the layer, or leave it out of the spec",
+)
+ONLY_EVALUATED = Cause(
+    "the model only ran in evaluation mode", "Call model.train() before training"
+)
+ONLY_LAYERS_CALLED = Cause(
+    "the model itself was not called, only layers inside it", "Name these layers"
+)
+FUSED_ATTENTION = Cause(
+    "fused attention uses the weights and drops values without calling this layer",
+    "Name the attention (index=0 of nn.MultiheadAttention) or the projection behind it, or set "
+    "fused_attn = False",
+)
+NOT_IN_COMPILED_CODE = Cause(
+    "torch.compile runs code that does not call it, such as code of an equal block after a graph "
+    "break, or code in which its branch is not taken",
+    "Call torch.compiler.reset() after attach, and find graph breaks with fullgraph=True; if the "
+    "same is told without torch.compile, name the parent",
+)
+CONTAINER = Cause(
+    "a branch not taken, or a container that the model loops over, as checkpointing does",
+    "Name the layers inside it",
+)
+BRANCH_NOT_TAKEN = Cause(
+    "a branch not taken, or its parent uses the layer without calling it (it reads the weight, or "
+    "calls forward() directly)",
+    "Name the parent",
+)
+
+# regularizers of accumulated gradients
+
+_PASS_OPTIMIZER = "Pass it, attach(..., optimizer=optimizer), or set attached.optimizer = optimizer"
+NO_OPTIMIZER = Message(
+    Kind.NO_OPTIMIZER,
+    "it acts at the steps of the optimizer, and no optimizer is known in this forward",
+    _PASS_OPTIMIZER,
+)
+STEP_UNKNOWN = Message(
+    Kind.NO_OPTIMIZER,
+    "its gradient was not regularized at any optimizer step: the optimizer is not known",
+    _PASS_OPTIMIZER,
+    Severity.ERROR,
+)
+NO_STEP = Message(
+    Kind.NEVER_ACTIVE,
+    "its gradient was not regularized at any optimizer step: no known optimizer with the parameter "
+    "made a step, or it had no gradient",
+    "Pass all optimizers: attached.optimizer = [first, second]",
+    Severity.ERROR,
+)
+
+# a site that does something else than is meant
+
+NO_BATCH = Message(
+    Kind.NO_BATCH,
+    "axis 0 of its tensor has {samples} elements and the batch has {batch}, so it does not act on "
+    "whole samples",
+    "Put it on a layer whose axis 0 is the batch, such as the block around it, or say layout= if "
+    "these elements are samples",
+)
+OWN_RATE = Message(
+    Kind.OWN_RATE,
+    "other code has set {attribute} of the layer to {value:g}, and Retune has set it back, so that "
+    "only its own rate acts",
+    "Use attached.set(...) for another rate, or remove the Retune",
+)
+ZERO_RATE = Message(
+    Kind.ZERO_RATE,
+    "the rate was 0 in each of {calls}, so it changed nothing",
+    "Give it a rate, or a schedule that rises above 0, or leave it out of the spec",
+)
+NOT_SAVED = Message(
+    Kind.NOT_SAVED,
+    "what its bind() keeps between calls is not in the state, so a resumed training differs",
+    "Return an object from bind() that has state_dict() and load_state_dict(state); without a "
+    "memory, let state_dict() return {{}}",
+)
+
+# the training loop
+
+REMOVED = Message(Kind.REMOVED, "the attachment was removed", "Call attach again", Severity.ERROR)
+NOT_RUN = Message(
+    Kind.NOT_RUN,
+    "no layer was called in this epoch, or since attaching or loading",
+    "Run a training step first",
+    Severity.ERROR,
+)
+_TRAIN_THIS_MODEL = (
+    "Call model.train() before training. If another model is trained (a trainer may have copied "
+    "this one), attach to that one; if this one is compiled, its code calls none of these layers"
+)
+NOT_TRAINED = Message(
+    Kind.NOT_TRAINED,
+    "an epoch has ended in which this {model} was not trained",
+    _TRAIN_THIS_MODEL,
+)
+EVALUATED = Message(
+    Kind.NOT_TRAINED,
+    "an epoch has ended in which this {model} was not trained: it ran {forwards} in evaluation "
+    "mode",
+    _TRAIN_THIS_MODEL,
+)
+NEVER_TRAINED = Message(
+    Kind.NOT_TRAINED,
+    "the model ran {forwards} in evaluation mode and none in training mode, so nothing acted",
+    "Call model.train() before training, or use active='always'",
+)
+NOT_STEPPED = Message(
+    Kind.NOT_STEPPED,
+    "the rate of {key} is still {rate} in call {calls} of the layer, since nobody has called step",
+    "Call attached.step(epoch) at the start of each epoch, or step() at its end; if the rate is to "
+    "stand still, step(0) at the start silences this",
+)
+
+# several processes
+
+DIFFERS = Message(Kind.DIFFERS, "the ranks differ: {values}", severity=Severity.ERROR)
+EQUAL_SEEDS = Message(
+    Kind.EQUAL_GENERATORS,
+    "several ranks have the same torch.initial_seed() and draw the same masks",
+    "Seed each data-parallel rank differently: torch.manual_seed(seed + rank). The ranks of one "
+    "tensor-parallel group need equal seeds",
+)
+
+# the loss scale
+
+GRAD_SCALER = Message(
+    Kind.GRAD_SCALER,
+    "a GradScaler is in use in this process, and the attachment does not know it; gradient bounds "
+    "are in units of the unscaled loss",
+    "If it scales this model's loss, pass it, attach(..., grad_scaler=scaler), or set "
+    "attached.grad_scaler = scaler; otherwise pass grad_scaler=False",
+)
+
+# the dry run
+
+DROPPED_TWICE = Message(
+    Kind.DROPPED_TWICE,
+    "{ours} drops where the model's own {theirs} drops, {share} in all",
+    "Put Retune on that layer instead, or leave one of the two out",
+)
+WHOLE_MAP = Message(
+    Kind.CLIPPED,
+    "the block is as large as the map ({size}): it drops whole channels",
+    "Ask for a smaller block_size, or use a dropout of channels",
+)
+CLIPPED = Message(
+    Kind.CLIPPED,
+    "the blocks are clipped to the map: {block} of {size}",
+    "Ask for a smaller block_size, or use a dropout of channels",
+)
+RECOMPILES = Message(
+    Kind.RECOMPILES,
+    "torch.compile reads the rate as a constant and compiles again for each value",
+    "Use a StepSchedule of few values",
+    Severity.NOTE,
+)
+LOSES_SAMPLES = Message(
+    Kind.LOSES_SAMPLES,
+    "it loses the whole sample, since no shortcut runs around the layer",
+    "Use StochasticDepth on a block, or DropPath on its branch",
+)
+NO_PASS = Message(Kind.NO_PASS, "no shapes, since {error}")
+
+# the rules of a Watchdog
+
+WITH_EFFECTS = "{text}. Likely effects of it: {effects}"
+
+BAD_GRADIENT = Message(
+    Kind.NONFINITE,
+    "a gradient that is not finite (NaN or Inf) reached its output, as the first of the watched "
+    "layers: the loss or the code behind this layer made it",
+    "Look behind the layer for a root, norm or logarithm at 0, an overflow, or -Inf in masked "
+    "logits. If the gradients grew before, lower the learning rate. If a GradScaler scales this "
+    "loss, pass it, attach(..., grad_scaler=scaler), so that its overflows are not reported",
+    Severity.ERROR,
+)
+BAD_SCALED_GRADIENT = Message(
+    Kind.NONFINITE,
+    BAD_GRADIENT.text,
+    "The GradScaler is not recovering: run this layer in float32",
+    Severity.ERROR,
+)
+MADE_BAD_VALUES = Message(
+    Kind.NONFINITE,
+    "its output held NaN or Inf in {bad} of {calls} measured calls, and its input was finite",
+    "Look there for a division by 0, a logarithm or root of 0, an exponential, an overflow in half "
+    "precision, or an attention mask of only -inf. If the values grew before, lower the learning "
+    "rate{more}",
+    Severity.ERROR,
+)
+GOT_BAD_VALUES = Message(
+    Kind.NONFINITE,
+    "its output held NaN or Inf in {bad} of {calls} measured calls, and so did its input: the "
+    "batch, or code that is not watched, made them",
+    "Check the inputs{more}",
+    Severity.ERROR,
+)
+_NOT_MEASURED = (
+    ". The first NaN or Inf came {when}, in a forward that was not measured, so another layer, the "
+    "batch or the loss may have made it. From now on, each forward is measured"
+)
+_GO_BACK = (
+    "Not finite now: {parameters}. Go back to a checkpoint, and train on: the layer is named if it "
+    "happens again. With every=1, each forward is measured from the start. If the values grew "
+    "before, lower the learning rate, or clip gradients (ClipGradNorm)"
+)
+BAD_OUTPUT_LATER = Message(
+    Kind.NONFINITE,
+    "its output held NaN or Inf in training forward {forward}, and was finite before"
+    + _NOT_MEASURED,
+    _GO_BACK,
+    Severity.ERROR,
+)
+BAD_PARAMETERS_LATER = Message(
+    Kind.NONFINITE,
+    "its parameters hold NaN or Inf after training forward {forward}" + _NOT_MEASURED,
+    _GO_BACK,
+    Severity.ERROR,
+)
+VANISHING = Message(
+    Kind.VANISHING,
+    "gradient norms of the first {first} of {layers} layers are at most {early:.3g}, and "
+    "{late:.3g} at the last layers, up to '{last}'",
+    "Add shortcuts or normalization, or start with larger weights",
+)
+EXPLODING = Message(
+    Kind.EXPLODING,
+    "gradient norms of the first {first} of {layers} layers are at least {early:.3g}, and "
+    "{late:.3g} at the last layers, up to '{last}'",
+    "Start with smaller weights, add normalization, or clip (ClipGradNorm)",
+)
+EXPLODING_LATER = Message(
+    Kind.EXPLODING,
+    EXPLODING.text,
+    "Earlier looks did not find it, so the training has made it: lower the learning rate, or clip "
+    "(ClipGradNorm)",
+)
+DEAD = Message(
+    Kind.DEAD,
+    "{share:.0%} of its {channels} channels were always zero",
+    "Lower the learning rate, check the bias in front, or use a leaky activation",
+)
+SATURATED = Message(
+    Kind.SATURATED,
+    "{share:.0%} of its values were within 1 % of its bounds",
+    "Start with smaller weights in front, or add normalization there",
+)
+NO_GRADIENT = Message(
+    Kind.NO_GRADIENT,
+    "no gradient, or only zeros, reached it in {calls} measured calls",
+    "Look behind it for a detach(), no_grad(), a mask, dead units, or a branch without loss; a "
+    "layer that the model never calls can be removed",
+)
