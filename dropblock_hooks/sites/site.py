@@ -23,7 +23,7 @@ from .._torch import (
 from ..axes.facts import Facts
 from ..axes.reader import Reader
 from ..axes.view import CHANNELS_FIRST, View
-from ..checkpointing import NO_TASK, graph_task, tell_lost_random_state
+from ..checkpointing import NO_TASK, graph_task
 from ..compiling import is_exporting, new_handle
 from ..functional.cells import MOST_RATES
 from ..observers.base import Seen, Watch
@@ -92,7 +92,6 @@ class Site:
         self.observed: Observed | None = None  # so does an observer
         self.finds_dead = self.reads_batches = self.guesses_channels = False
         self.handle = new_handle(self)
-        self.recomputed = False
         self.samples: int | None = None  # the length of axis 0 of the last tensor, if that matters
         self.rose = False  # whether its rate was ever above 0
         self.frozen = False  # whether its parameter got no gradient when it was last looked at
@@ -314,8 +313,6 @@ def act(site: Site, x: Tensor, given: Any, training: bool, form: View | None = N
 
     if site.regularizer.acts_on == "activation":
         recomputes = graph_task() != NO_TASK
-        if recomputes and not site.recomputed:
-            _check_random_state(site)
         # what always() adds in evaluation is not counted
         counts = not recomputes and (training or site.always)
         return perform(site, x, form, site.values, counts, input=given)
@@ -326,13 +323,6 @@ def act(site: Site, x: Tensor, given: Any, training: bool, form: View | None = N
     copied = x.clone()  # others may use `x` too, and work in place on a view would lose the hook
     copied.register_hook(partial(regularize_grad, site, form, site.values))  # type: ignore[no-untyped-call]  # torch's
     return copied
-
-
-def _check_random_state(site: Site) -> None:
-    """Warn if a checkpoint that recomputes a layer has not restored the random state."""
-    if site.draws and site.rate != 0.0:
-        site.recomputed = True  # before the warning, which may be turned into an error
-        tell_lost_random_state(site.key)
 
 
 def perform(
