@@ -42,7 +42,6 @@ class Kind(_Described):
     NEVER_CALLED = "never_called", "the layer was not called in this window"
     NEVER_ACTIVE = "never_active", "the layer was called, and the regularizer never acted"
     REPLACED = "replaced", "the layer was replaced or removed, or the hook was taken off"
-    IN_PARTS = "in_parts", "a bound got the gradient of a parameter in parts"
     LOST = "lost", "the parameter is another tensor now, or gets no gradient any more"
     SHARDED = "sharded", "FSDP keeps the parameter in a form that a hook cannot use"
     ZERO_RATE = "zero_rate", "the rate was never above 0, so nothing was dropped"

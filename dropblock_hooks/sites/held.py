@@ -22,7 +22,7 @@ from .._torch import (
 )
 from ..checkpointing import NO_TASK, graph_task
 from ..compiling import is_exporting
-from ..findings import Finding, Kind, Severity, tell
+from ..findings import tell
 from ..regularizers.base import Regularizer
 from ..regularizers.foreign import RATES, Retune, in_place_of, is_read, rate_attribute
 from ..selectors.index import Target
@@ -134,8 +134,6 @@ class ParameterHook(SiteHook):
     """Forward pre-hook of the owner of a parameter: counts its calls, and hooks new parameters."""
 
     by_call = False
-    outer = NO_TASK  # the backward in which the last forward was recomputed
-    part_of = NO_TASK  # the last outer backward that brought the gradient in parts
 
     @classmethod
     def refusals(cls, target: Target, regularizer: Regularizer) -> Iterator[str | None]:
@@ -206,23 +204,8 @@ class ParameterHook(SiteHook):
             if parameter is not None and not is_exporting():
                 compiled.note(self.site, parameter.device, module.training)
             return
-        self.outer = graph_task()
         if torch.is_grad_enabled():
             self.put(module)
-
-    def check_parts(self) -> None:
-        """Warn if a bound gets parts of a gradient, from the backwards of reentrant checkpoints."""
-        if self.outer in (NO_TASK, graph_task()) or not self.site.regularizer.reads_grad_scale:
-            return
-        if self.outer == self.part_of:
-            keys, kind, run = (self.site.key,), Kind.IN_PARTS, self.run
-            text = (
-                "its bound acts on parts of the gradient, because the parameter is used in several "
-                "reentrant checkpoints"
-            )
-            cure = 'Use checkpoint(..., use_reentrant=False), or when="accumulated"'
-            tell([Finding(kind, Severity.WARNING, keys, text, cure, run.epoch)], run.told)
-        self.part_of = self.outer
 
     def put(self, module: nn.Module) -> None:
         """Hook a new parameter, as of a copy; the old one stays hooked, as it may come back."""
@@ -261,6 +244,5 @@ class GradHook:
         # a gradient does not tell which forward it comes from, so the mode of now decides
         if module is None or not site.is_on(module.training):
             return grad
-        self.hook.check_parts()
         value = self.hook.held(module) if self.value is None else self.value
         return regularize_grad(site, None, site.values, grad, parameter=value)
