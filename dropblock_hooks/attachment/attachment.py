@@ -242,8 +242,7 @@ class Attachment:
 
         It is not kept alive. After `remove`, RuntimeError is raised; other errors as by `attach`.
         """
-        references = [reference for reference, _ in self._run.optimizers]
-        optimizers = [reference() for reference in references]
+        optimizers = [step.optimizer for step in self._run.optimizers]
         live = [optimizer for optimizer in optimizers if optimizer is not None]
         if len(live) > 1:
             return live

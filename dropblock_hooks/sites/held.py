@@ -204,6 +204,8 @@ class ParameterHook(SiteHook):
             if parameter is not None and not is_exporting():
                 compiled.note(self.site, parameter.device, module.training)
             return
+        for step in self.run.optimizers:
+            step.forget()
         if torch.is_grad_enabled():
             self.put(module)
 

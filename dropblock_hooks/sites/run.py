@@ -2,7 +2,6 @@
 
 import copy
 import gc
-import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 from torch.amp.grad_scaler import GradScaler
-from torch.utils.hooks import RemovableHandle
 
 from .._torch import scale_tensor
 from ..axes.grids import Grids
@@ -73,7 +71,7 @@ class Run:
     counter: Counter = field(default_factory=Counter)  # of the forwards of the model
     keys: tuple[str, ...] = ()  # of all sites
     told: set[tuple[str, str]] = field(default_factory=set)  # reported findings: site and kind
-    optimizers: list[tuple[weakref.ref[Any], RemovableHandle]] = field(default_factory=list)
+    optimizers: list[Any] = field(default_factory=list)  # the `StepHooks` of each
     grids: Grids = field(default_factory=Grids)  # the sizes of the maps behind rows of tokens
     shared: dict[str, Any] = field(default_factory=dict)  # the state that observers share
     sites: tuple[Any, ...] = ()  # all sites, in the order of the spec

@@ -1,10 +1,8 @@
 """Accumulated gradients: regularized once per update, when the optimizer begins its step."""
 
-import sys
 import weakref
 from collections import defaultdict
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -61,14 +59,10 @@ def use_optimizers(
     if optimizers:
         _check_optimizers(hooks, optimizers)
 
-    for _, handle in run.optimizers:
-        handle.remove()
-    run.optimizers = []
-
+    for step in run.optimizers:
+        step.remove()
     weakly = [(weakref.ref(module), hook) for module, hook in hooks]
-    for optimizer in optimizers:
-        handle = optimizer.register_step_pre_hook(partial(_before_step, weakly))
-        run.optimizers.append((weakref.ref(optimizer), handle))
+    run.optimizers = [StepHooks(optimizer, weakly) for optimizer in optimizers]
 
 
 def _check_optimizers(hooks: Sequence[tuple[nn.Module, Any]], optimizers: list[Optimizer]) -> None:
@@ -89,25 +83,67 @@ def _held(optimizer: Any) -> set[int]:
     return {id(x) for group in optimizer.param_groups for x in group["params"]}
 
 
-def _before_step(
-    hooks: Sequence[Any], optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Any, dict[str, Any]] | None:
-    """Regularize the gradients of an optimizer, or put a closure in place that also does."""
-    if not torch.compiler.is_compiling() and _is_inside_a_step(optimizer):
-        return None
-    closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-    if not callable(closure):
-        _regularize(hooks, optimizer)
-        return None
+class StepHooks:
+    """The hooks of an optimizer: they regularize the gradients when its step begins.
 
-    def evaluated(*given: Any, **options: Any) -> Any:
-        loss = closure(*given, **options)
-        _regularize(hooks, optimizer)
-        return loss
+    A step may call the step of a parent class, and torch calls the hooks in both. `began` tells
+    that the gradients were regularized in the step that runs now.
 
-    if "closure" in kwargs:
-        return args, {**kwargs, "closure": evaluated}
-    return (args[0], evaluated, *args[2:]), kwargs
+    Args:
+        optimizer: the optimizer that gets the hooks.
+        sites: the modules that hold the parameters, as weak references, with the hooks of the
+            sites.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, sites: Sequence[tuple[weakref.ref[nn.Module], Any]]
+    ) -> None:
+        self.sites = sites
+        self.began = False
+        self._optimizer = weakref.ref(optimizer)
+        self._handles = (
+            optimizer.register_step_pre_hook(self._before),
+            optimizer.register_step_post_hook(self._after),
+        )
+
+    @property
+    def optimizer(self) -> Optimizer | None:
+        """The optimizer; None if it is gone."""
+        return self._optimizer()
+
+    def remove(self) -> None:
+        """Take the hooks off."""
+        for handle in self._handles:
+            handle.remove()
+
+    def forget(self) -> None:
+        """Forget a step that has raised an error, so that its end was not seen."""
+        self.began = False
+
+    def _before(
+        self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, dict[str, Any]] | None:
+        """Regularize the gradients, or put a closure in place that also does."""
+        if self.began and not torch.compiler.is_compiling():
+            return None
+        self.began = True
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if not callable(closure):
+            _regularize(self.sites, optimizer)
+            return None
+
+        def evaluated(*given: Any, **options: Any) -> Any:
+            loss = closure(*given, **options)
+            self.began = True  # the closure has run a forward
+            _regularize(self.sites, optimizer)
+            return loss
+
+        if "closure" in kwargs:
+            return args, {**kwargs, "closure": evaluated}
+        return (args[0], evaluated, *args[2:]), kwargs
+
+    def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self.began = False
 
 
 @do_not_compile  # a compiled step runs this in eager mode
@@ -201,17 +237,3 @@ def _regularize_all(several: Sequence[_Held], norm: Rates, scale: float | Tensor
     norm_counts = [1] * len(grads) if now.norm_counts is None else now.norm_counts
     joint = JointCounts.of(tallies, grads[0].device, norm_counts)
     joint.add(changed, [grad.numel() for grad in grads], now.norms)
-
-
-def _is_inside_a_step(optimizer: Any) -> bool:
-    """Whether a step of the same optimizer called this one, as ``super().step()``.
-
-    torch calls the hooks in both. This reads frames: a flag would outlive a step that raises.
-    """
-    step = getattr(type(optimizer).step, "__code__", None)  # torch wraps the steps of all classes
-    steps, frame = 0, sys._getframe(1).f_back
-    while frame is not None:
-        if frame.f_code is step:
-            steps += any(each is optimizer for each in frame.f_locals.get("args", ()))
-        frame = frame.f_back
-    return steps > 1

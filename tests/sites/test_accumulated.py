@@ -236,6 +236,50 @@ def test_a_step_inside_a_step_is_the_same_update(closure):
     assert {site.active_calls for site in attached} == {2}
 
 
+class ClosureFirst(SGD):
+    """Evaluates the closure itself, and calls the step of its parent class without it."""
+
+    def step(self, closure):
+        loss = closure()
+        super().step()
+        return loss
+
+
+def test_a_step_inside_a_step_behind_a_closure_is_the_same_update():
+    SGD(net().parameters())  # torch hooks the step of a class when the first object is made
+    model = net()
+    optimizer = ClosureFirst(model.parameters(), lr=0.0)
+    attached = attach(model, {"param:**": ScaleGrad(-2.0, **ONCE)}, optimizer=optimizer)
+
+    def backward():
+        optimizer.zero_grad()
+        loss = loss_of(model)
+        loss.backward()
+        return loss
+
+    for _ in range(2):
+        optimizer.step(backward)
+    plain = net()
+    loss_of(plain).backward()
+    close(gradients(model), {name: -2 * grad for name, grad in gradients(plain).items()})
+    assert {site.active_calls for site in attached} == {2}
+
+
+def test_after_a_step_that_fails_the_next_one_acts():
+    model = net()
+    optimizer = SGD(model.parameters(), lr=0.0)
+    attached = attach(model, {"param:**": ScaleGrad(-2.0, **ONCE)}, optimizer=optimizer)
+
+    def failing():
+        raise RuntimeError("of the user")
+
+    with pytest.raises(RuntimeError, match="of the user"):
+        optimizer.step(failing)
+    loss_of(model).backward()
+    optimizer.step()
+    assert {site.active_calls for site in attached} == {1}
+
+
 def test_several_optimizers():
     model = net()
     first, second = SGD(model[0].parameters(), lr=0.0), ADAMW(model[2].parameters(), lr=0.0)

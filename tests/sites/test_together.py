@@ -96,6 +96,8 @@ def before_step(optimizer):
     """What the optimizer does before its step."""
     for hook in optimizer._optimizer_step_pre_hooks.values():
         hook(optimizer, (optimizer,), {})
+    for hook in optimizer._optimizer_step_post_hooks.values():
+        hook(optimizer, (optimizer,), {})
 
 
 class Holder(nn.Module):
