@@ -50,7 +50,7 @@ def attach(
         root: name of the submodule where names begin, for example ``"backbone.body"``.
         grad_scaler: the GradScaler of the training loop, or its wrapper (timm's NativeScaler):
             bounds of gradients are then in the unit of the unscaled loss. False: the loss is not
-            scaled, and a GradScaler in this process belongs to another model.
+            scaled.
         optimizer: the optimizer of the training loop, or a list of several, at whose steps
             regularizers with ``when="accumulated"`` act. Both can also be set later, as
             ``attached.optimizer`` and ``attached.grad_scaler``.

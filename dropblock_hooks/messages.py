@@ -208,9 +208,9 @@ EQUAL_SEEDS = Message(
 
 GRAD_SCALER = Message(
     Kind.GRAD_SCALER,
-    "a GradScaler is in use in this process, and the attachment does not know it; gradient bounds "
-    "are in units of the unscaled loss",
-    "If it scales this model's loss, pass it, attach(..., grad_scaler=scaler), or set "
+    "the forward runs under autocast to float16, and the attachment knows no GradScaler; gradient "
+    "bounds are in units of the unscaled loss",
+    "If a GradScaler scales this model's loss, pass it, attach(..., grad_scaler=scaler), or set "
     "attached.grad_scaler = scaler; otherwise pass grad_scaler=False",
 )
 

@@ -4,13 +4,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from .. import messages
 from .._torch import tree_leaves
 from ..findings import Finding, tell
 from ..sites.model_hook import ModelHook
-from ..sites.run import windows
+from ..sites.run import Run, windows
 from ..sites.site import Site
 from .alerts import new_alerts, tell_alerts
 from .endings import not_stepped
@@ -33,8 +34,11 @@ class ForwardChecks:
         called = [site_hook for site_hook in hook.hooks if site_hook.by_call]
         tell(find_idle(model, called, window), run.told)
 
-        run.no_batch = find_no_batch([site_hook.site for site_hook in hook.hooks], inputs)
-        tell(run.no_batch + _without_optimizer(hook), run.told)
+        sites = [site_hook.site for site_hook in hook.hooks]
+        run.in_float16 = _is_under_float16_autocast(model)
+        run.no_batch = find_no_batch(sites, inputs)
+        findings = [*run.no_batch, *_without_optimizer(hook), *find_unknown_scaler(run, sites)]
+        tell(findings, run.told)
 
     def new_alerts(self, hook: ModelHook, model: nn.Module, statistics: bool) -> list[Finding]:
         """Return what a `Watchdog` finds; without `statistics`, only NaN and Inf."""
@@ -54,6 +58,28 @@ def _without_optimizer(hook: ModelHook) -> list[Finding]:
 
     keys = [site_hook.site.key for site_hook in waiting]
     return [messages.NO_OPTIMIZER.finding(*keys, epoch=hook.run.epoch)]
+
+
+def _is_under_float16_autocast(model: nn.Module) -> bool:
+    """Return whether the operations of a model run in float16 now, which needs a GradScaler."""
+    parameter = next(model.parameters(), None)
+    device = "cpu" if parameter is None else parameter.device.type
+    if not torch.amp.is_autocast_available(device):
+        return False
+    return torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.float16
+
+
+def find_unknown_scaler(run: Run, sites: Iterable[Site]) -> list[Finding]:
+    """Find out whether bounds of gradients need a GradScaler that nobody has named.
+
+    Bounds of accumulated gradients need none, because a GradScaler unscales these before the step.
+    """
+    if run.scaler is not None or not run.in_float16:
+        return []
+    regularizers = [site.regularizer for site in sites]
+    if any(item.reads_grad_scale and not item.accumulates for item in regularizers):
+        return [messages.GRAD_SCALER.finding(epoch=run.epoch)]
+    return []
 
 
 def find_no_batch(sites: Iterable[Site], inputs: Any) -> list[Finding]:

@@ -17,6 +17,7 @@ from ..tables import counted
 from ..warn import warn
 from .alerts import new_alerts, tell_alerts
 from .endings import find_zero_rates, not_stepped
+from .first import find_unknown_scaler
 from .idle import diagnose, find_idle
 from .lost import find_frozen
 
@@ -29,14 +30,14 @@ def find_faults(base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> list[Fi
     if not run.installed:
         return [messages.REMOVED.finding(epoch=run.epoch)]
 
-    findings = run.scaler_findings()
+    sites = [hook.site for hook in hooks]
+    findings = find_unknown_scaler(run, sites)
     window, last_window = windows(run, hooks)
     if last_window.has("calls", "active") and not window.has("trained", "active"):
         window = last_window
     if not window.has("calls", "active") and not _leaves_no_trace(hooks):
         findings.append(messages.NOT_RUN.finding(epoch=run.epoch))
 
-    sites = [hook.site for hook in hooks]
     present = {site.key for site in sites}
     missing = sorted(set(run.keys) - present)  # a copy may have lost hooks
     findings += [messages.REPLACED.finding(key, epoch=run.epoch) for key in missing]

@@ -1,18 +1,16 @@
 """The state that the sites of an attachment share: time, switches, loss scale; and windows."""
 
 import copy
-import gc
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, distributed
-from torch.amp.grad_scaler import GradScaler
 
 from .._torch import scale_tensor
 from ..axes.grids import Grids
-from ..findings import Finding, Kind, Severity, tell
+from ..findings import Finding
 from ..functional.masks import wide_dtype
 from .board import Board
 from .counter import Counter, Snapshot
@@ -54,7 +52,7 @@ class Run:
     root: str = ""  # the submodule at which names begin
     epochs: int | None = None  # the length of the training
     scaler: Any = None  # the GradScaler; False if the loss is not scaled, None if nobody has said
-    unknown_scaler: bool | None = None  # whether one is in use that nobody gave, once sought
+    in_float16: bool = False  # whether the first forward of this window ran under float16 autocast
     epoch: float = 0.0  # the time
     enabled: bool = True  # whether the regularizers act; `Attachment.paused` switches them off
     installed: bool = True  # whether the attachment has not been removed
@@ -158,32 +156,6 @@ class Run:
             return 1.0
         scale = scale_tensor(self.scaler)
         return as_factor(self.scaler.get_scale() if scale is None else scale, device)
-
-    def seek_scaler(self) -> None:
-        """Look once for a GradScaler in use that no attachment was given, and report it."""
-        if self.scaler is not None or self.unknown_scaler is not None:
-            return
-        gc.collect()  # a scaler that nobody holds scales nothing
-        things = gc.get_objects()
-        given = {id(thing.scaler) for thing in things if type(thing) is Run}
-        # type() instead of isinstance(), which would ask proxies for their class
-        scalers = [thing for thing in things if issubclass(type(thing), GradScaler)]
-        used = [each for each in scalers if scale_tensor(each) is not None]
-        self.unknown_scaler = any(id(each) not in given and is_enabled(each) for each in used)
-        tell(self.scaler_findings(), self.told)
-
-    def scaler_findings(self) -> list[Finding]:
-        if self.scaler is not None or not self.unknown_scaler:
-            return []
-        text = (
-            "a GradScaler is in use in this process, and the attachment does not know it; gradient "
-            "bounds are in units of the unscaled loss"
-        )
-        cure = (
-            "If it scales this model's loss, pass it, attach(..., grad_scaler=scaler), or set "
-            "attached.grad_scaler = scaler; otherwise pass grad_scaler=False"
-        )
-        return [Finding(Kind.GRAD_SCALER, Severity.WARNING, (), text, cure, self.epoch)]
 
 
 def _order_of_returns(names: Sequence[str]) -> list[int]:

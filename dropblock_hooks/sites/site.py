@@ -386,8 +386,6 @@ def regularize_grad(
         return grad
     if "grad_scale" not in attributes:
         attributes["grad_scale"] = run.loss_scale(grad.device)
-        if site.regularizer.reads_grad_scale:
-            run.seek_scaler()
     return perform(site, grad, form, rates, True, **attributes)
 
 
