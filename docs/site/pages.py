@@ -30,6 +30,7 @@ NOT_SEARCHED = (
     "CHANGELOG.md",
     "experiments/",
 )
+NOTEBOOK_ICON = ":material-notebook-outline:"
 CARD = "<div markdown>\n[{2}]({1})\n\n[{0}]({1})\n</div>\n"
 RECIPE = "# {0}\n{1}\n\n![The picture of this recipe]({2}.png)\n\n```python\n{3}```\n"
 
