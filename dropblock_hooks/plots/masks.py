@@ -15,7 +15,7 @@ from ..planning.dry_run import arguments_of
 from ..regularizers.base import Now
 from ..selectors.select import Select
 from ..selectors.wrappers import unwrap
-from ..sites.hooks import SiteHook
+from ..sites.hooks import Call, SiteHook
 from ..sites.site import Site
 from ..tables import shown
 from .maps import new_figure, pixels_of
@@ -118,10 +118,17 @@ def _kept_by_site(
     copied = copy.deepcopy(unwrap(model))
     kept_by_site: dict[Site, Tensor] = {}
 
-    def probe(hook: SiteHook, module: nn.Module, *call: Any) -> None:
+    def probe(
+        hook: SiteHook,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        output: Any,
+    ) -> None:
         """Let the site draw once more, on ones of the shape of its map, and keep the mask."""
         site = hook.site
-        maps = site.reader.map_of(hook.pick(call)[2])
+        _, _, x = hook.pick(Call(args, kwargs, output))
+        maps = site.reader.map_of(x)
         if maps is None or site in kept_by_site:
             return
 
@@ -136,7 +143,7 @@ def _kept_by_site(
         for module, hook in attached._installed:
             site = hook.site
             if site in sites and site.draws and site.regularizer.spatial in (None, 2):
-                module.register_forward_hook(partial(probe, hook))
+                module.register_forward_hook(partial(probe, hook), with_kwargs=True)
         attached._run.grids.watch(copied)  # tokens are drawn as maps
 
     with torch.random.fork_rng(), torch.enable_grad():

@@ -28,7 +28,7 @@ from ..regularizers.foreign import RATES, Retune, in_place_of, is_read, rate_att
 from ..selectors.index import Target
 from ..selectors.wrappers import bare_type, shard_refusal
 from . import compiled, indexing
-from .hooks import SiteHook, Turn
+from .hooks import Call, SiteHook, Turn
 from .site import Site, refuse_tracing, regularize_grad
 
 
@@ -67,7 +67,9 @@ class RetuneHook(SiteHook):
     def __init__(self, site: Site, local: str = "") -> None:
         super().__init__(site, local)
         retune: Any = site.regularizer
-        self.attribute, self.holds_rate = retune.attribute, retune.ours is None
+        self.attribute = retune.attribute
+        self.holds_rate = retune.ours is None
+        self.direct = self.direct and not self.holds_rate
 
     def install(self, module: nn.Module) -> None:
         self.before = getattr(module, self.attribute)
@@ -110,30 +112,39 @@ class RetuneHook(SiteHook):
         finding = messages.OWN_RATE.finding(self.site.key, epoch=self.run.epoch, **values)
         tell([finding], self.run.told)
 
-    def __call__(self, module: nn.Module, *given: Any) -> Any:
-        result = super().__call__(module, *given)
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
+        result = super().__call__(module, args, *rest)
         if self.holds_rate and not module.training:
             self.put(module)  # the model may train by another method than its forward
         return result
 
-    def _act(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
+    def _act(self, module: nn.Module, call: Call) -> Any:
         if not self.holds_rate:
-            return super()._act(module, args, *rest)
+            return super()._act(module, call)
         # the call is counted; how much the module has dropped is not known
         if is_compiling():
-            if not is_exporting():
-                tensors, _, _ = indexing.flat((args, rest))
-                if tensors:  # which tell the device
-                    compiled.note(self.site, tensors[0].device, module.training)
+            self._note_compiled(module, call)
         elif graph_task() == NO_TASK:
             self.site.tally.add(None, 0, 0.0)
         return None
+
+    def _note_compiled(self, module: nn.Module, call: Call) -> None:
+        """Count a call in compiled code, on the device of any of its tensors."""
+        if is_exporting():
+            return
+        tensors = indexing.flat(tuple(call)).tensors
+        if tensors:
+            compiled.note(self.site, tensors[0].device, module.training)
 
 
 class ParameterHook(SiteHook):
     """Forward pre-hook of the owner of a parameter: counts its calls, and hooks new parameters."""
 
     by_call = False
+
+    def __init__(self, site: Site, local: str = "") -> None:
+        super().__init__(site, local)
+        self.direct = False
 
     @classmethod
     def refusals(cls, target: Target, regularizer: Regularizer) -> Iterator[str | None]:
@@ -196,7 +207,10 @@ class ParameterHook(SiteHook):
                 return each.owner() is module and each.impl == address_of(parameter)
         return False
 
-    def _act(self, module: nn.Module, *given: Any) -> None:
+    def _named(self, args: tuple[Any, ...], rest: tuple[Any, ...]) -> Call:
+        return Call(args)
+
+    def _act(self, module: nn.Module, call: Call) -> None:
         if is_compiling() or transforming():
             refuse_tracing(self.site, module.training)
         if is_compiling():

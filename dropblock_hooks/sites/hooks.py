@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from enum import IntEnum
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, compiler, nn
@@ -45,6 +45,20 @@ Turn = IntEnum("Turn", "BEFORE ACTIVATIONS AFTER GRADIENTS LAST")
 """The place of a hook among the hooks of its layer. The backward meets them in reverse."""
 
 
+class Call(NamedTuple):
+    """What torch gives a hook at one call of its layer.
+
+    Attributes:
+        args: the positional arguments of the layer.
+        kwargs: the keyword arguments; None if the hook was registered without them.
+        output: the output of the layer; None before the layer runs.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any] | None = None
+    output: Any = None
+
+
 class SiteHook:
     """Forward hook, or forward pre-hook at an input: regularizes a tensor, or its gradient."""
 
@@ -55,7 +69,10 @@ class SiteHook:
     turn = Turn.ACTIVATIONS
 
     def __init__(self, site: Site, local: str = "") -> None:
-        self.site, self.run, self.local = site, site.run, local
+        self.site = site
+        self.run = site.run
+        self.local = local
+
         item = site.regularizer
         self.at_input = item.at == "input"
         self.needs_calls: bool = getattr(item, "needs_calls", True)
@@ -63,8 +80,9 @@ class SiteHook:
         self.with_kwargs = self.with_kwargs or self.needs_input
         self.first = ""  # the name of the first argument of the layer
         self.noted: Any = None  # the input of the layer in this call, as it was before
-        # whether the last argument is the tensor itself, and nothing else is needed
-        self.direct = not (self.at_input or item.index is not None or item.needs_input)
+        # whether the tensor is the output itself, and nothing else of the call is needed
+        self.takes_output = not (self.at_input or item.index is not None or item.needs_input)
+        self.direct = self.takes_output  # whether `__call__` may regularize it without `_act`
         if self.turn == Turn.ACTIVATIONS:
             self.turn = _turn(item)
 
@@ -82,24 +100,39 @@ class SiteHook:
             yield f"{text}: write param: before the selector"
         yield regularizer.refusal(target.module, None)
 
-    def __call__(self, module: nn.Module, *given: Any) -> Any:
-        """Run at every forward of the layer, in evaluation too, so this is short."""
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
+        """Run at every forward of the layer, in evaluation too, so this is short.
+
+        `rest` has the keyword arguments, if the hook was registered with them, and then the output.
+        """
         site = self.site
         # is_compiling() takes longer
         if is_dynamo_compiling() or getattr(compiler, COMPILING, False):
-            return self._compile(module, *given)
+            return self._compile(module, args, rest)
         training = module.training and not type(module).__module__.startswith(_QUANTIZED)
         if not site.enter(training):
             return None
-        if site.idle and self.direct and type(given[-1]) is Tensor and not is_tracing():
+
+        direct = self.direct
+        if direct and site.idle and type(rest[-1]) is Tensor and not is_tracing():
             # without reading the layout or drawing a mask
-            site.count_idle(given[-1].numel(), training)
+            site.count_idle(rest[-1].numel(), training)
             return None
+
         callback = set_eval_frame(None)  # after a graph break, dynamo would compile what we call
         try:
-            return self._act(module, *given)
+            if direct and indexing.is_dense(rest[-1]):
+                return self._regularize(act, args, rest[-1], training)
+            return self._act(module, self._named(args, rest))
         finally:
             set_eval_frame(callback)
+
+    def _named(self, args: tuple[Any, ...], rest: tuple[Any, ...]) -> Call:
+        """Name what torch gives the hook; `rest` as in `__call__`."""
+        expected = 1 if self.at_input else 2
+        # quantization moves hooks, and registers them without keyword arguments
+        kwargs = rest[0] if len(rest) == expected else None
+        return Call(args, kwargs, None if self.at_input else rest[-1])
 
     def install(self, module: nn.Module) -> None:
         """Put it on the module: activations in written order, gradients in reverse order."""
@@ -140,12 +173,15 @@ class SiteHook:
         """Note what a report or the next window needs to know of the layer."""
         self.site.note_layer(module, self.local or None)
 
-    def pick(self, given: tuple[Any, ...]) -> tuple[Any, indexing.Index, Tensor]:
+    def pick(self, call: Call) -> tuple[Any, indexing.Index, Tensor]:
         """Return the value that holds the tensor, the index in it, and the tensor."""
-        index, value, what = self.site.regularizer.index, given[-1], "the output"
+        index = self.site.regularizer.index
+        value = call.output
+        what = "the output"
         if self.at_input:
             what = "what the layer is given"
-            value = value if isinstance(index, str) else given[0]
+            by_keyword = isinstance(index, str) and call.kwargs is not None
+            value = call.kwargs if by_keyword else call.args
             index = 0 if index is None else index
         try:
             return value, index, indexing.get(value, index)
@@ -171,79 +207,91 @@ class SiteHook:
     def _input_of(self, args: tuple[Any, ...], kwargs: Any) -> Any:
         return args[0] if args else (kwargs or {}).get(self.first)
 
-    def _unchanged_input(self, module: nn.Module, given: Any, output: Tensor) -> Any:
+    def _unchanged_input(self, module: nn.Module, call: Call, output: Tensor) -> Any:
         """The input of the layer as it was before; SiteError if it is not known any more."""
-        site, noted = self.site, self.noted
+        site = self.site
+        layer_input = self._input_of(call.args, call.kwargs)
+        noted = self.noted
         self.noted = None
-        if given is None:
+        if layer_input is None:
             raise site.error(
                 f"{site.regularizer.label} needs the input of the layer, and the layer was called "
                 "without its first argument: put it on a layer that takes the input as its first "
                 "argument"
             )
-        if not isinstance(given, Tensor):
-            return given
+        if not isinstance(layer_input, Tensor):
+            return layer_input
+
+        is_noted = noted is not None
         if is_compiling():
-            return noted[1] if noted is not None and noted[0] is given else given
-        if noted is not None and noted[0] == id(given):
-            changed = given._version != noted[1]
+            return noted[1] if is_noted and noted[0] is layer_input else layer_input
+        if is_noted and noted[0] == id(layer_input):
+            changed = layer_input._version != noted[1]
         else:  # tensors of inference_mode have no version counter
-            changed = _gives_back(module, given, output)
+            changed = _gives_back(module, layer_input, output)
         if changed:
             raise site.error(
                 "the layer has changed its input in place, or gives it back, and "
                 f"{site.regularizer.label} needs the unchanged input: work out of place there "
                 "(x = x + y for x += y, nn.ReLU() for nn.ReLU(inplace=True))"
             )
-        return given
+        return layer_input
 
-    def _act(self, module: nn.Module, *given: Any) -> Any:
-        """Run the regularizer; `given` are the arguments of a hook of torch after the module."""
-        site, args = self.site, given[0]
-        run: Callable[..., Tensor] = act
-        if is_compiling():
-            traced = site.traced and not (transforming() or is_exporting())
-            run = compiled.regularize if traced else operator.regularize
-        if self.direct and indexing.is_dense(given[-1]):  # shorter, which compiling needs
-            y = run(site, given[-1], args[0] if args else None, module.training)
-            return None if y is given[-1] else y
-        value, index, x = self.pick(given)
-        layer_input = x
-        if not self.at_input:
-            layer_input = self._input_of(args, given[1] if len(given) == 3 else None)
-        if self.needs_input:
-            layer_input = self._unchanged_input(module, layer_input, x)
-        y = run(site, x, layer_input, module.training)
+    def _regularize(
+        self, run: Callable[..., Tensor], args: tuple[Any, ...], output: Tensor, training: bool
+    ) -> Tensor | None:
+        """Regularize an output that is one tensor; return None if nothing changes."""
+        y = run(self.site, output, args[0] if args else None, training)
+        return None if y is output else y
+
+    def _act(self, module: nn.Module, call: Call) -> Any:
+        """Regularize the tensor of a call; return what replaces its value, or None."""
+        value, index, x = self.pick(call)
+        if self.at_input:
+            layer_input = x
+        elif self.needs_input:
+            layer_input = self._unchanged_input(module, call, x)
+        else:
+            layer_input = self._input_of(call.args, call.kwargs)
+
+        run = self._in_compiled_code() if is_compiling() else act
+        y = run(self.site, x, layer_input, module.training)
         if y is x:
             return None
-        changed = y if index is None else indexing.put(value, index, y)
-        if not self.at_input or len(given) == 1:  # quantization moves hooks without with_kwargs
-            return changed
-        return (args, changed) if isinstance(index, str) else (changed, given[1])
 
-    def _compile(self, module: nn.Module, *given: Any) -> Any:
+        changed = y if index is None else indexing.put(value, index, y)
+        if not self.at_input or call.kwargs is None:
+            return changed
+        return (call.args, changed) if isinstance(index, str) else (changed, call.kwargs)
+
+    def _in_compiled_code(self) -> Callable[..., Tensor]:
+        """Return the function that takes the place of `act` in compiled and exported code."""
+        traced = self.site.traced and not (transforming() or is_exporting())
+        return compiled.regularize if traced else operator.regularize
+
+    def _compile(self, module: nn.Module, args: tuple[Any, ...], rest: tuple[Any, ...]) -> Any:
         """Run while torch.compile or torch.export traces; a site that is off adds nothing.
 
         Dynamo takes long for each function that is called here, so there are few.
         """
         site = self.site
-        training = module.training and not type(module).__module__.startswith(_QUANTIZED)
         if TOO_OLD or getattr(compiler, EXPORTING, False):
-            return self._export(module, *given)
+            return self._export(module, self._named(args, rest))
+        training = module.training and not type(module).__module__.startswith(_QUANTIZED)
         if not (training or site.is_on(False)):
             return None
-        x = given[-1]
-        if not (self.direct and isinstance(x, Tensor) and x.layout is torch.strided):
-            return self._act(module, *given)
-        if not (site.traced and x.is_floating_point()) or transforming():
-            return self._act(module, *given)
-        y = compiled.regularize(site, x, given[0][0] if given[0] else None, training)
-        return None if y is x else y
 
-    def _export(self, module: nn.Module, *given: Any) -> Any:
+        if self.direct and site.traced and not transforming():
+            x = rest[-1]
+            # as `indexing.is_dense`, of tensors that dynamo traces
+            if isinstance(x, Tensor) and x.layout is torch.strided and x.is_floating_point():
+                return self._regularize(compiled.regularize, args, x, training)
+        return self._act(module, self._named(args, rest))
+
+    def _export(self, module: nn.Module, call: Call) -> Any:
         if TOO_OLD:
             refuse_version()
-        return self._act(module, *given) if self.site.acts(module.training) else None
+        return self._act(module, call) if self.site.acts(module.training) else None
 
 
 class ObserveHook(SiteHook):
@@ -254,26 +302,33 @@ class ObserveHook(SiteHook):
 
     def __init__(self, site: Site, local: str = "") -> None:
         super().__init__(site, local)
+        self.direct = False
         self.observer: Observer = site.regularizer  # type: ignore[assignment]  # by `takes`
 
-    def _act(self, module: nn.Module, *given: Any) -> Any:
+    def _act(self, module: nn.Module, call: Call) -> Any:
         recomputed = graph_task() != NO_TASK
         if not self._is_due(module, recomputed):
             return None
-        tensors, put, nesting = self._found(given)
+
+        tensors, put, nesting = self._observed(call)
         if not all(map(has_data, tensors)):
             tensors = []
         ticket = None
         if not recomputed:
-            call = {"nesting": nesting, "training": module.training}
-            differentiable = any(map(may_get_grad, tensors))
-            taken = self._given(given)
-            ticket = see(self.site, tensors, taken, differentiable=differentiable, **call)
+            ticket = see(
+                self.site,
+                tensors,
+                self._arguments(call),
+                nesting=nesting,
+                training=module.training,
+                differentiable=any(map(may_get_grad, tensors)),
+            )
         if not self.observer.sees_gradients:
             return None
-        new = [self.watched(x, at, ticket) for at, x in enumerate(tensors)]
-        changed = any(a is not b for a, b in zip(new, tensors, strict=True))
-        return put(new) if changed else None
+
+        watched = [self.watched(x, at, ticket) for at, x in enumerate(tensors)]
+        changed = any(new is not x for new, x in zip(watched, tensors, strict=True))
+        return put(watched) if changed else None
 
     def _is_due(self, module: nn.Module, recomputed: bool) -> bool:
         """Count an eager call; whether it is measured. A recomputation follows its forward."""
@@ -282,8 +337,9 @@ class ObserveHook(SiteHook):
             return bool(watch.was_due)
         return is_due(self.site, module.training)
 
-    def _compile(self, module: nn.Module, *given: Any) -> Any:
-        observer, training = self.observer, module.training
+    def _compile(self, module: nn.Module, args: tuple[Any, ...], rest: tuple[Any, ...]) -> Any:
+        observer = self.observer
+        training = module.training
         if not (training or observer.active == "always") or is_exporting():
             return None
         if TOO_OLD:
@@ -293,48 +349,64 @@ class ObserveHook(SiteHook):
                 "compiled code can't keep the autograd graph of a value: use detach=True, or call "
                 "the model without torch.compile"
             )
-        if self.site.traced and not transforming():
-            return self._observe(module, given, training)
-        tensors, put, nesting = self._found(given)
-        call = self._given(given), operator.written(nesting()), training, observer.sees_gradients
-        new = operator.observe_and_watch(self.site.handle, tensors, *call)
-        return put(new) if new else None
 
-    def _observe(self, module: nn.Module, given: tuple[Any, ...], training: bool) -> Any:
+        call = self._named(args, rest)
+        if self.site.traced and not transforming():
+            return self._observe(module, call, training)
+        tensors, put, nesting = self._observed(call)
+        watched = operator.observe_and_watch(
+            self.site.handle,
+            tensors,
+            self._arguments(call),
+            operator.written(nesting()),
+            training,
+            observer.sees_gradients,
+        )
+        return put(watched) if watched else None
+
+    def _observe(self, module: nn.Module, call: Call, training: bool) -> Any:
         """Observe a call in compiled code, which traces this."""
-        args, kwargs, output = given[0], given[1], given[-1]
-        reads_given = self.observer.reads_given
-        if self.direct and isinstance(output, Tensor):
-            if not output.is_floating_point() or output.layout is not torch.strided:
-                return None
-            if len(args) == 1 and not kwargs and isinstance(args[0], Tensor):
-                if args[0] is output and self.site.guesses_channels and type(module) is nn.Identity:
-                    return None  # the layer before it is watched
-                inputs = [args[0]] if reads_given and args[0].is_floating_point() else []
-            else:
-                inputs = self._given(given)
-            new = observe(self.site, [output], inputs, training)
-            return new[0] if new else None
-        tensors, put, _ = self._found(given)
+        output = call.output
+        if self.takes_output and isinstance(output, Tensor):
+            return self._observe_output(module, call, training)
+        tensors, put, _ = self._observed(call)
         if not tensors:
             return None
-        new = observe(self.site, tensors, self._given(given), training)
-        return put(new) if new else None
+        watched = observe(self.site, tensors, self._arguments(call), training)
+        return put(watched) if watched else None
 
-    def _found(self, given: tuple[Any, ...]) -> indexing.Found:
-        """Return the observed tensors, what puts others in place, and their `Seen.nesting`."""
+    def _observe_output(self, module: nn.Module, call: Call, training: bool) -> Any:
+        """Observe an output that is one tensor, with few functions, which dynamo traces."""
+        output = call.output
+        if not output.is_floating_point() or output.layout is not torch.strided:
+            return None
+        is_unchanged = len(call.args) == 1 and call.args[0] is output
+        if is_unchanged and self.site.guesses_channels and type(module) is nn.Identity:
+            return None  # the layer before it is watched
+
+        arguments = self._arguments(call) if self.observer.reads_given else []
+        watched = observe(self.site, [output], arguments, training)
+        return watched[0] if watched else None
+
+    def _observed(self, call: Call) -> indexing.Flattened:
+        """Return the observed tensors, with what puts others in place, and their nesting."""
         observer = self.observer
-        whole: Any = given if observer.at == "input" else given[-1]
+        whole = (call.args, call.kwargs) if observer.at == "input" else call.output
         if not (observer.sees_values or observer.sees_gradients):
             whole = ()
         elif isinstance(whole, Tensor) or not observer.whole or observer.index is not None:
-            value, index, x = self.pick(given)
-            return [x], lambda new: indexing.put(value, index, new[0]), lambda: 0
+            value, index, x = self.pick(call)
+            return indexing.Flattened(
+                [x], lambda new: indexing.put(value, index, new[0]), lambda: 0
+            )
         return indexing.flat(whole)
 
-    def _given(self, given: tuple[Any, ...]) -> list[Tensor]:
-        taken = [*given[0], *given[1].values()] if self.observer.reads_given else []
-        return [x for x in taken if isinstance(x, Tensor) and x.is_floating_point()]
+    def _arguments(self, call: Call) -> list[Tensor]:
+        """Return the tensors among the arguments of the layer, if the observer reads them."""
+        if not self.observer.reads_given:
+            return []
+        arguments = [*call.args, *(call.kwargs or {}).values()]
+        return [x for x in arguments if isinstance(x, Tensor) and x.is_floating_point()]
 
     def watched(self, x: Tensor, at: int, ticket: int | None) -> Tensor:
         return operator.watch_gradient(x, partial(see_grad, self.site, at=at, ticket=ticket))
@@ -359,11 +431,11 @@ def _first_argument(module: nn.Module) -> str:
     return next((each.name for each in parameters if each.kind in named), "")
 
 
-def _gives_back(module: nn.Module, given: Tensor, output: Tensor) -> bool:
+def _gives_back(module: nn.Module, layer_input: Tensor, output: Tensor) -> bool:
     """Whether a layer returns the memory of its input; an ``nn.Identity`` may."""
     if isinstance(module, nn.Identity):
         return False
-    return output is given or shares_memory(output, given)
+    return output is layer_input or shares_memory(output, layer_input)
 
 
 def ours(hook: Any) -> SiteHook | None:

@@ -3,7 +3,7 @@
 import copy
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor
@@ -15,7 +15,20 @@ from ..quoting import kind_of
 from ..selectors.wrappers import is_distributed
 
 Index = int | str | None
-Found = tuple[list[Tensor], Callable[..., Any], Callable[[], Any]]
+
+
+class Flattened(NamedTuple):
+    """The dense floating-point tensors in a nested value.
+
+    Attributes:
+        tensors: the tensors, in the order of the value.
+        put: returns the value with other tensors in their places.
+        nesting: returns the value with the index of each tensor in its place, and None elsewhere.
+    """
+
+    tensors: list[Tensor]
+    put: Callable[[Sequence[Tensor]], Any]
+    nesting: Callable[[], Any]
 
 
 def is_dense(value: Any) -> TypeGuard[Tensor]:
@@ -69,12 +82,8 @@ def put(value: Any, index: Index, new: Tensor) -> Any:
     return changed
 
 
-def flat(value: Any) -> Found:
-    """All dense floating-point tensors in a nested value, and two functions.
-
-    The first one returns the value with other tensors in their places. The second one returns it
-    with the index of each tensor in its place, and None in other places.
-    """
+def flat(value: Any) -> Flattened:
+    """Find all dense floating-point tensors in a nested value."""
     leaves, spec = tree_flatten(value)
     floats = [is_dense(x) for x in leaves]
     places = [i for i, is_float in enumerate(floats) if is_float]
@@ -93,7 +102,8 @@ def flat(value: Any) -> Found:
         unchecked = tree_map(_plain, value, is_leaf=_checks)
         return tree_unflatten(indices, tree_flatten(unchecked)[1])
 
-    return [leaves[i] for i in places], put, nesting
+    tensors = [leaves[i] for i in places]
+    return Flattened(tensors, put, nesting)
 
 
 def _checks(value: Any) -> bool:
