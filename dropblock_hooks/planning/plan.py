@@ -23,7 +23,7 @@ from ..regularizers.base import Regularizer, rate_range
 from ..regularizers.foreign import held_rate, unit_dropped
 from ..selectors.wrappers import bare_type, submodule, unwrap
 from ..sites.counter import Snapshot
-from ..sites.hooks import Call, SiteHook
+from ..sites.hooks import SiteHook
 from ..sites.run import Run, Window
 from ..sites.site import Site, SiteError
 from ..specs.spec import Draft
@@ -182,10 +182,12 @@ class _Trial:
         self.hook._act = self._noting_errors  # type: ignore[method-assign]
         site.reader.view = self._noting_tensors  # type: ignore[method-assign]
 
-    def _noting_errors(self, module: nn.Module, call: Call) -> Any:
+    def _noting_errors(
+        self, module: nn.Module, args: tuple[Any, ...], rest: tuple[Any, ...]
+    ) -> Any:
         """Act as the hook does, but note an error and let the forward go on."""
         try:
-            return self._act(module, call)
+            return self._act(module, args, rest)
         except SiteError as error:
             self.error = str(error).removeprefix(str(self._site.error("")))
             return None

@@ -118,12 +118,12 @@ class RetuneHook(SiteHook):
             self.put(module)  # the model may train by another method than its forward
         return result
 
-    def _act(self, module: nn.Module, call: Call) -> Any:
+    def _act(self, module: nn.Module, args: tuple[Any, ...], rest: tuple[Any, ...]) -> Any:
         if not self.holds_rate:
-            return super()._act(module, call)
+            return super()._act(module, args, rest)
         # the call is counted; how much the module has dropped is not known
         if is_compiling():
-            self._note_compiled(module, call)
+            self._note_compiled(module, self.call_of(args, rest))
         elif graph_task() == NO_TASK:
             self.site.tally.add(None, 0, 0.0)
         return None
@@ -207,10 +207,10 @@ class ParameterHook(SiteHook):
                 return each.owner() is module and each.impl == address_of(parameter)
         return False
 
-    def _named(self, args: tuple[Any, ...], rest: tuple[Any, ...]) -> Call:
+    def call_of(self, args: tuple[Any, ...], rest: tuple[Any, ...]) -> Call:
         return Call(args)
 
-    def _act(self, module: nn.Module, call: Call) -> None:
+    def _act(self, module: nn.Module, args: tuple[Any, ...], rest: tuple[Any, ...]) -> None:
         if is_compiling() or transforming():
             refuse_tracing(self.site, module.training)
         if is_compiling():

@@ -123,11 +123,11 @@ class SiteHook:
         try:
             if direct and indexing.is_dense(rest[-1]):
                 return self._regularize(act, args, rest[-1], training)
-            return self._act(module, self._named(args, rest))
+            return self._act(module, args, rest)
         finally:
             set_eval_frame(callback)
 
-    def _named(self, args: tuple[Any, ...], rest: tuple[Any, ...]) -> Call:
+    def call_of(self, args: tuple[Any, ...], rest: tuple[Any, ...]) -> Call:
         """Name what torch gives the hook; `rest` as in `__call__`."""
         expected = 1 if self.at_input else 2
         # quantization moves hooks, and registers them without keyword arguments
@@ -135,25 +135,37 @@ class SiteHook:
         return Call(args, kwargs, None if self.at_input else rest[-1])
 
     def install(self, module: nn.Module) -> None:
-        """Put it on the module: activations in written order, gradients in reverse order."""
+        """Put the hook on the module, behind the hooks that act before it."""
         hooks = forward_pre_hooks(module) if self.at_input else forward_hooks(module)
-        least = self.turn if self.turn == Turn.GRADIENTS else self.turn + 1
-        later = [key for key, each in hooks.items() if (hook := ours(each)) and hook.turn >= least]
-        if self.at_input:  # torch calls the method faster than the object
+        later = [key for key, hook in hooks.items() if self._acts_before(ours(hook))]
+
+        # torch calls the method faster than the object
+        if self.at_input:
             module.register_forward_pre_hook(self.__call__, with_kwargs=True)
         else:
             module.register_forward_hook(self.__call__, with_kwargs=self.with_kwargs)
         for key in later:
             hooks[key] = hooks.pop(key)
+
         if self.needs_input:
             self.first = _first_argument(module)
             module.register_forward_pre_hook(self.note_input, with_kwargs=True)
-        before = forward_pre_hooks(module)
-        for key, each in list(before.items()):
-            if getattr(each, "__name__", "") == "note_input":  # behind those that change the input
-                before[key] = before.pop(key)
+        _move_notes_back(module)
+
+    def _acts_before(self, other: "SiteHook | None") -> bool:
+        """Whether this hook stands before one that the layer has already.
+
+        Activations are regularized in the order of the spec. The backward meets the hooks in
+        reverse, so each hook of a gradient is put before the earlier ones.
+        """
+        if other is None:
+            return False
+        if self.turn == Turn.GRADIENTS:
+            return other.turn >= self.turn
+        return other.turn > self.turn
 
     def restore(self, module: nn.Module) -> None:
+        """Take all hooks of this attachment off the module."""
         take_off(self.run, module)
 
     def find(self, model: nn.Module) -> nn.Module | None:
@@ -164,6 +176,7 @@ class SiteHook:
         return next((module for module in model.modules() if not self.lost(module)), named)
 
     def lost(self, module: nn.Module) -> bool:
+        """Whether the hook is not on the module."""
         return self not in hooks_on(module)
 
     def put(self, module: nn.Module) -> None:
@@ -244,8 +257,9 @@ class SiteHook:
         y = run(self.site, output, args[0] if args else None, training)
         return None if y is output else y
 
-    def _act(self, module: nn.Module, call: Call) -> Any:
+    def _act(self, module: nn.Module, args: tuple[Any, ...], rest: tuple[Any, ...]) -> Any:
         """Regularize the tensor of a call; return what replaces its value, or None."""
+        call = self.call_of(args, rest)
         value, index, x = self.pick(call)
         if self.at_input:
             layer_input = x
@@ -276,7 +290,7 @@ class SiteHook:
         """
         site = self.site
         if TOO_OLD or getattr(compiler, EXPORTING, False):
-            return self._export(module, self._named(args, rest))
+            return self._export(module, args, rest)
         training = module.training and not type(module).__module__.startswith(_QUANTIZED)
         if not (training or site.is_on(False)):
             return None
@@ -286,12 +300,12 @@ class SiteHook:
             # as `indexing.is_dense`, of tensors that dynamo traces
             if isinstance(x, Tensor) and x.layout is torch.strided and x.is_floating_point():
                 return self._regularize(compiled.regularize, args, x, training)
-        return self._act(module, self._named(args, rest))
+        return self._act(module, args, rest)
 
-    def _export(self, module: nn.Module, call: Call) -> Any:
+    def _export(self, module: nn.Module, args: tuple[Any, ...], rest: tuple[Any, ...]) -> Any:
         if TOO_OLD:
             refuse_version()
-        return self._act(module, call) if self.site.acts(module.training) else None
+        return self._act(module, args, rest) if self.site.acts(module.training) else None
 
 
 class ObserveHook(SiteHook):
@@ -305,11 +319,12 @@ class ObserveHook(SiteHook):
         self.direct = False
         self.observer: Observer = site.regularizer  # type: ignore[assignment]  # by `takes`
 
-    def _act(self, module: nn.Module, call: Call) -> Any:
+    def _act(self, module: nn.Module, args: tuple[Any, ...], rest: tuple[Any, ...]) -> Any:
         recomputed = graph_task() != NO_TASK
         if not self._is_due(module, recomputed):
             return None
 
+        call = self.call_of(args, rest)
         tensors, put, nesting = self._observed(call)
         if not all(map(has_data, tensors)):
             tensors = []
@@ -350,7 +365,7 @@ class ObserveHook(SiteHook):
                 "the model without torch.compile"
             )
 
-        call = self._named(args, rest)
+        call = self.call_of(args, rest)
         if self.site.traced and not transforming():
             return self._observe(module, call, training)
         tensors, put, nesting = self._observed(call)
@@ -412,6 +427,14 @@ class ObserveHook(SiteHook):
         return operator.watch_gradient(x, partial(see_grad, self.site, at=at, ticket=ticket))
 
 
+def _move_notes_back(module: nn.Module) -> None:
+    """Move the hooks that note the input behind those that change it."""
+    hooks = forward_pre_hooks(module)
+    for key, hook in list(hooks.items()):
+        if getattr(hook, "__name__", "") == "note_input":
+            hooks[key] = hooks.pop(key)
+
+
 def _turn(regularizer: Regularizer) -> Turn:
     gradient = regularizer.acts_on == "gradient"
     if not isinstance(regularizer, Observer):
@@ -427,8 +450,9 @@ def _first_argument(module: nn.Module) -> str:
         parameters = inspect.signature(module.forward).parameters.values()
     except (TypeError, ValueError):
         return ""
-    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return next((each.name for each in parameters if each.kind in named), "")
+    with_names = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    names = [parameter.name for parameter in parameters if parameter.kind in with_names]
+    return names[0] if names else ""
 
 
 def _gives_back(module: nn.Module, layer_input: Tensor, output: Tensor) -> bool:
@@ -445,11 +469,13 @@ def ours(hook: Any) -> SiteHook | None:
 
 
 def hooks_on(module: nn.Module) -> list[SiteHook]:
+    """Return the hooks of this package on a module."""
     registered = (*forward_pre_hooks(module).values(), *forward_hooks(module).values())
     return [hook for hook in dict.fromkeys(map(ours, registered)) if hook is not None]
 
 
 def take_off(run: Run, module: nn.Module) -> None:
+    """Take the hooks of one attachment off a module."""
     for hooks in (forward_hooks(module), forward_pre_hooks(module)):
         for key, hook in list(hooks.items()):
             owner = getattr(hook, "__self__", hook)
