@@ -63,6 +63,10 @@ class View(NamedTuple):
         return y.contiguous() if channels_last and x.is_contiguous() else y
 
 
+PLAIN = frozenset(View(layout) for layout in CHANNELS_FIRST.values())
+"""The views of tensors that are maps with the channels first already."""
+
+
 def layout_with(side: str, rank: int) -> str:
     """The layout with so many spatial axes, and the channels `FIRST` or `LAST`."""
     return CHANNELS_FIRST[rank] if side == FIRST else CHANNELS_LAST[rank]

@@ -345,7 +345,7 @@ def features(site: Site, images: int) -> tuple[Tensor, Tensor]:
             "detach() or no_grad()"
         )
 
-    view = site.reader.last or site.form_of(last.value)
+    view = site.reader.last or site.view_of(last.value)
     wide = torch.promote_types(last.value.dtype, torch.float32)
     x = view.take(last.value.detach()).to(wide)
     grad = view.take(last.grad).to(wide)

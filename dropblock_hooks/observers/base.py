@@ -33,7 +33,7 @@ class Seen(NamedTuple):
         differentiable: whether a gradient may come to one of the tensors.
         nesting: returns the nested structure of the output, with indices in `tensors` and None.
         given: the floating-point tensors among the layer's arguments, where `reads_given`.
-        form: how the axes of a tensor are read; None if its channels are not known.
+        view: how the axes of a tensor are read; None if its channels are not known.
         at: the index of the tensor whose gradient it is.
         scale: the factor of the loss (AMP).
         ticket: the number of the call; None or -1 where a checkpoint has recomputed it.
@@ -47,7 +47,7 @@ class Seen(NamedTuple):
     differentiable: bool = False
     nesting: Callable[[], Any] = lambda: 0
     given: Sequence[Tensor] = ()
-    form: Callable[[Tensor], View | None] = lambda x: None
+    view: Callable[[Tensor], View | None] = lambda x: None
     at: int = 0
     scale: float | Tensor = 1.0
     ticket: int | None = None
@@ -59,10 +59,10 @@ class Seen(NamedTuple):
 
     def channels_first(self) -> Tensor | None:
         """Return a view of the first tensor as (N, C, ...), or None if that is not known."""
-        form = self.form(self.tensor)
-        if form is None:
+        view = self.view(self.tensor)
+        if view is None:
             return None
-        return form.take(self.tensor)
+        return view.take(self.tensor)
 
 
 class Compiled(NamedTuple):

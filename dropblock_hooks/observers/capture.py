@@ -50,13 +50,13 @@ class _Call(NamedTuple):
     Attributes:
         record: the call, without gradients.
         nesting: the structure of the output, with indices in place of tensors.
-        forms: the axes of each tensor, by which gradients are reduced as the values are.
+        views: the axes of each tensor, by which gradients are reduced as the values are.
         grads: the gradients that have come, by index.
     """
 
     record: Record
     nesting: Any
-    forms: list[View | None]
+    views: list[View | None]
     grads: dict[int, Tensor]
 
     def with_gradients(self) -> Record:
@@ -153,19 +153,19 @@ class Capture(Observer):
     def _keep_call(self, calls: dict[int, _Call], number: int, seen: Seen) -> None:
         """Keep a call of the layer, and drop the first one if there are too many."""
         if self.channelwise:
-            forms = [seen.form(x) for x in seen.tensors]
+            views = [seen.view(x) for x in seen.tensors]
         else:
-            forms = [None] * len(seen.tensors)
+            views = [None] * len(seen.tensors)
 
         nesting = seen.nesting()
         value = None
         if self.activations:
-            copies = map(self._copy, seen.tensors, forms)
+            copies = map(self._copy, seen.tensors, views)
             by_index = dict(enumerate(copies))
             value = tree_map(by_index.get, nesting)
 
         record = Record(seen.epoch, number, value, None, seen.training)
-        calls[number] = _Call(record, nesting, forms, {})
+        calls[number] = _Call(record, nesting, views, {})
         if self.keep is not None and len(calls) > self.keep:
             first = next(iter(calls))
             del calls[first]
@@ -179,20 +179,20 @@ class Capture(Observer):
             )
         call = calls.get(seen.ticket)
         if call is not None:
-            call.grads[seen.at] = self._copy(seen.tensor, call.forms[seen.at])
+            call.grads[seen.at] = self._copy(seen.tensor, call.views[seen.at])
 
     def compute(self, state: State) -> list[Record]:
         calls: list[_Call] = list(state["kept"].values())
         return [call.with_gradients() for call in calls]
 
-    def _copy(self, x: Tensor, form: View | None) -> Tensor:
+    def _copy(self, x: Tensor, view: View | None) -> Tensor:
         """Return the part of a tensor that is kept."""
-        reduced = self._reduced(x, form)
+        reduced = self._reduced(x, view)
         device = self.device or reduced.device
         dtype = getattr(torch, self.dtype) if self.dtype else reduced.dtype
         return reduced.to(device, dtype, copy=True)
 
-    def _reduced(self, x: Tensor, form: View | None) -> Tensor:
+    def _reduced(self, x: Tensor, view: View | None) -> Tensor:
         """Return a tensor as the option `reduce` says, or `x` itself."""
         if callable(self.reduce):
             result = self.reduce(x)
@@ -204,12 +204,12 @@ class Capture(Observer):
             return x
 
         if self.reduce == "channels":
-            if form is None:
+            if view is None:
                 raise ValueError(
                     f"reduce='channels' can't tell the channels of a tensor of shape "
                     f"{tuple(x.shape)}: give layout, 'NCHW' or 'NHWC' say"
                 )
-            positions = form.take(x).unsqueeze(-1).flatten(2)
+            positions = view.take(x).unsqueeze(-1).flatten(2)
             return positions.mean(2)
 
         rows = x.flatten(1)

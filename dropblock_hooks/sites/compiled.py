@@ -45,7 +45,7 @@ def regularize(site: Site, x: Tensor, layer_input: Any, training: bool) -> Tenso
         return x
     site.use_board(x.device)
     sure = site.reader.sure
-    view = sure if sure and len(sure.layout) == x.ndim else site.form_of(x)
+    view = sure if sure and len(sure.layout) == x.ndim else site.view_of(x)
     if site.of_gradients:
         cells = read(site, training)
         count(site.counts, cells[CALLED])

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .._torch import FakeTensor, is_tracing, transforming
 from ..checks import PROBABILITY, as_number
 from ..functional.cells import LARGEST, norms_together, size_of, with_largest
 from ..functional.masks import wide_dtype
@@ -123,6 +124,12 @@ def _together(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat([x.to(device).reshape(-1) for x in tensors])
 
 
+def has_data(x: Any) -> bool:
+    """Whether `x` is a tensor with numbers; one of a trace or a transform must not outlive that."""
+    traced = transforming() or is_tracing()
+    return isinstance(x, Tensor) and not (traced or x.is_meta or isinstance(x, FakeTensor))
+
+
 class Snapshot(NamedTuple):
     """The totals of a counter at a moment, or their growth between two moments."""
 
@@ -187,18 +194,30 @@ class Counter:
     def add(
         self, affected: Any, total: int, rate: float, size: Any = None, norms: Tensor | None = None
     ) -> None:
-        """Add one active call with `total` elements, `affected` of them changed (None: unknown)."""
+        """Add one active call.
+
+        Args:
+            affected: how many elements were changed: an integer, or a tensor. Nothing else is
+                counted for None, and for a tensor without numbers.
+            total: the number of elements.
+            rate: the nominal rate.
+            size: the spatial size of the tensor; None without a map.
+            norms: the norms of gradients before a bound; None without.
+        """
         self.active += 1
         if size is not None and self.map_size != size:
             self.note_size(size)
         if affected is None:
             return
-        if type(norms) is Tensor and not norms.is_meta:  # others have no numbers
-            self._norms.append(norms.detach())
-        if isinstance(affected, Tensor):
+
+        if isinstance(affected, int):
+            self.affected = self.affected + affected
+        elif has_data(affected):
             self._waiting.append(affected.detach())
         else:
-            self.affected = self.affected + affected
+            return
+        if type(norms) is Tensor and not norms.is_meta:  # others have no numbers
+            self._norms.append(norms.detach())
         if len(self._waiting) >= _MOST_NORMS or len(self._norms) >= _MOST_NORMS:
             self._add_up()
         self.total += total

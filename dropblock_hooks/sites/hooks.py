@@ -32,9 +32,10 @@ from ..regularizers.base import Regularizer
 from ..selectors.index import Target
 from ..selectors.wrappers import find_module
 from . import compiled, indexing, operator
+from .counter import has_data
 from .observed import observe
 from .run import Run
-from .site import Site, act, has_data, is_due, may_get_grad, see, see_grad
+from .site import Site, act, is_due, may_get_grad, see, see_grad
 
 _QUANTIZED = "torch.ao.nn.quantized"
 """The package of layers that only infer. ``torch.ao.quantization.convert`` makes them in training

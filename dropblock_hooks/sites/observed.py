@@ -50,7 +50,7 @@ def observe(site: Site, tensors: list[Tensor], given: list[Tensor], training: bo
 
 def _maps_of(site: Site, x: Tensor) -> Tensor | None:
     """A tensor as (N, C, ...)."""
-    view = site.form_or_none(x)
+    view = site.view_or_none(x)
     if view is not None:
         return view.take(x)
     return x.movedim(-1 if x.ndim != 4 else 1, 1) if site.guesses_channels else None

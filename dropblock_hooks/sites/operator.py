@@ -53,7 +53,7 @@ def regularize(site: Site, x: Tensor, given: Any, training: bool) -> Tensor:
     if site.of_gradients and not may_get_grad(x):
         note(site.handle, training)  # the first pass of a reentrant checkpoint, say
         return x
-    layout, grid, prefix = sure if sure and len(sure.layout) == x.ndim else site.form_of(x)
+    layout, grid, prefix = sure if sure and len(sure.layout) == x.ndim else site.view_of(x)
     layer_input = None if linear or given is x or not isinstance(given, Tensor) else given
     seed = torch.randint(-_SEEDS, _SEEDS, (), device="cpu") if site.draws else None
     where = layout, grid or (), prefix, training, linear, len(site.values)
@@ -143,20 +143,20 @@ def regularize_gradients_op(grad: Tensor, x: Tensor | None, *saved: Any) -> list
     site: Site | None = find(number)
     if site is None:
         raise RuntimeError("call backward before attached.remove(): compiled code needs its site")
-    form = View(layout, tuple(grid) or None, prefix)
+    view = View(layout, tuple(grid) or None, prefix)
     rates = dict(zip(site.values, values, strict=False))
     if site.regularizer.acts_on == "gradient":
-        return [_new(regularize_grad(site, form, rates, grad), grad)]
+        return [_new(regularize_grad(site, view, rates, grad), grad)]
     with _seeded(seed, grad.device):
         if x is None:
-            return [_new(perform(site, grad, form, rates), grad)]
+            return [_new(perform(site, grad, view, rates), grad)]
         with recording_autograd():
             leaves = [x.detach().requires_grad_()]
             given = leaves[0] if layer_input is None else layer_input
             if has_gradient(layer_input):
                 given = layer_input.detach().requires_grad_()
                 leaves.append(given)
-            y = perform(site, leaves[0], form, rates, input=given)
+            y = perform(site, leaves[0], view, rates, input=given)
             grads = torch.autograd.grad(y, leaves, grad, allow_unused=True, materialize_grads=True)
     likes = grad, layer_input
     return [_new(each, like) for each, like in zip(grads, likes, strict=False)]

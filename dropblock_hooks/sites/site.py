@@ -1,16 +1,15 @@
 """A site: one regularizer on one layer, its state and counts, and its calls."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
 from .._torch import (
-    FakeTensor,
     constant_when_traced,
     has_scale_tensor,
     is_tracing,
@@ -22,8 +21,13 @@ from .._torch import (
 )
 from ..axes.facts import Facts
 from ..axes.reader import Reader
+<<<<<<< HEAD
 from ..axes.view import CHANNELS_FIRST, View
 from ..checkpointing import NO_TASK, graph_task
+=======
+from ..axes.view import PLAIN, View
+from ..checkpointing import NO_TASK, graph_task, tell_lost_random_state
+>>>>>>> 2fdfc7da (sites: performing a regularizer is split by what it decides)
 from ..compiling import is_exporting, new_handle
 from ..functional.cells import MOST_RATES
 from ..observers.base import Seen, Watch
@@ -35,7 +39,7 @@ from ..schedules import is_moving
 from ..selectors.index import HELD, Target
 from ..selectors.wrappers import bare_type
 from .board import Board, Observed
-from .counter import Counter, Norms
+from .counter import Counter, Norms, has_data
 from .run import Run, is_enabled
 
 NOT_DENSE = "the gradient is not dense: build the layer without sparse=True"
@@ -77,35 +81,54 @@ class Site:
     def __init__(
         self, key: str, target: Target, item: Regularizer, run: Run, facts: Facts | None = None
     ) -> None:
-        self.key, self.run = key, run
-        self.name, self.owner, self.aliases = target.name, target.owner, target.aliases
+        self.key = key
+        self.run = run
+        self.name = target.name
+        self.owner = target.owner
+        self.aliases = target.aliases
         self.module_type = bare_type(target.module).__name__
         self.at: str = HELD.get(target.form, item.at)
         self.reader = Reader(item, facts, run.grids)
-        self.order, self.position = 0, (0, 0)  # in the spec: of its entry, and in that
-        self.selector = key  # of its entry
-        self.tally = Counter()  # without what compiled code has counted since `counter` was read
-        self.cells: Any = None  # its part of the board, once compiled code has called it
+        self.order = 0  # the number of the site in the attachment
+        self.position = (0, 0)  # of the entry in the spec, and of the regularizer in the entry
+        self.selector = key  # of the entry
+
+        # without what compiled code has counted since `counter` was read
+        self.tally = Counter()
+        self.recomputed = False  # whether a lost random state was looked for
+        self.samples: int | None = None  # the length of axis 0 of the last tensor, if that matters
+        self.rose = False  # whether the rate was ever above 0
+        self.frozen = False  # whether the parameter got no gradient when it was last looked at
+
+        # the part of the board, once compiled code has called the site
+        self.cells: Any = None
         self.counts: Any = None
         self.gradient_counts: Any = None
         self.norm_cells: Any = None
-        self.observed: Observed | None = None  # so does an observer
-        self.finds_dead = self.reads_batches = self.guesses_channels = False
+        self.observed: Observed | None = None  # the same, of an observer
+        self.finds_dead = False
+        self.reads_batches = False
+        self.guesses_channels = False
         self.handle = new_handle(self)
+<<<<<<< HEAD
         self.samples: int | None = None  # the length of axis 0 of the last tensor, if that matters
         self.rose = False  # whether its rate was ever above 0
         self.frozen = False  # whether its parameter got no gradient when it was last looked at
+=======
+
+>>>>>>> 2fdfc7da (sites: performing a regularizer is split by what it decides)
         self.set_regularizer(item)
 
     def set_regularizer(self, regularizer: Regularizer) -> None:
-        """Put another one of the same class in place, with the values of the present epoch."""
+        """Put another regularizer of the same class in place, with the values of this epoch."""
         values = regularizer.values(self.run.epoch)
         self.regularizer = copy.copy(regularizer)  # compiled code guards what sites share
         self.bound: Any = self.regularizer.bind()  # the callable
         self.watch: Watch | None = self.bound if isinstance(self.bound, Watch) else None
         self.of_gradients = regularizer.acts_on == "gradient"
         self.draws = regularizer.random and not self.of_gradients  # numbers for activations
-        self.reads_axes = regularizer.spatial is not None or regularizer.channelwise
+        self.has_map = regularizer.spatial is not None
+        self.reads_axes = self.has_map or regularizer.channelwise
         self.counts_itself = regularizer.counts_itself
         self.note_scaler()
         self.moves = any(map(is_moving, regularizer.rates.values()))
@@ -115,12 +138,12 @@ class Site:
     def note_scaler(self) -> None:
         """Choose how compiled code runs the regularizer, which depends on the GradScaler."""
         scaler = self.run.scaler
-        reads = self.regularizer.reads_grad_scale or getattr(
-            self.regularizer, "sees_gradients", False
-        )
-        self.scaled = bool(scaler) and is_enabled(scaler) and reads
+        regularizer = self.regularizer
+        sees_gradients = getattr(regularizer, "sees_gradients", False)
+        reads_scale = regularizer.reads_grad_scale or sees_gradients
+        self.scaled = bool(scaler) and is_enabled(scaler) and reads_scale
         # whether compiled code has it in its graph; otherwise an operator there calls Python
-        self.traced = self.regularizer.traced and len(self.regularizer.rates) <= MOST_RATES
+        self.traced = regularizer.traced and len(regularizer.rates) <= MOST_RATES
         if self.scaled and not has_scale_tensor(scaler):
             self.traced = False  # torch's own GradScaler has a tensor, which a graph can read
 
@@ -129,8 +152,9 @@ class Site:
         self.values = values
         self.rate = next(iter(values.values()), None)
         self.rose |= bool(self.rate)
-        activation = self.regularizer.acts_on == "activation"
-        self.idle = self.rate == 0.0 and self.regularizer.idle_at_zero and activation
+        self.counted_rate = 0.0 if self.of_gradients else self.rate or 0.0
+        idle_at_zero = self.regularizer.idle_at_zero and not self.of_gradients
+        self.idle = self.rate == 0.0 and idle_at_zero
 
     def __getstate__(self) -> dict[str, Any]:
         self.run.take_counts(self)
@@ -202,8 +226,8 @@ class Site:
     @property
     def layout(self) -> str | None:
         """The axes of the last tensor, ``"NHWC"`` say; None before the first eager call."""
-        form = self.reader.last
-        return None if form is None or self.at == "attribute" else form.layout
+        view = self.reader.last
+        return None if view is None or self.at == "attribute" else view.layout
 
     @property
     def calls(self) -> int:
@@ -282,26 +306,29 @@ class Site:
         """Whether it acts in this mode of its layer unless it is switched off."""
         return training or self.always or (self.run.always and self.draws)
 
-    def form_of(self, x: Tensor) -> View:
-        """How the axes of a tensor are read; SiteError if they are not known."""
+    def view_of(self, x: Tensor) -> View:
+        """Read the axes of a tensor; SiteError if they are not known."""
         try:
             return self.reader.view(x)
         except ValueError as error:
             raise self.error(error) from None
 
-    def form_or_none(self, x: Tensor) -> View | None:
-        """How the axes of a tensor are read; None if its channels are not known."""
+    def view_or_none(self, x: Tensor) -> View | None:
+        """Read the axes of a tensor; return None if its channels are not known."""
         try:
             return self.reader.view(x) if x.ndim > 1 else None
         except ValueError:
             return None  # the report says so
 
     def error(self, cause: object) -> SiteError:
+        """Make the error that names this site and the layer."""
         where = f" at its {self.at}" if self.at == "input" else ""
         return SiteError(f"{self.key} on {self.module_type} '{self.name or '.'}'{where}: {cause}")
 
 
-def act(site: Site, x: Tensor, given: Any, training: bool, form: View | None = None) -> Tensor:
+def act(
+    site: Site, x: Tensor, layer_input: Any, training: bool, view: View | None = None
+) -> Tensor:
     """Return the regularized activation, or a copy whose gradient will be regularized."""
     if transforming() or is_tracing():
         refuse_tracing(site, training)
@@ -310,69 +337,99 @@ def act(site: Site, x: Tensor, given: Any, training: bool, form: View | None = N
     if site.idle:  # without reading the layout or drawing a mask
         site.count_idle(x.numel(), training)
         return x
+    if site.of_gradients:
+        return _with_regularized_gradient(site, x)
 
+<<<<<<< HEAD
     if site.regularizer.acts_on == "activation":
         recomputes = graph_task() != NO_TASK
         # what always() adds in evaluation is not counted
         counts = not recomputes and (training or site.always)
         return perform(site, x, form, site.values, counts, input=given)
+=======
+    recomputes = graph_task() != NO_TASK
+    if recomputes and not site.recomputed:
+        _check_random_state(site)
+    # what always() adds in evaluation is not counted
+    counts = not recomputes and (training or site.always)
+    return perform(site, x, view, site.values, counts, input=layer_input)
+>>>>>>> 2fdfc7da (sites: performing a regularizer is split by what it decides)
 
-    form = site.form_of(x)
+
+def _with_regularized_gradient(site: Site, x: Tensor) -> Tensor:
+    """Return a copy with a hook that regularizes its gradient; `x` itself if it gets none."""
+    view = site.view_of(x)
     if not may_get_grad(x):
         return x
     copied = x.clone()  # others may use `x` too, and work in place on a view would lose the hook
-    copied.register_hook(partial(regularize_grad, site, form, site.values))  # type: ignore[no-untyped-call]  # torch's
+    copied.register_hook(partial(regularize_grad, site, view, site.values))  # type: ignore[no-untyped-call]  # torch's
     return copied
 
 
 def perform(
-    site: Site, x: Tensor, form: View | None, rates: Rates, counts: bool = False, **attributes: Any
+    site: Site, x: Tensor, view: View | None, rates: Rates, counts: bool = False, **attributes: Any
 ) -> Tensor:
     """Run the regularizer of a site, with these attributes of `Now`; a refusal is a SiteError."""
-    regularizer = site.regularizer
     now = Now(**attributes, **rates)
-    inner = x  # with channels first, where the regularizer needs them
-    plain = True  # whether the tensor has its channels first already
     try:
-        if form is None:
-            form = site.reader.view(x)
-        now.layout = form.layout
-        if site.reads_axes:
-            plain = form.layout in CHANNELS_FIRST.values() and form.grid is None and not form.prefix
-            inner = x if plain else form.take(x)
-            if regularizer.needs_input and getattr(now.input, "shape", None) == x.shape:
-                now.input = form.take(now.input)
+        if view is None:
+            view = site.reader.view(x)
+        now.layout = view.layout
+        plain = not site.reads_axes or view in PLAIN
+        maps = x if plain else _channels_first(site, x, view, now)
 
-        result = site.bound(inner, now)
-        if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[0], Tensor):
-            raise TypeError("apply must return a pair: a tensor, and a count or None")
-        y, affected = result
-        if y.shape != inner.shape:
-            raise ValueError(f"must keep the shape {tuple(inner.shape)}, got {tuple(y.shape)}")
-    except (TypeError, ValueError) as error:
-        raise site.error(error) from error
+        result = site.bound(maps, now)
+        is_pair = isinstance(result, tuple) and len(result) == 2
+        if not is_pair or not isinstance(result[0], Tensor) or result[0].shape != maps.shape:
+            _refuse_result(result, maps)
     except Exception as error:
-        add_note(error, site.error("the error comes from this site"))
+        name_site(error, site)
         raise
 
+    y, affected = result
     if counts:
-        known = affected if isinstance(affected, int) or has_data(affected) else None
-        rate = 0.0 if site.of_gradients else site.rate or 0.0
-        size = None if regularizer.spatial is None else inner.shape[2:]
-        site.tally.add(known, inner.numel(), rate, size, now.norms)
-    if y is inner:
-        return x
-    return y if plain else form.put(y, x)
+        size = maps.shape[2:] if site.has_map else None
+        site.tally.add(affected, maps.numel(), site.counted_rate, size, now.norms)
+    return y if plain else _in_place_of(x, y, maps, view)
+
+
+def _channels_first(site: Site, x: Tensor, view: View, now: Now) -> Tensor:
+    """Return a tensor with the channels on axis 1, and put the input of the layer so, too."""
+    if site.regularizer.needs_input and getattr(now.input, "shape", None) == x.shape:
+        now.input = view.take(now.input)
+    return view.take(x)
+
+
+def _in_place_of(x: Tensor, y: Tensor, maps: Tensor, view: View) -> Tensor:
+    """Return the result `y` for `maps` with the axes of `x`; `x` itself if nothing changed."""
+    return x if y is maps else view.put(y, x)
+
+
+def _refuse_result(result: Any, maps: Tensor) -> NoReturn:
+    """Raise the error that says what is wrong with a result of ``apply``."""
+    is_pair = isinstance(result, tuple) and len(result) == 2
+    if not is_pair or not isinstance(result[0], Tensor):
+        raise TypeError("apply must return a pair: a tensor, and a count or None")
+    shape = tuple(result[0].shape)
+    raise ValueError(f"must keep the shape {tuple(maps.shape)}, got {shape}")
+
+
+def name_site(error: Exception, site: Site, note: str = "the error comes from this site") -> None:
+    """Raise a SiteError for a TypeError or a ValueError; add a note to another error."""
+    if isinstance(error, TypeError | ValueError):
+        raise site.error(error) from error
+    add_note(error, site.error(note))
 
 
 def may_get_grad(x: Tensor) -> bool:
-    # inside torch.func.grad the tensor does not tell: an outer transform may want its gradient
-    asked = x.requires_grad or (not is_compiling() and is_transformed(x))
-    return asked and torch.is_grad_enabled()
+    """Whether autograd, or a transform of torch.func, may want the gradient of a tensor."""
+    # an outer torch.func.grad may want the gradient of a tensor that does not require it
+    wanted = x.requires_grad or (not is_compiling() and is_transformed(x))
+    return wanted and torch.is_grad_enabled()
 
 
 def regularize_grad(
-    site: Site, form: View | None, rates: Rates, grad: Tensor | None, **attributes: Any
+    site: Site, view: View | None, rates: Rates, grad: Tensor | None, **attributes: Any
 ) -> Any:
     """Regularize a gradient, and count it; without `grad_scale` the GradScaler is asked."""
     run = site.run
@@ -384,9 +441,16 @@ def regularize_grad(
         if is_due(site, training=True):
             see_grad(site, grad)
         return grad
+
     if "grad_scale" not in attributes:
         attributes["grad_scale"] = run.loss_scale(grad.device)
+<<<<<<< HEAD
     return perform(site, grad, form, rates, True, **attributes)
+=======
+        if site.regularizer.reads_grad_scale:
+            run.seek_scaler()
+    return perform(site, grad, view, rates, True, **attributes)
+>>>>>>> 2fdfc7da (sites: performing a regularizer is split by what it decides)
 
 
 def is_due(site: Site, training: bool) -> bool:
@@ -398,48 +462,68 @@ def is_due(site: Site, training: bool) -> bool:
     return due
 
 
-def see(site: Site, tensors: Sequence[Tensor], given: Sequence[Tensor], **call: Any) -> int | None:
+def see(
+    site: Site,
+    tensors: Sequence[Tensor],
+    arguments: Sequence[Tensor],
+    nesting: Callable[[], Any],
+    training: bool,
+    differentiable: bool,
+) -> int | None:
     """Count one call of the layer and hand it to the observer, as in `Seen`; return its ticket."""
-    run, observer = site.run, site.bound.observer
+    run = site.run
+    observer = site.bound.observer
     if observer.sees_values or not observer.sees_gradients:
         site.tally.add(None, 0, 0.0)
     if not tensors or not observer.sees_values:
         return None
-    tensors = tensors if observer.keeps_graph else [x.detach() for x in tensors]
-    given = [x.detach() for x in given]
-    seen = Seen(tensors, run.epoch, run.shared, given=given, form=site.form_or_none, **call)
+
+    seen = Seen(
+        tensors if observer.keeps_graph else [x.detach() for x in tensors],
+        run.epoch,
+        run.shared,
+        training=training,
+        differentiable=differentiable,
+        nesting=nesting,
+        given=[x.detach() for x in arguments],
+        view=site.view_or_none,
+    )
     return _update(site, seen)
 
 
 def see_grad(site: Site, grad: Tensor | None, at: int = 0, ticket: int | None = None) -> None:
     """Hand a gradient to an observer, and count it if the observer sees no values."""
-    run, observer = site.run, site.bound.observer
+    run = site.run
+    observer = site.bound.observer
     if grad is None or not (has_data(grad) and run.installed and run.enabled):
         return
     if observer.sees_gradients:
-        scale, grads = run.loss_scale(grad.device), [grad.detach()]
-        _update(site, Seen(grads, run.epoch, run.shared, True, at=at, scale=scale, ticket=ticket))
+        scale = run.loss_scale(grad.device)
+        seen = Seen(
+            [grad.detach()],
+            run.epoch,
+            run.shared,
+            gradient=True,
+            at=at,
+            scale=scale,
+            ticket=ticket,
+        )
+        _update(site, seen)
     if not observer.sees_values:
         site.tally.add(None, 0, 0.0)
 
 
 def _update(site: Site, seen: Seen) -> int:
+    """Give the observer one call or one gradient; return the number of the call."""
     try:
         return int(site.bound.update(seen))
-    except (TypeError, ValueError) as error:
-        raise site.error(error) from error
     except Exception as error:
-        add_note(error, site.error("the error comes from this site"))
+        name_site(error, site)
         raise
 
 
-def has_data(x: Any) -> bool:
-    """Whether it is a tensor with numbers; one of a trace or a transform must not outlive that."""
-    traced = transforming() or is_tracing()
-    return isinstance(x, Tensor) and not (traced or x.is_meta or isinstance(x, FakeTensor))
-
-
 def refuse_tracing(site: Site, training: bool) -> None:
+    """Raise SiteError if an active site can't work in the present trace or transform."""
     traced: bool = torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]  # torch's
     exported = is_exporting() and site.regularizer.acts_on == "gradient"
     transformed = transforming()

@@ -12,13 +12,13 @@ from torch.optim import Optimizer
 from .._torch import do_not_compile
 from ..functional import foreach
 from ..functional.foreach import common_norm
-from ..quoting import add_note, kind_of, listed
+from ..quoting import kind_of, listed
 from ..regularizers.base import Now
 from ..regularizers.gradients import ClipGradNorm
 from ..selectors.wrappers import shard_refusal
 from .counter import JointCounts
 from .run import Run, as_factor, world_size
-from .site import NOT_DENSE, Rates, Site, regularize_grad
+from .site import NOT_DENSE, Rates, Site, name_site, regularize_grad
 
 _WRAPPED = ("_base_optimizer", "base_optimizer", "_optimizer", "original_optimizer", "optimizer")
 """Where timm's Lookahead, SAM, Lightning and Fabric, Opacus, accelerate keep their optimizer."""
@@ -224,10 +224,8 @@ def _regularize_all(several: Sequence[_Held], norm: Rates, scale: float | Tensor
     now = Now(grad_scale=scale, parameters=parameters, layout="parameter", **site.values, **norm)
     try:
         changed = site.regularizer.apply_all(grads, now)
-    except (TypeError, ValueError) as error:
-        raise site.error(error) from error
     except Exception as error:
-        add_note(error, site.error("the error comes from this site, or from others of its entry"))
+        name_site(error, site, "the error comes from this site, or from others of its entry")
         raise
     tallies = [held.site.tally for held in several]
     if changed is None:

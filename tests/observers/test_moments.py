@@ -17,7 +17,7 @@ def state_of(*calls, observer=None, channels=False, scale=1.0):
     watch = Watch(observer or ActivationStats(every=1))
     for x in calls:
         form = View("") if channels else None
-        watch.update(Seen([x], 0.0, {}, form=lambda x, form=form: form, scale=scale))
+        watch.update(Seen([x], 0.0, {}, view=lambda x, view=form: view, scale=scale))
     return watch.open
 
 
