@@ -53,53 +53,74 @@ class Board:
     def __init__(self, sites: Sequence[Any], device: torch.device) -> None:
         self.sites = sites
         self.device = device
-        dtype = wide_dtype(device)
+
         with torch.inference_mode(False), torch.no_grad():
-            self._memory = torch.zeros((len(sites), *_SHAPE), dtype=dtype, device=device)
-            self.cells = [self._part(i) for i in range(len(sites))]
-            self.counts = [torch.zeros(WIDTH, dtype=dtype, device=device) for _ in sites]
-            self.gradients = [torch.zeros(WIDTH, dtype=dtype, device=device) for _ in sites]
-            self.norms = [
-                torch.zeros(CELLS, dtype=dtype, device=device) if site.regularizer.bounds else None
-                for site in sites
-            ]
-        for tensor in (*self.cells, *self.counts, *self.gradients, *self.norms):
-            if tensor is not None:
-                keep_address(tensor)
+            shape = (len(sites), *_SHAPE)
+            self._memory = torch.zeros(shape, dtype=wide_dtype(device), device=device)
+            self.cells = [self._part(number) for number in range(len(sites))]
+            self.counts = [self._zeros(WIDTH) for _ in sites]
+            self.gradients = [self._zeros(WIDTH) for _ in sites]
+            self.norms: list[Tensor | None] = []
+            for site in sites:
+                self.norms.append(self._zeros(CELLS) if site.regularizer.bounds else None)
+
+        _keep_addresses([*self.cells, *self.counts, *self.gradients, *self.norms])
         self.write()
+
+    def _zeros(self, length: int) -> Tensor:
+        return torch.zeros(length, dtype=self._memory.dtype, device=self.device)
 
     def _part(self, number: int) -> Tensor:
         """The cells of a site: a tensor that is no view, although it shares the memory."""
-        size = self._memory[0].numel()
+        start = number * self._memory[0].numel()
         part = torch.empty(0, dtype=self._memory.dtype, device=self.device)
-        return part.set_(self._memory.untyped_storage(), number * size, _SHAPE)  # type: ignore[call-overload,no-any-return]  # torch's
+        storage = self._memory.untyped_storage()
+        return part.set_(storage, start, _SHAPE)  # type: ignore[call-overload,no-any-return]  # torch's
 
     def write(self) -> None:
         """Write the present rates and switches of all sites."""
-        rows = [[_rows(site, training) for training in (False, True)] for site in self.sites]
-        written = torch.tensor(rows, dtype=self._memory.dtype)
+        rows = []
+        for site in self.sites:
+            evaluation = _rows(site, training=False)
+            training = _rows(site, training=True)
+            rows.append([evaluation, training])
+
         with torch.inference_mode(False), torch.no_grad():
-            self._memory.copy_(written.unsqueeze(2).expand(self._memory.shape))
+            written = torch.tensor(rows, dtype=self._memory.dtype)
+            for_each_copy = written.unsqueeze(2).expand(self._memory.shape)
+            self._memory.copy_(for_each_copy)
 
     def take(self, only: Any = None) -> None:
-        """Move the counts to the counters of the sites, which waits for the device."""
+        """Move the counts to the counters of the sites, or of one; this waits for the device."""
         numbers = [i for i, site in enumerate(self.sites) if only is None or site is only]
-        counts = [self.counts[i] for i in numbers] + [self.gradients[i] for i in numbers]
-        if self.device.type == "meta" or not counts:
+        if self.device.type == "meta" or not numbers:
             return
+
+        forwards = [self.counts[i] for i in numbers]
+        backwards = [self.gradients[i] for i in numbers]
         with torch.inference_mode(False), torch.no_grad():
-            taken = torch.stack(counts).tolist()
-            forwards = taken[: len(numbers)]
-            backwards = taken[len(numbers) :]
-            for i, forward, backward in zip(numbers, forwards, backwards, strict=True):
-                both = [a + b for a, b in zip(forward, backward, strict=True)]
-                if any(both):
-                    self.sites[i].tally.take(both, self.norms[i])
+            counted = torch.stack([*forwards, *backwards]).cpu().double()
+            sums = counted[: len(numbers)] + counted[len(numbers) :]
+            for i, counts in zip(numbers, sums.tolist(), strict=True):
+                if any(counts):
+                    self.sites[i].tally.take(counts, self.norms[i])
 
             norms = [self.norms[i] for i in numbers]
-            for tensor in (*counts, *norms):
-                if tensor is not None:
-                    tensor.data.zero_()
+            _clear([*forwards, *backwards, *norms])
+
+
+def _keep_addresses(tensors: Sequence[Tensor | None]) -> None:
+    """Tell torch that tensors stay where they are, so that CUDA graphs may read them there."""
+    for tensor in tensors:
+        if tensor is not None:
+            keep_address(tensor)
+
+
+def _clear(tensors: Sequence[Tensor | None]) -> None:
+    """Fill tensors with zeros, unnoticed by autograd."""
+    for tensor in tensors:
+        if tensor is not None:
+            tensor.data.zero_()
 
 
 def _rows(site: Any, training: bool) -> list[list[float]]:
@@ -150,61 +171,73 @@ class Observed:
         self.watches = isinstance(observer, Watchdog)
         self.numbers = observer.compiled_numbers(site.bound.open)
         self.sees_values = observer.sees_values
+        self.alive: Tensor | None = None
+        self.batches: Tensor | None = None
         self._site = site
         self._empty = observer.start_compiled()
         self._on: list[float] = []  # as last written
+
         dtype = wide_dtype(device)
         with torch.inference_mode(False):
             self.state = torch.tensor(self._empty, dtype=dtype, device=device)
             self.gradients = self.state.clone() if observer.sees_gradients else None
-            self.alive: Tensor | None = None
-            self.batches: Tensor | None = None
             if channels:
                 self.alive = torch.zeros(channels, dtype=torch.bool, device=device)
             if channels and has_batches:
                 self.batches = torch.zeros((3, channels), dtype=dtype, device=device)
-        self._numbers = [each for each in (self.state, self.gradients) if each is not None]
-        for tensor in (*self._numbers, self.alive, self.batches):
-            if tensor is not None:
-                keep_address(tensor)
+
+        self._numbers = [self.state]
+        if self.gradients is not None:
+            self._numbers.append(self.gradients)
+        _keep_addresses([*self._numbers, self.alive, self.batches])
         self.write()
 
     def fits(self, device: torch.device, channels: int, has_batches: bool) -> bool:
-        """Whether it can be used for tensors with so many channels on this device."""
-        have = 0 if self.alive is None else len(self.alive)
-        batches = (self.batches is not None) == (has_batches and channels > 0)
-        return self.state.device == device and have == channels and batches
+        """Whether the tensors fit activations with so many channels on this device."""
+        if self.state.device != device:
+            return False
+        own_channels = 0 if self.alive is None else len(self.alive)
+        own_batches = self.batches is not None
+        return own_channels == channels and own_batches == (has_batches and channels > 0)
 
     def write(self) -> None:
         """Write whether the site is on, in evaluation and in training."""
-        on = [float(self._site.acts(mode)) for mode in (False, True)]
-        if on != self._on:
-            self._on = on
-            with torch.inference_mode(False), torch.no_grad():
-                for numbers in self._numbers:
-                    numbers.data[:2] = torch.tensor(on)
+        on = [float(self._site.acts(training)) for training in (False, True)]
+        if on == self._on:
+            return
+        self._on = on
+        with torch.inference_mode(False), torch.no_grad():
+            for numbers in self._numbers:
+                numbers.data[:2] = torch.tensor(on)
 
     def take(self, place: int, layers: int, before: int) -> Compiled | None:
         """What was counted since the last time, which waits for the device; None if nothing was."""
         if self.state.device.type == "meta":
             return None
-        values = self._together([numbers.tolist() for numbers in self._numbers])
+        values = self._sums()
         if values[2:] == self._empty[2:]:
             return None
+
         alive = None if self.alive is None else self.alive.clone()
-        batches = None if self.batches is None else self.batches.clone()
-        if batches is not None and not batches[-1].any():
-            batches = None
-        with torch.inference_mode(False), torch.no_grad():
-            for numbers in self._numbers:
-                numbers.data.copy_(torch.tensor(self._on + self._empty[2:], dtype=numbers.dtype))
-            for tensor in (self.alive, self.batches):
-                if tensor is not None:
-                    tensor.data.zero_()
+        batches = None
+        if self.batches is not None and self.batches[-1].any():
+            batches = self.batches.clone()
+        self._empty_tensors()
         return Compiled(values, alive, batches, place, layers, before)
 
-    def _together(self, rows: Sequence[Sequence[float]]) -> list[float]:
-        """The numbers of forwards and backwards: the sums, and of first times the smallest."""
-        both = zip(*rows, strict=True)
-        pairs = zip(both, self._empty, strict=True)
-        return [min(each) if empty == math.inf else sum(each) for each, empty in pairs]
+    def _empty_tensors(self) -> None:
+        """Begin all counts anew; whether the site is on stays."""
+        empty = torch.tensor(self._on + self._empty[2:], dtype=self.state.dtype)
+        with torch.inference_mode(False), torch.no_grad():
+            for numbers in self._numbers:
+                numbers.data.copy_(empty)
+            _clear([self.alive, self.batches])
+
+    def _sums(self) -> list[float]:
+        """The sums of the numbers of forwards and backwards; of first times the smallest."""
+        rows = [numbers.tolist() for numbers in self._numbers]
+        sums = []
+        for numbers, empty in zip(zip(*rows, strict=True), self._empty, strict=True):
+            is_first_time = empty == math.inf
+            sums.append(min(numbers) if is_first_time else sum(numbers))
+        return sums

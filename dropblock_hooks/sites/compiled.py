@@ -18,7 +18,7 @@ from ..functional.operators import count, count_in_backward, count_norms_in_back
 from ..regularizers.base import Now
 from .counter import with_norms
 from .run import as_factor
-from .site import Site, may_get_grad
+from .site import Site, channels_first, in_place_of, may_get_grad
 
 
 def read(site: Site, training: bool) -> Tensor:
@@ -43,6 +43,7 @@ def regularize(site: Site, x: Tensor, layer_input: Any, training: bool) -> Tenso
     if site.of_gradients and not may_get_grad(x):
         note(site, x.device, training)  # the first pass of a reentrant checkpoint, say
         return x
+
     site.use_board(x.device)
     sure = site.reader.sure
     view = sure if sure and len(sure.layout) == x.ndim else site.view_of(x)
@@ -52,13 +53,9 @@ def regularize(site: Site, x: Tensor, layer_input: Any, training: bool) -> Tenso
         scale = scale_tensor(site.run.scaler) if site.scaled else None
         copied: Tensor = _OnGradient.apply(x, cells, scale, site, view)
         return copied
-
     if site.counts_itself:
-        regularizer: Any = site.regularizer
-        inner = x if view is sure else view.take(x)
-        y, counts = regularizer.apply_counted(inner, site.cells, site.counts, training)
-        site.counts.copy_(counts)
-        return y if view is sure else view.put(y, x)
+        return _regularize_counted(site, x, view, training)
+
     now = Now()
     now.input = layer_input
     rates, called, _, elements, changed = read(site, training).unbind()
@@ -72,7 +69,18 @@ def regularize(site: Site, x: Tensor, layer_input: Any, training: bool) -> Tenso
     return y
 
 
+def _regularize_counted(site: Site, x: Tensor, view: View, training: bool) -> Tensor:
+    """The activation of a regularizer that adds to the counts itself."""
+    regularizer: Any = site.regularizer
+    plain = view is site.reader.sure
+    maps = x if plain else view.take(x)
+    y, counts = regularizer.apply_counted(maps, site.cells, site.counts, training)
+    site.counts.copy_(counts)
+    return y if plain else view.put(y, x)
+
+
 def _put_rates(now: Now, site: Site, rates: Tensor) -> None:
+    """Set the rates of a call by their names."""
     for place, name in enumerate(site.values, start=FIRST_RATE):
         setattr(now, name, rates[place])
 
@@ -81,21 +89,19 @@ def _apply(site: Site, x: Tensor, view: View, now: Now) -> tuple[Tensor, Any, in
     """The result of the regularizer, how many elements it changed, and how many it was given."""
     regularizer = site.regularizer
     now.layout = view.layout
-    plain = view.layout in CHANNELS_FIRST.values() and view.grid is None and not view.prefix
-    inner = x
+    has_channels_first = view.layout in CHANNELS_FIRST.values()
+    plain = has_channels_first and view.grid is None and not view.prefix
+    maps = x
     if site.reads_axes and not plain:
-        inner = view.take(x)
-        if regularizer.needs_input and getattr(now.input, "shape", None) == x.shape:
-            now.input = view.take(now.input)
-    y, affected = regularizer.apply(inner, now)
-    if y.shape != inner.shape:
-        raise site.error(f"must keep the shape {tuple(inner.shape)}, got {tuple(y.shape)}")
-    if regularizer.spatial is not None:
+        maps = channels_first(site, x, view, now)
+
+    y, affected = regularizer.apply(maps, now)
+    if y.shape != maps.shape:
+        raise site.error(f"must keep the shape {tuple(maps.shape)}, got {tuple(y.shape)}")
+    if site.has_map:
         counts = site.gradient_counts if site.of_gradients else site.counts
-        counts[SIZE].fill_(code_of(inner.shape[2:]))
-    if inner is not x and y is not inner:
-        y = view.put(y, x)
-    return (x if y is inner else y), affected, inner.numel()
+        counts[SIZE].fill_(code_of(maps.shape[2:]))
+    return in_place_of(x, y, maps, view), affected, maps.numel()
 
 
 class _OnGradient(torch.autograd.Function):
@@ -120,12 +126,14 @@ class _OnGradient(torch.autograd.Function):
         _put_rates(now, site, rates)
         if scale is not None:
             now.grad_scale = as_factor(scale, grad.device)
+
         y, affected, number = _apply(site, grad, ctx.view, now)
         if not site.regularizer.off:
             y = torch.where(rates[ON] > 0, y, grad)
         if affected is not None:
             gradient = added(gradient, elements, changed, number, affected)
         count_in_backward(site.gradient_counts, _in_backward(gradient, grad))
+
         if now.norms is not None and site.norm_cells is not None:
             nothing = torch.zeros_like(site.norm_cells)
             norms = with_norms(nothing, now.norms)

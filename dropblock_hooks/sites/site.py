@@ -163,7 +163,8 @@ class Site:
         return {**self.__dict__, **without}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, handle=new_handle(self))  # a copy is another site
+        self.__dict__.update(state)
+        self.handle = new_handle(self)  # a copy is another site
 
     def __repr__(self) -> str:
         return f"Site({self.key!r}, {self.regularizer!r})"
@@ -376,7 +377,7 @@ def perform(
             view = site.reader.view(x)
         now.layout = view.layout
         plain = not site.reads_axes or view in PLAIN
-        maps = x if plain else _channels_first(site, x, view, now)
+        maps = x if plain else channels_first(site, x, view, now)
 
         result = site.bound(maps, now)
         is_pair = isinstance(result, tuple) and len(result) == 2
@@ -390,19 +391,21 @@ def perform(
     if counts:
         size = maps.shape[2:] if site.has_map else None
         site.tally.add(affected, maps.numel(), site.counted_rate, size, now.norms)
-    return y if plain else _in_place_of(x, y, maps, view)
+    return y if plain else in_place_of(x, y, maps, view)
 
 
-def _channels_first(site: Site, x: Tensor, view: View, now: Now) -> Tensor:
+def channels_first(site: Site, x: Tensor, view: View, now: Now) -> Tensor:
     """Return a tensor with the channels on axis 1, and put the input of the layer so, too."""
     if site.regularizer.needs_input and getattr(now.input, "shape", None) == x.shape:
         now.input = view.take(now.input)
     return view.take(x)
 
 
-def _in_place_of(x: Tensor, y: Tensor, maps: Tensor, view: View) -> Tensor:
+def in_place_of(x: Tensor, y: Tensor, maps: Tensor, view: View) -> Tensor:
     """Return the result `y` for `maps` with the axes of `x`; `x` itself if nothing changed."""
-    return x if y is maps else view.put(y, x)
+    if y is maps:
+        return x
+    return y if maps is x else view.put(y, x)
 
 
 def _refuse_result(result: Any, maps: Tensor) -> NoReturn:
