@@ -5,9 +5,9 @@ changes, so that no Python runs between the operators. `add_statistics` and `add
 operators; they call the same functions as the eager observers.
 """
 
-import functools
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -31,6 +31,7 @@ FIRST_WORSE = 13
 """More places in the tensor of `add_watched`, as the fields of a ``Watched``; times are calls."""
 WATCHED = 14  # places in it
 _ROW = 4096  # values that are added up in float32
+_TINY = 1e-12  # the magnitude up to which a Watchdog calls a channel dead
 _NEAR = 0.01  # how near to a bound a value is saturated, as a share of the distance of both
 
 
@@ -61,33 +62,52 @@ def add_measured(
 
 def add_moments(state: dict[str, Any], x: Tensor, scale: float | Tensor = 1.0) -> None:
     """Add the moments of the values of a call, divided by `scale`."""
-    sums, count = state["sums"], x.numel()
-    x = x if count else x.new_zeros(1)  # which adds nothing but the call
+    sums = state["sums"]
+    count = x.numel()
+    if not count:
+        x = x.new_zeros(1)  # adds nothing but the call
+
     low, high = torch.aminmax(x)
     largest = torch.maximum(high, -low).to(sums.dtype)
     total, norm = _sum_and_norm(x, largest)
-    total, norm, largest = total / scale, norm / scale, largest / scale
+    total = total / scale
+    norm = norm / scale
+    largest = largest / scale
+
     ones = torch.ones_like(norm)
-    found = torch.stack((ones, ones * count, total, norm.square(), norm))
+    added = torch.stack((ones, ones * count, total, norm.square(), norm))
     finite = torch.isfinite(largest)
-    sums[KEPT:ZEROS].add_(torch.where(finite, found, 0.0))
+    sums[KEPT:ZEROS].add_(torch.where(finite, added, 0.0))
     state["largest"].clamp_(min=torch.where(finite, largest, 0.0))
 
 
 def _sum_and_norm(x: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
+    """The sum of a tensor and its norm, in a wide type."""
     wide = wide_dtype(x.device)
-    # on the CPU, torch adds up float32 in float64 ten times slower than in float32: so rows of some
-    # thousand values are added up in float32, unless they may overflow or cancel
+    # float32 would overflow at other magnitudes
     if x.device.type == "cpu" and x.dtype.itemsize <= 4 and 1e-12 < float(largest) < 1e15:
-        in_memory = x.permute(sorted(range(x.ndim), key=x.stride, reverse=True))
-        flat = in_memory.reshape(-1).float()
-        whole = flat.numel() // _ROW * _ROW
-        rows, rest = flat[:whole].view(-1, _ROW), flat[whole:].double()
-        total = rows.sum(1).sum(dtype=wide) + rest.sum()
-        norm = torch.hypot(vector_norm(vector_norm(rows, dim=1), dtype=wide), vector_norm(rest))
-        if float(norm) ** 2 > 1.01 * float(total) ** 2 / x.numel():
+        total, norm = _sum_and_norm_by_rows(x)
+        spread = float(norm) ** 2 > 1.01 * float(total) ** 2 / x.numel()
+        if spread:  # the variance of nearly equal values would lose its digits
             return total, norm
     return x.sum(dtype=wide), vector_norm(x, dtype=wide)
+
+
+def _sum_and_norm_by_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The sum and the norm of rows of some thousand values in float32, added up in float64.
+
+    On a CPU, torch adds up float32 in float64 ten times slower than in float32.
+    """
+    order = sorted(range(x.ndim), key=x.stride, reverse=True)
+    flat = x.permute(order).reshape(-1).float()
+    whole = flat.numel() // _ROW * _ROW
+    rows = flat[:whole].view(-1, _ROW)
+    rest = flat[whole:].double()
+
+    total = rows.sum(1).sum(dtype=torch.float64) + rest.sum()
+    norms_of_rows = vector_norm(rows, dim=1)
+    norm = torch.hypot(vector_norm(norms_of_rows, dtype=torch.float64), vector_norm(rest))
+    return total, norm
 
 
 def add_shares(state: dict[str, Any], x: Tensor, edges: Sequence[float]) -> None:
@@ -98,30 +118,31 @@ def add_shares(state: dict[str, Any], x: Tensor, edges: Sequence[float]) -> None
         counts = torch.bincount(exponents, minlength=256)
     else:  # bincount would wait for the device
         counts = torch.histc(exponents, 256, 0, 256)
+
     first = int(math.log2(edges[0])) + 127
     last = first + len(edges) - 1
     zeros = x.numel() - torch.count_nonzero(x)
-    found = torch.stack((zeros, counts[255], counts[:first].sum() - zeros))
-    bins = counts[first:last], counts[last:255].sum(0, keepdim=True)
-    state["sums"][ZEROS:].add_(torch.cat((found, *bins)))
+    smaller = counts[:first].sum() - zeros
+    larger = counts[last:255].sum(0, keepdim=True)
+    shares = torch.stack((zeros, counts[255], smaller))
+    state["sums"][ZEROS:].add_(torch.cat((shares, counts[first:last], larger)))
 
 
 def add_alive(state: dict[str, Any], x: Tensor, zero: float = 0.0) -> None:
     """Note which channels of a call (N, C, ...) were alive: had a magnitude above `zero`."""
-    before = state.get("alive")
-    if before is not None and before.shape == x.shape[1:2] and before.device == x.device:
-        flags: Tensor = before
-    else:
+    flags: Tensor | None = state.get("alive")
+    if flags is None or flags.shape != x.shape[1:2] or flags.device != x.device:
         flags = torch.zeros(x.shape[1], dtype=torch.bool, device=x.device)
+    before = flags
 
     def with_torch() -> Tensor:
-        return flags | _lives(x, zero)
+        return before | _lives(x, zero)
 
     def with_kernels() -> Tensor:
         from .kernels import moments
 
-        moments.alive(x, flags, zero)
-        return flags
+        moments.alive(x, before, zero)
+        return before
 
     if x.numel() and launch.takes(x):
         flags = launch.or_else(with_kernels, with_torch)
@@ -230,9 +251,11 @@ def _largest_norm(tensors: Sequence[Tensor]) -> Tensor:
 
 def norm_of(x: Tensor) -> Tensor:
     """Return the norm; it is finite if all values are, whose squares may not fit into float32."""
-    x = x.float() if x.element_size() == 1 else x  # torch has no norm of float8
+    if x.element_size() == 1:
+        x = x.float()  # torch has no norm of float8
     fast = x.device.type == "cpu" and x.dtype is not torch.float64
-    norm: Tensor = vector_norm(x, dtype=torch.float32 if fast else wide_dtype(x.device))
+    dtype = torch.float32 if fast else wide_dtype(x.device)
+    norm: Tensor = vector_norm(x, dtype=dtype)
     if fast and not norm < math.inf:
         norm = vector_norm(x, dtype=torch.float64)
     return norm
@@ -317,71 +340,93 @@ def add_statistics(
     """
     if graph_task() != NO_TASK and calls:
         return
-    with_torch = functools.partial(
-        _add_statistics, x, mapped, batch, scale, training, calls, every, first, last, state
+    measured = _Measured(
+        x, mapped, batch, scale, training, calls, every, (first, last), state, alive, batches
     )
-    if not launch.takes(x):
-        with_torch(alive, batches)
-        return
+    if launch.takes(x):
+        launch.or_else(measured.add_with_kernels, measured.add_with_torch)
+    else:
+        measured.add_with_torch()
 
-    def with_kernels() -> None:
+
+@dataclass(frozen=True)
+class _Measured:
+    """A tensor to add to statistics; the arguments of `add_statistics`."""
+
+    x: Tensor
+    mapped: Tensor | None
+    batch: Tensor | None
+    scale: Tensor | None
+    training: bool
+    calls: bool
+    every: int
+    exponents: tuple[int, int]
+    state: Tensor
+    alive: Tensor | None
+    batches: Tensor | None
+
+    def add_with_kernels(self) -> None:
         from .kernels import moments
 
-        mode = TRAINED if training else EVALUATED
+        state = self.state
+        mode = TRAINED if self.training else EVALUATED
         places = moments.Places(KEPT, ZEROS, BINS, mode, OFF, CALLS, LOOKED)
-        gate = moments.Gate(state, training, calls, CALLS, every)
-        exponents = first, last
-        factor = 1.0 if scale is None else scale
-        if batch is not None and batches is not None:
-            is_due = (state[CALLS] % every == 0) & (state[int(training)] > 0)
-            batches.copy_(torch.where(is_due, add_batch(batches, batch), batches))
-        if mapped is not None and alive is not None and mapped.numel():
-            moments.alive(mapped, alive, 0.0, gate)
-        moments.measure(x, state[SUMS:], state[LARGEST], exponents, places, factor, gate=gate)
+        gate = moments.Gate(state, self.training, self.calls, CALLS, self.every)
 
-    launch.or_else(with_kernels, lambda: with_torch(alive, batches))
+        on = state[int(self.training)] > 0
+        self._add_batch((state[CALLS] % self.every == 0) & on)
+        if self.mapped is not None and self.alive is not None and self.mapped.numel():
+            moments.alive(self.mapped, self.alive, 0.0, gate)
+        moments.measure(
+            self.x,
+            state[SUMS:],
+            state[LARGEST],
+            self.exponents,
+            places,
+            1.0 if self.scale is None else self.scale,
+            gate=gate,
+        )
 
+    def add_with_torch(self) -> None:
+        new = _begins(self.training, self.state, self.calls)
+        if new is None:
+            return
 
-def _add_statistics(
-    x: Tensor,
-    mapped: Tensor | None,
-    batch: Tensor | None,
-    scale: Tensor | None,
-    training: bool,
-    calls: bool,
-    every: int,
-    first: int,
-    last: int,
-    state: Tensor,
-    alive: Tensor | None,
-    batches: Tensor | None,
-) -> None:
-    """`add_statistics` with torch operations."""
-    new = _begins(training, state, calls)
-    if new is None:
-        return
-    factor: Any = 1.0 if scale is None else scale.to(state.dtype)
-    if x.device.type == "cpu":
-        due: Any = float(new[CALLS]) % every == 0
-    else:
-        due = new[CALLS] % every == 0
-    if due is not False:
+        on_cpu = self.x.device.type == "cpu"
+        due: Any = new[CALLS] % self.every == 0
+        if on_cpu:
+            due = bool(due)
+        if due is not False:
+            self._add_values(new, due)
+            self._add_alive(due)
+            self._add_batch(due)
+        new[CALLS] += 1
+        _ends(self.training, self.state, new)
+
+    def _add_values(self, new: Tensor, due: Any) -> None:
+        """Add moments and shares to a state, where the call is `due`."""
+        factor: Any = 1.0 if self.scale is None else self.scale.to(self.state.dtype)
         before = new.clone()
         named: dict[str, Any] = {"sums": new[SUMS:], "largest": new[LARGEST], "looked": 0}
-        add_moments(named, x, factor)
-        add_shares(named, x.float() / factor, octaves(first, last))
+        add_moments(named, self.x, factor)
+        add_shares(named, self.x.float() / factor, octaves(*self.exponents))
         new[LOOKED] += named["looked"]
         new.copy_(_if_due(due, new, before))
-    new[CALLS] += 1
 
-    if due is not False:
-        if mapped is not None and alive is not None:
-            flags = {"alive": alive}
-            add_alive(flags, mapped)
-            alive.copy_(_if_due(due, flags["alive"], alive))
-        if batch is not None and batches is not None:
-            batches.copy_(_if_due(due, add_batch(batches, batch), batches))
-    _ends(training, state, new)
+    def _add_alive(self, due: Any) -> None:
+        """Note which channels are alive, where the call is `due`."""
+        if self.mapped is None or self.alive is None:
+            return
+        flags = {"alive": self.alive}
+        add_alive(flags, self.mapped)
+        self.alive.copy_(_if_due(due, flags["alive"], self.alive))
+
+    def _add_batch(self, due: Any) -> None:
+        """Add the statistics of a batch, where the call is `due`."""
+        if self.batch is None or self.batches is None:
+            return
+        added = add_batch(self.batches, self.batch)
+        self.batches.copy_(_if_due(due, added, self.batches))
 
 
 def _if_due(due: Any, new: Tensor, before: Tensor) -> Tensor:
@@ -424,65 +469,82 @@ def add_watched(
     """
     if graph_task() != NO_TASK:
         return
-    with_torch = functools.partial(
-        _add_watched, tensors, given, mapped, training, bounds, state, alive
-    )
-    seen = [x for x in (*tensors, *given) if x.numel()]
-    if not tensors or not tensors[0].numel() or not _kernels_take(seen):
-        with_torch()
-        return
+    watched = _WatchedCall(tensors, given, mapped, training, bounds, state, alive)
+    if watched.kernels_take():
+        launch.or_else(watched.add_with_kernels, watched.add_with_torch)
+    else:
+        watched.add_with_torch()
 
-    def with_kernels() -> None:
+
+@dataclass(frozen=True)
+class _WatchedCall:
+    """A call that a Watchdog watches; the arguments of `add_watched`."""
+
+    tensors: Sequence[Tensor]
+    given: Sequence[Tensor]
+    mapped: Tensor | None
+    training: bool
+    bounds: Sequence[float]
+    state: Tensor
+    alive: Tensor | None
+
+    def kernels_take(self) -> bool:
+        """Whether kernels are used for all tensors, the first of which has elements."""
+        if not self.tensors or not self.tensors[0].numel():
+            return False
+        seen = [x for x in (*self.tensors, *self.given) if x.numel()]
+        return _kernels_take(seen)
+
+    def add_with_kernels(self) -> None:
         from .kernels import moments
 
-        gate = moments.Gate(state, training, True, CALLS)
-        largest, positive = moments.largest_of([x for x in tensors if x.numel()])
-        of_given = norm_of_arguments(given) if given else launch.zeros(state.device)[0]
-        near = near_bounds(tensors[0], *bounds) if bounds else None
-        if mapped is not None and alive is not None:
-            moments.alive(mapped, alive, 1e-12, gate)
-        mode = TRAINED if training else EVALUATED
+        gate = moments.Gate(self.state, self.training, True, CALLS)
+        largest, positive = moments.largest_of([x for x in self.tensors if x.numel()])
+        of_given = launch.zeros(self.state.device)[0]
+        if self.given:
+            of_given = norm_of_arguments(self.given)
+        near = near_bounds(self.tensors[0], *self.bounds) if self.bounds else None
+        if self.mapped is not None and self.alive is not None:
+            moments.alive(self.mapped, self.alive, _TINY, gate)
+
+        mode = TRAINED if self.training else EVALUATED
         places = mode, OFF, CALLS, BAD_CALLS, FIRST_BAD, FIRST_MADE, FIRST_WORSE, NEAR
         moments.note_call(gate, largest, of_given, positive, near, places)
 
-    launch.or_else(with_kernels, with_torch)
+    def add_with_torch(self) -> None:
+        new = _begins(self.training, self.state, calls=True)
+        if new is None:
+            return
+        largest, positive = extremes(self.tensors)
+        if positive is not None:
+            self._note_bad(new, largest, positive)
+        new[CALLS] += 1
 
+        if self.tensors and self.tensors[0].numel():
+            self._note_values(new)
+        _ends(self.training, self.state, new)
 
-def _add_watched(
-    tensors: Sequence[Tensor],
-    given: Sequence[Tensor],
-    mapped: Tensor | None,
-    training: bool,
-    bounds: Sequence[float],
-    state: Tensor,
-    alive: Tensor | None,
-) -> None:
-    """`add_watched` with torch operations."""
-    new = _begins(training, state, calls=True)
-    if new is None:
-        return
-    call = new[CALLS].clone()
-    largest, positive = extremes(tensors)
-    norm = largest.to(new)
-    bad = ~(norm < math.inf)
-    if positive is not None:
-        finite_input = norm_of_arguments(given).to(new) < math.inf
+    def _note_bad(self, new: Tensor, largest: Tensor, positive: Tensor) -> None:
+        """Note whether a value is not finite, and whether the layer has made it."""
+        call = new[CALLS].clone()
         never = torch.full_like(call, math.inf)
+        bad = ~(largest.to(new) < math.inf)
+        made = bad & (norm_of_arguments(self.given).to(new) < math.inf)
+        worse = ~(positive.to(new) < math.inf)
+
         new[BAD_CALLS] += bad
-        new[FIRST_BAD] = torch.minimum(new[FIRST_BAD], torch.where(bad, call, never))
-        made = torch.where(bad & finite_input, call, never)
-        new[FIRST_MADE] = torch.minimum(new[FIRST_MADE], made)
-        worse = torch.where(positive.to(new) < math.inf, never, call)
-        new[FIRST_WORSE] = torch.minimum(new[FIRST_WORSE], worse)
-    new[CALLS] += 1
-    if tensors and tensors[0].numel():
-        if bounds:
-            new[NEAR] += near_bounds(tensors[0], *bounds)
-        if mapped is not None and alive is not None:
-            flags = {"alive": alive}
-            add_alive(flags, mapped, 1e-12)
-            alive.copy_(flags["alive"])
-    _ends(training, state, new)
+        for place, condition in ((FIRST_BAD, bad), (FIRST_MADE, made), (FIRST_WORSE, worse)):
+            time = torch.where(condition, call, never)
+            new[place] = torch.minimum(new[place], time)
+
+    def _note_values(self, new: Tensor) -> None:
+        """Note the share of saturated values, and which channels are alive."""
+        if self.bounds:
+            new[NEAR] += near_bounds(self.tensors[0], *self.bounds)
+        if self.mapped is not None and self.alive is not None:
+            flags = {"alive": self.alive}
+            add_alive(flags, self.mapped, _TINY)
+            self.alive.copy_(flags["alive"])
 
 
 @operator(
@@ -505,6 +567,7 @@ def add_watched_gradient(grad: Tensor, scale: Tensor | None, training: bool, sta
         places = GRADIENTS, GRADIENT_NORM, FIRST_BAD_GRADIENT
         moments.note_gradient(gate, square, 1.0 if scale is None else scale, places)
         return
+
     new = _begins(training, state, calls=False)
     if new is None or not grad.numel():
         return
@@ -512,9 +575,10 @@ def add_watched_gradient(grad: Tensor, scale: Tensor | None, training: bool, sta
     if scale is not None:
         norm = norm / scale.to(new)
     finite = norm < math.inf
+    new[GRADIENT_NORM] += torch.where(finite, norm, 0.0)
+
     time = new[GRADIENTS].clone()
     never = torch.full_like(time, math.inf)
-    new[GRADIENT_NORM] += torch.where(finite, norm, 0.0)
     first = torch.where(finite, never, time)
     new[FIRST_BAD_GRADIENT] = torch.minimum(new[FIRST_BAD_GRADIENT], first)
     new[GRADIENTS] += 1
@@ -536,8 +600,9 @@ def add_measured_gradient(
     state: Tensor,
 ) -> None:
     """Add a gradient to statistics in compiled code; see `add_statistics`."""
-    options = scale, training, False, every, first, last, state.data, None, None
-    add_statistics(grad, None, None, *options)
+    add_statistics(
+        grad, None, None, scale, training, False, every, first, last, state.data, None, None
+    )
 
 
 for _operator in (add_watched_gradient, add_measured_gradient):

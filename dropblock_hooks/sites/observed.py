@@ -31,21 +31,33 @@ def observe(site: Site, tensors: list[Tensor], given: list[Tensor], training: bo
     site.use_observed(x.device, 0 if mapped is None else mapped.shape[1], batch is not None)
     observed: Any = site.observed
     scale = scale_tensor(site.run.scaler) if site.scaled else None
-    found: list[Tensor]
     state = observed.state
     alive = observed.alive
     gradients = observed.gradients
     if observed.watches:
         bounds = observed.numbers
-        found = watch(
+        watched: list[Tensor] = watch(
             tensors, given, mapped, scale, state, gradients, alive, training, bounds, _CODE
         )
-        return found
-    batches = observed.batches
-    which = observed.sees_values, training, *observed.numbers
-    tracked = state, gradients, alive, batches
-    found = measure(tensors, mapped, batch, scale, *tracked, *which, _CODE)
-    return found
+        return watched
+    every, first, last = observed.numbers
+    measured: list[Tensor] = measure(
+        tensors,
+        mapped,
+        batch,
+        scale,
+        state,
+        gradients,
+        alive,
+        observed.batches,
+        observed.sees_values,
+        training,
+        every,
+        first,
+        last,
+        _CODE,
+    )
+    return measured
 
 
 def _maps_of(site: Site, x: Tensor) -> Tensor | None:
@@ -84,7 +96,7 @@ def watch(
         return []
 
     def see(grad: Tensor | None) -> None:
-        if grad is not None:  # as of a tensor that nothing was made of
+        if grad is not None:  # the output was used
             measures.add_watched_gradient(grad.detach(), scale, training, gradients)
 
     return _watched(tensors, see)
@@ -119,8 +131,18 @@ def measure(
     if values:
         channels = None if mapped is None else mapped.detach()
         inputs = None if batch is None else batch.detach()
-        options = None, training, True, *bins, state, alive, batches
-        measures.add_statistics(tensors[0].detach(), channels, inputs, *options)
+        measures.add_statistics(
+            tensors[0].detach(),
+            channels,
+            inputs,
+            None,
+            training,
+            True,
+            *bins,
+            state,
+            alive,
+            batches,
+        )
         return []
     measures.add_call(training, state)
     if not any(map(may_get_grad, tensors)):
