@@ -40,7 +40,7 @@ from .calls.gradcam import CAM, gradcam
 from .calls.sample import Sampled, sample
 from .calls.watch import watch
 from .checks import Range
-from .findings import Alert, Finding, Kind, Severity, WatchdogError
+from .findings import Finding, Kind, Severity, WatchdogError
 from .observers.base import Observer, Seen, Watch
 from .observers.capture import Capture, Record
 from .observers.stats import ActivationStats, GradientStats, WeightStats
@@ -96,7 +96,6 @@ __all__ = [
     "CAM",
     "ActivationStats",
     "AdaptiveClipGrad",
-    "Alert",
     "Applied",
     "Attachment",
     "ByDepth",

@@ -158,10 +158,6 @@ class Cause(NamedTuple):
     cure: str
 
 
-Alert = Finding
-"""The name of a `Watchdog`'s findings in earlier versions."""
-
-
 class WatchdogError(ComposedError, RuntimeError):
     """The error of a `Watchdog` with ``action="raise"``.
 

@@ -61,7 +61,7 @@ MODULES = {
 MEMBERS = {
     "Attachment": """
         alerts always captured enabled epoch grad_scaler load_state_dict log optimizer paused rates
-        remove report scalars set state_dict step suggest verify
+        remove report scalars select set state_dict step suggest verify
     """,
     "Site": """
         active_calls aliases at block_size calls expected_rate key layout map_size module_type

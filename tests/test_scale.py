@@ -101,7 +101,7 @@ def test_attach_to_many_layers_of_one_parent_is_linear():
         lambda attached, model: attached.scalars(),
         lambda attached, model: attached.load_state_dict(attached.state_dict()),
         lambda attached, model: attached.set("*.1", p=0.1),
-        lambda attached, model: attached["*.1"],
+        lambda attached, model: attached.select("*.1"),
         lambda attached, model: attachments(model),
         lambda attached, model: attached.remove(),
     ],

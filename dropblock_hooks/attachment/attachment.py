@@ -23,7 +23,16 @@ from ..sites.run import Run, checked_scaler, world_size
 from ..sites.site import Site
 from ..sites.updates import checked_optimizers, use_optimizers
 from ..tables import Table, counted
-from .lookup import Suggestion, Which, captures, find, suggestions, values_at, with_rates
+from .lookup import (
+    Suggestion,
+    Which,
+    captures,
+    find,
+    site_at,
+    suggestions,
+    values_at,
+    with_rates,
+)
 from .report import SiteRow, readings, site_table, summed
 from .state import check, restore, save
 
@@ -65,11 +74,20 @@ class Attachment:
     def __hash__(self) -> int:
         return hash(self._run)
 
-    def __getitem__(self, which: Which) -> Site | tuple[Site, ...]:
-        """One site by its key; a tuple of sites by a selector, or by a class of regularizers."""
-        sites = find(which, self._base, self._hooks)
-        first = sites[0]
-        return first if first.key == which else sites
+    def __getitem__(self, key: str | int) -> Site:
+        """The site with this key, on the layer of this name, or at this position.
+
+        KeyError if there is none, or if the layer has several; `select` finds several.
+        """
+        return site_at(key, self.sites)
+
+    def select(self, which: Which) -> tuple[Site, ...]:
+        """All sites that a selector or a class means, in model order: at least one.
+
+        Args:
+            which: a site key, a selector, or a class of regularizers; KeyError if it means no site.
+        """
+        return find(which, self._base, self.sites)
 
     @property
     def rates(self) -> dict[str, dict[str, float]]:
@@ -80,12 +98,12 @@ class Attachment:
         """Give sites another rate or schedule; all or none. Their realized rates begin anew.
 
         Args:
-            which: a site key, a selector, or a class of regularizers; KeyError if it means no site.
+            which: as for `select`.
             rates: numbers or schedules by field; a `ByDepth` is spread over these layers. Unknown
                 fields and bad values are a TypeError or ValueError; after `remove`, RuntimeError.
         """
         self._run.check_installed()
-        sites = find(which, self._base, self._hooks)
+        sites = self.select(which)
         regularizers = with_rates(sites, rates, self._run)
 
         for site, regularizer in zip(sites, regularizers, strict=True):
@@ -311,7 +329,7 @@ class Attachment:
             which: a site key or a selector, else KeyError; None means every `Capture`. If nothing
                 was kept, RuntimeError.
         """
-        sites = find(Capture if which is None else which, self._base, self._hooks)
+        sites = self.select(Capture if which is None else which)
         return captures(which, sites)
 
     def suggest(self, share: float = 0.1, which: Which | None = None) -> Table[Suggestion]:
@@ -322,10 +340,10 @@ class Attachment:
         Args:
             share: in (0, 1), else ValueError, of the norms; for `ClampGrad`, of the largest
                 magnitudes.
-            which: as for `set`; None means every site with a bound.
+            which: as for `select`; None means every site with a bound.
         """
         self._run.check_installed()
-        sites = self.sites if which is None else find(which, self._base, self._hooks)
+        sites = self.sites if which is None else self.select(which)
         return suggestions(sites, share)
 
     def state_dict(self) -> dict[str, Any]:

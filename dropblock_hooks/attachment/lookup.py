@@ -14,38 +14,67 @@ from ..quoting import listed, quote
 from ..regularizers.base import Regularizer
 from ..schedules import placed, same_kind
 from ..selectors.index import Index, NoMatchError
-from ..selectors.select import Select, match
+from ..selectors.select import ROOT, Select, match
 from ..selectors.wrappers import named_modules
-from ..sites.hooks import SiteHook
 from ..sites.run import Run
 from ..sites.site import Site
 from ..tables import Columns, Table
 
 Which: TypeAlias = str | Select | type[Regularizer]
 
+_SEVERAL = "attached.select(...) finds several, by a selector or a class"
 
-def find(which: Which, base: nn.Module, hooks: Sequence[SiteHook]) -> tuple[Site, ...]:
-    """Find the sites of these hooks that `which` means, in model order; KeyError with the reason.
+
+def site_at(key: str | int, sites: Sequence[Site]) -> Site:
+    """Find the one site with this key, on the layer of this name, or at this position.
+
+    IndexError for a number without a site, KeyError for another key, TypeError for something else.
+    """
+    if isinstance(key, int) and not isinstance(key, bool):
+        return sites[key]
+    if not isinstance(key, str):
+        raise TypeError(
+            "attached[...] takes the key of a site, the name of its layer or its number, got "
+            f"{quote(key)}: {_SEVERAL}"
+        )
+
+    by_key = {site.key: site for site in sites}
+    if key in by_key:
+        return by_key[key]
+
+    name = "" if key == ROOT else key
+    on_layer = [site for site in sites if name in (site.name, *site.aliases)]
+    if not on_layer:
+        reason = f"it is neither the key of a site nor the name of its layer ({_SEVERAL})"
+        raise _no_site(key, reason, list(by_key))
+    if len(on_layer) > 1:
+        keys = listed([site.key for site in on_layer], 3)
+        raise KeyError(f"{quote(key)} has {len(on_layer)} sites: {keys}; take one, or {_SEVERAL}")
+    return on_layer[0]
+
+
+def find(which: Which, base: nn.Module, sites: Sequence[Site]) -> tuple[Site, ...]:
+    """Find all sites that `which` means, in model order; KeyError with the reason if none is.
 
     TypeError if `which` is something else.
     """
-    sites = {hook.site.key: hook.site for hook in hooks}
-    if isinstance(which, str) and which in sites:
-        return (sites[which],)
+    by_key = {site.key: site for site in sites}
+    if isinstance(which, str) and which in by_key:
+        return (by_key[which],)
 
     if isinstance(which, type) and issubclass(which, Regularizer):
-        matching = [site for site in sites.values() if isinstance(site.regularizer, which)]
+        matching = [site for site in sites if isinstance(site.regularizer, which)]
         reason = f"no site has a {which.__name__}"
     elif isinstance(which, str | Select):
         names, reason = _matched_names(which, base)
-        matching = [site for site in sites.values() if site.name in names]
+        matching = [site for site in sites if site.name in names]
     else:
         raise TypeError(
             f"a site is found by its key, a selector or a class of regularizers, got {quote(which)}"
         )
 
     if not matching:
-        raise _no_site(which, reason, list(sites))
+        raise _no_site(which, reason, list(by_key))
     return _in_model_order(matching, base)
 
 

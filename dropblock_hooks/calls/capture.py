@@ -13,7 +13,7 @@ from ..planning.dry_run import arguments_of
 from ..quoting import listed
 from ..selectors.select import Select
 from ..selectors.wrappers import unwrap
-from .once import Once, call_once, main_tensor, one_of
+from .once import Once, call_once, main_tensor
 
 
 def capture(
@@ -22,7 +22,6 @@ def capture(
     layers: str | Select | Sequence[str],
     *,
     gradients: bool = False,
-    loss: Callable[[Any], Tensor] | None = None,
     when: Literal["after", "before"] = "after",
     at: Literal["output", "input"] = "output",
     index: int | str | None = None,
@@ -47,7 +46,6 @@ def capture(
         x: the argument of the model: a tensor, a tuple of arguments or a mapping of keywords.
         layers: a selector, or a list of names.
         gradients: also return the gradients of the values; None if the loss does not depend on one.
-        loss: another name of `target`.
         when: ``"before"`` or ``"after"`` the regularizers of the layer.
         at: the ``"output"`` or the ``"input"`` of the layer.
         index: which element of a tuple, list or dict.
@@ -67,9 +65,8 @@ def capture(
         ValueError: if `layers` is empty, or `target` is given without `gradients`.
         TypeError: if the output, or the result of `target`, is no tensor.
     """
-    target = one_of(target, "loss", loss)
     if target is not None and not gradients:
-        raise ValueError("target (or loss) needs gradients=True")
+        raise ValueError("target needs gradients=True")
     if isinstance(layers, list | tuple):
         layers = Select(names=tuple(layers))
 

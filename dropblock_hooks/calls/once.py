@@ -105,13 +105,6 @@ def main_tensor(output: Any, pick: Callable[[Any], Any] | None = None) -> Tensor
     )
 
 
-def one_of(target: Any, name: str, other: Any) -> Any:
-    """The function of the output, which may be given as `target` or by another name."""
-    if target is not None and other is not None:
-        raise TypeError(f"{name} is another name of target: give one of them")
-    return other if target is None else target
-
-
 @contextmanager
 def evaluation(model: nn.Module) -> Iterator[None]:
     """Put every module in evaluation mode; afterwards each has its former mode."""

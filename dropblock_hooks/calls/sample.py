@@ -13,7 +13,7 @@ from ..quoting import listed
 from ..selectors.wrappers import unwrap
 from ..sites.site import Site
 from ..warn import warn
-from .once import evaluation, main_tensor, one_of, summary
+from .once import evaluation, main_tensor, summary
 
 
 class Sampled(NamedTuple):
@@ -43,7 +43,6 @@ def sample(
     model: nn.Module,
     x: Any,
     n: int = 30,
-    transform: Callable[[Any], Any] | None = None,
     *,
     target: Callable[[Any], Any] | None = None,
 ) -> Sampled:
@@ -65,7 +64,6 @@ def sample(
         model: a model with an attachment, wrapped or not.
         x: the argument of the model: a tensor, a tuple of arguments or a mapping of keywords.
         n: the number of forwards, at least 2.
-        transform: another name of `target`.
         target: a function of each output that returns the tensor to sample. By default the output
             is taken, or its ``logits`` or ``out``.
 
@@ -81,11 +79,10 @@ def sample(
     n = as_count("n", n, 2)
     acting = _acting_sites(bare)
     args, kwargs = arguments_of(x)
-    pick = one_of(target, "transform", transform)
     calls_before = sum(site.calls for site in acting)
 
     with evaluation(model), torch.no_grad():
-        outputs = [main_tensor(model(*args, **kwargs), pick).clone() for _ in range(n)]
+        outputs = [main_tensor(model(*args, **kwargs), target).clone() for _ in range(n)]
         samples = torch.stack(outputs)
         numbers = samples.to(torch.result_type(samples, 1.0))
         std, mean = torch.std_mean(numbers, 0)

@@ -138,8 +138,7 @@ def _kept_by_site(
             kept_by_site[site] = (kept[0] != 0).float().cpu()
 
     for attached in attachments(copied):
-        chosen = attached.sites if which is None else attached[which]
-        sites = (chosen,) if isinstance(chosen, Site) else chosen
+        sites = attached.sites if which is None else attached.select(which)
         for module, hook in attached._installed:
             site = hook.site
             if site in sites and site.draws and site.regularizer.spatial in (None, 2):

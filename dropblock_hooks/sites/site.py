@@ -21,13 +21,8 @@ from .._torch import (
 )
 from ..axes.facts import Facts
 from ..axes.reader import Reader
-<<<<<<< HEAD
-from ..axes.view import CHANNELS_FIRST, View
-from ..checkpointing import NO_TASK, graph_task
-=======
 from ..axes.view import PLAIN, View
-from ..checkpointing import NO_TASK, graph_task, tell_lost_random_state
->>>>>>> 2fdfc7da (sites: performing a regularizer is split by what it decides)
+from ..checkpointing import NO_TASK, graph_task
 from ..compiling import is_exporting, new_handle
 from ..functional.cells import MOST_RATES
 from ..observers.base import Seen, Watch
@@ -95,7 +90,6 @@ class Site:
 
         # without what compiled code has counted since `counter` was read
         self.tally = Counter()
-        self.recomputed = False  # whether a lost random state was looked for
         self.samples: int | None = None  # the length of axis 0 of the last tensor, if that matters
         self.rose = False  # whether the rate was ever above 0
         self.frozen = False  # whether the parameter got no gradient when it was last looked at
@@ -110,13 +104,7 @@ class Site:
         self.reads_batches = False
         self.guesses_channels = False
         self.handle = new_handle(self)
-<<<<<<< HEAD
-        self.samples: int | None = None  # the length of axis 0 of the last tensor, if that matters
-        self.rose = False  # whether its rate was ever above 0
-        self.frozen = False  # whether its parameter got no gradient when it was last looked at
-=======
 
->>>>>>> 2fdfc7da (sites: performing a regularizer is split by what it decides)
         self.set_regularizer(item)
 
     def set_regularizer(self, regularizer: Regularizer) -> None:
@@ -341,20 +329,10 @@ def act(
     if site.of_gradients:
         return _with_regularized_gradient(site, x)
 
-<<<<<<< HEAD
-    if site.regularizer.acts_on == "activation":
-        recomputes = graph_task() != NO_TASK
-        # what always() adds in evaluation is not counted
-        counts = not recomputes and (training or site.always)
-        return perform(site, x, form, site.values, counts, input=given)
-=======
     recomputes = graph_task() != NO_TASK
-    if recomputes and not site.recomputed:
-        _check_random_state(site)
     # what always() adds in evaluation is not counted
     counts = not recomputes and (training or site.always)
     return perform(site, x, view, site.values, counts, input=layer_input)
->>>>>>> 2fdfc7da (sites: performing a regularizer is split by what it decides)
 
 
 def _with_regularized_gradient(site: Site, x: Tensor) -> Tensor:
@@ -447,13 +425,7 @@ def regularize_grad(
 
     if "grad_scale" not in attributes:
         attributes["grad_scale"] = run.loss_scale(grad.device)
-<<<<<<< HEAD
-    return perform(site, grad, form, rates, True, **attributes)
-=======
-        if site.regularizer.reads_grad_scale:
-            run.seek_scaler()
     return perform(site, grad, view, rates, True, **attributes)
->>>>>>> 2fdfc7da (sites: performing a regularizer is split by what it decides)
 
 
 def is_due(site: Site, training: bool) -> bool:

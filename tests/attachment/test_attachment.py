@@ -26,6 +26,7 @@ from dropblock_hooks import (
     Watchdog,
     WeightStats,
     WindowSchedule,
+    ZeroGrad,
     attach,
 )
 from tests.told import ids, told
@@ -109,9 +110,45 @@ def test_set_refuses(net, which, rates, error, text):
 def test_lookup(net):
     attached = attach(net, {"layer1.*": [Dropout2d(0.1), GaussianNoise(0.1)]})
     assert attached["layer1.0/Dropout2d"] is attached.sites[0]
-    assert [s.key for s in attached["layer1.0"]] == ["layer1.0/Dropout2d", "layer1.0/GaussianNoise"]
-    assert len(attached["type:Residual"]) == 4
+    keys = ["layer1.0/Dropout2d", "layer1.0/GaussianNoise"]
+    assert [site.key for site in attached.select("layer1.0")] == keys
+    assert len(attached.select("type:Residual")) == 4
+    assert attached.select("layer1.0/Dropout2d") == (attached.sites[0],)
     assert len(attached) == len(list(attached)) == 4
+
+
+def test_a_key_is_one_site(net):
+    shared = nn.Sequential(net, net)
+    attached = attach(shared, {"0.layer1.0": Dropout2d(0.1), "0": ZeroGrad()})
+    first, second = attached.sites
+    assert attached["0.layer1.0"] is attached["1.layer1.0"] is attached["0.layer1.0/Dropout2d"]
+    assert attached["0.layer1.0"] is attached[0] is attached[-2] is first
+    assert attached["0"] is attached[1] is second
+    whole = attach(net, {".": Dropout2d(0.1)})
+    assert whole["."] is whole[0]
+
+
+@pytest.mark.parametrize(
+    ("key", "error", "part"),
+    [
+        (
+            "layer1.0",
+            KeyError,
+            "'layer1.0' has 2 sites: layer1.0/Dropout2d, layer1",
+        ),
+        ("layer1.*", KeyError, "neither the key of a site nor the name of its layer"),
+        ("layer1.0/Dropot2d", KeyError, "closest: layer1.0/Dropout2d"),
+        (Dropout2d, TypeError, "got Dropout2d: attached.select(...) finds several"),
+        (True, TypeError, "got True"),
+        (slice(2), TypeError, "attached.select(...) finds several"),
+        (4, IndexError, "out of range"),
+    ],
+    ids=str,
+)
+def test_a_key_of_no_site_or_of_several_is_refused(net, key, error, part):
+    attached = attach(net, {"layer1.*": [Dropout2d(0.1), GaussianNoise(0.1)]})
+    with pytest.raises(error, match=re.escape(part)):
+        attached[key]
 
 
 def test_enabled_and_paused(net):
@@ -364,7 +401,7 @@ def test_a_schedule_that_nobody_steps_is_told_once(net, schedule):
 def test_a_lookup_of_nothing_says_why(net, which, part):
     spec = {"layer?.*": [Dropout2d(0.1), GaussianNoise(0.1)]}
     attached = attach(net, spec)
-    for look in (lambda: attached[which], lambda: attached.set(which, p=0.2)):
+    for look in (lambda: attached.select(which), lambda: attached.set(which, p=0.2)):
         with pytest.raises(KeyError) as caught:
             look()
         assert part in caught.value.args[0]

@@ -454,10 +454,10 @@ def test_set_by_class_and_by_depth(net):
     names = ["layer2.0", "layer1.0", "layer1.1"]
     both = [DropBlock2d(0.1, 3), Dropout2d(0.1), Dropout2d(0.2, at="input")]
     attached = attach(net, dict.fromkeys(names, both) | {"fc": ClipGradNorm(1.0)})
-    before = [s.rate for s in attached[Dropout2d]]
+    before = [s.rate for s in attached.select(Dropout2d)]
     attached.set(DropBlock2d, p=ByDepth(0.0, 0.2))
     depth = {"layer1.0": 0.0, "layer1.1": 0.1, "layer2.0": 0.2}  # in model order
-    assert {s.name: s.rate for s in attached[DropBlock2d]} == pytest.approx(depth)
-    assert [s.rate for s in attached[Dropout2d]] == before
+    assert {s.name: s.rate for s in attached.select(DropBlock2d)} == pytest.approx(depth)
+    assert [s.rate for s in attached.select(Dropout2d)] == before
     attached.set("layer*.*", p=ByDepth(0.2, 0.0))
-    assert all(s.rate == pytest.approx(0.2 - depth[s.name]) for s in attached["layer*.*"])
+    assert all(s.rate == pytest.approx(0.2 - depth[s.name]) for s in attached.select("layer*.*"))

@@ -98,7 +98,7 @@ def test_nothing_is_left_behind_also_after_an_error(net, x):
         capture(net, torch.ones(1, 7, 6, 6), "conv", gradients=True)
     assert state(net) == before
     with pytest.raises(ZeroDivisionError):
-        capture(net, x, "conv", gradients=True, loss=lambda y: 1 / 0)
+        capture(net, x, "conv", gradients=True, target=lambda y: 1 / 0)
     assert state(net) == before
     assert attachments(net) == []
 
@@ -151,11 +151,9 @@ def test_the_loss_of_the_output(net, x):
     assert grads["."]["other"] is None
     assert values["."]["other"] is None
     with pytest.raises(TypeError, match="no tensor but int"):
-        capture(model, x, "net.head", gradients=True, loss=lambda y: 1)
-    with pytest.raises(ValueError, match=r"target \(or loss\) needs gradients=True"):
-        capture(model, x, "net.head", loss=lambda y: y)
-    with pytest.raises(TypeError, match="loss is another name of target: give one of them"):
-        capture(model, x, "net.head", gradients=True, loss=torch.sum, target=torch.sum)
+        capture(model, x, "net.head", gradients=True, target=lambda y: 1)
+    with pytest.raises(ValueError, match="target needs gradients=True"):
+        capture(model, x, "net.head", target=lambda y: y)
 
 
 def test_no_gradient_tells_why(net, x):
@@ -164,7 +162,7 @@ def test_no_gradient_tells_why(net, x):
     with torch.inference_mode(), pytest.raises(RuntimeError, match="inference_mode"):
         capture(net, x, "conv", gradients=True)
     with pytest.raises(RuntimeError, match="no gradient came to conv.*does the loss depend"):
-        capture(net, x, "conv", gradients=True, loss=lambda y: net.head.weight.sum())
+        capture(net, x, "conv", gradients=True, target=lambda y: net.head.weight.sum())
 
 
 @pytest.mark.parametrize("layers", [[], None, nn.ReLU], ids=repr)

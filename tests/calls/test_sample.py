@@ -101,7 +101,7 @@ def test_modes_are_as_before(training):
         sample(model, images(), n=2)
         assert modes(model) == before
         with pytest.raises(ZeroDivisionError):
-            sample(model, images(), n=2, transform=lambda y: 1 / 0)
+            sample(model, images(), n=2, target=lambda y: 1 / 0)
     assert modes(model) == before
     assert not any(map(any, seen))
     assert seen
@@ -111,7 +111,7 @@ def test_a_short_summary_is_printed():
     model, attached = prepared()
     with attached.always():
         sampled = sample(model, images(), n=3)
-        votes = sample(model, images(), n=3, transform=lambda y: y.argmax(-1) == 0)
+        votes = sample(model, images(), n=3, target=lambda y: y.argmax(-1) == 0)
     low, high = sampled.mean.min(), sampled.mean.max()
     assert repr(sampled).startswith(f"Sampled(mean=(5, 4) from {low:.3g} to {high:.3g}, std=(5, 4)")
     assert repr(votes).endswith("samples=(3, 5))")
@@ -162,11 +162,8 @@ def test_an_output_that_is_no_tensor(wrap, key, said):
     cure = re.escape(f"lambda output: output[{key!r}]")
     with pytest.raises(TypeError, match=f"no tensor but {said}: pick one .*{cure}"):
         sample(model, x)
-    for name in ("transform", "target"):
-        assert sample(model, x, n=2, **{name: pick}).samples.shape == (2, 2, 3)
+    assert sample(model, x, n=2, target=pick).samples.shape == (2, 2, 3)
     assert model.training
-    with pytest.raises(TypeError, match="transform is another name of target"):
-        sample(model, x, transform=pick, target=pick)
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def test_names_are_those_of_the_model():
     assert attached.verify() == []
     assert attached.sites[0].name == NAME
     assert attached[f"{NAME}/Dropout"].active_calls == 1
-    assert [site.rate for site in attached["**.lora_dropout.default"]] == [0.3, 0.3]
+    assert [site.rate for site in attached.select("**.lora_dropout.default")] == [0.3, 0.3]
     attached.remove()
     assert hook_count(model) == 0
     dropouts = [m for n, m in model.named_modules() if n.endswith("lora_dropout.default")]

@@ -109,7 +109,7 @@ def test_values_and_gradients_stay_what_they_are():
     torch.testing.assert_close(*outputs, rtol=0, atol=0)
     assert all(
         sums_of(attached, site)[1] == 1
-        for site in attached[Sums]
+        for site in attached.select(Sums)
         if not isinstance(site.regularizer, GradientSums)
     )
     assert all(sums_of(attached, site)[3] == 1 for site in attached)
