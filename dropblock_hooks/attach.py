@@ -7,13 +7,14 @@ from torch import nn
 
 from ._torch import guard_hooks
 from .attachment.attachment import Attachment
-from .attachment.place import install, place, site_keys
+from .attachment.place import install, place
 from .compiling import forget_compiled
 from .diagnosis.lost import find_frozen
 from .findings import Finding, Kind, Severity, tell
 from .planning.builtin import find_doubled
 from .planning.plan import plan_placements
-from .selectors.wrappers import find_module, submodule, unwrap
+from .selectors.index import Index
+from .selectors.wrappers import find_module, unwrap
 from .sites.hooks import SiteHook, hooks_on
 from .sites.run import Run
 from .specs.spec import Draft, SpecError
@@ -66,26 +67,28 @@ def attach(
         TypeError: for a model, or an optimizer, of another class.
         ValueError: if the optimizer holds no parameter with ``when="accumulated"``.
     """
-    base = submodule(unwrap(model), root)
+    index = Index(model, root)
     draft = Draft.of(spec)
-    placements, warnings = place(base, draft, epochs)
+    placements, warnings = place(index, draft, epochs)
     run = Run(root, epochs)
     findings = [Finding(Kind.SPEC, Severity.WARNING, (), text) for text in warnings]
     layouts: dict[str, str | None] = {}
     if example_input is None:
-        findings += find_doubled(base, placements, site_keys(placements))
+        findings += find_doubled(index, placements)
     else:
-        planned = plan_placements(unwrap(model), base, placements, example_input)
+        planned = plan_placements(index, placements, example_input)
         if planned.problems:
             raise SpecError(planned.problems, draft.source)
         findings += [each for each in planned.findings if each.severity != Severity.NOTE]
         layouts = {row.site: row.layout for row in planned.rows}
-    attachment = install(base, placements, run)
+    attachment = install(index.model, placements, run)
     try:
-        attachment.grad_scaler, attachment.optimizer = grad_scaler, optimizer
+        attachment.grad_scaler = grad_scaler
+        attachment.optimizer = optimizer
         for site in attachment.sites:
             site.reader.remember(layouts.get(site.key) or "")
-        findings += find_frozen(base, run, attachment._hooks) if example_input is None else []
+        if example_input is None:
+            findings += find_frozen(index.model, run, attachment._hooks)
         guard_hooks()
         forget_compiled()
         tell(findings, run.told)

@@ -2,24 +2,31 @@
 
 import re
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
 from dropblock_hooks import (
+    AdaptiveClipGrad,
+    CentralizeGrad,
     ClampGrad,
     ClipGradNorm,
     DropBlock2d,
     Dropout,
     Dropout2d,
     DropPath,
+    GradNoise,
     HookWarning,
+    ScaleGrad,
     Select,
     SiteError,
     Spec,
     SpecError,
     StochasticDepth,
+    WeightStats,
+    ZeroGrad,
     attach,
     attachments,
     detach_all,
@@ -128,7 +135,7 @@ def refused(net, hook_count, spec, *parts, error=SpecError, **options):
         ({"layer1.0.convv": Dropout()}, ["layer1.0.convv", "layer1.0.conv"]),
         ({"layr1.*": Dropout()}, ["layr1.*", "nothing", "layer1"]),
         ({"re:layer[": Dropout()}, ["not a pattern"]),
-        ({"types:Conv2d": Dropout()}, ["types:", "type", "forms"]),
+        ({"types:Conv2d": Dropout()}, ["types:", "type", "prefixes"]),
         ({"fc.weight": Dropout()}, ["param:fc.weight"]),
         (
             [("layer1.0", "Dropuot"), 5, ("layer1.1", "Nope")],
@@ -152,6 +159,35 @@ def refused(net, hook_count, spec, *parts, error=SpecError, **options):
 )
 def test_bad_specs(net, hook_count, spec, parts):
     refused(net, hook_count, spec, *parts)
+
+
+OPTIONS = {"at": "input", "index": 0, "layout": "NCHW"}
+ON_PARAMETERS = [
+    ClampGrad(-1), ClipGradNorm(1.0), ClipGradNorm(1.0, per="channel"), CentralizeGrad(),
+    AdaptiveClipGrad(), ScaleGrad(0.5), ZeroGrad(), GradNoise(0.1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("option", ["at", "index", "layout"])
+@pytest.mark.parametrize("regularizer", ON_PARAMETERS, ids=repr)
+def test_options_about_tensors_are_refused_for_parameters(net, hook_count, regularizer, option):
+    changed = replace(regularizer, **{option: OPTIONS[option]})
+    reason = f"can't work on fc.weight: {option}= means nothing for a parameter: leave it out"
+    refused(net, hook_count, {"param:fc.weight": changed}, reason)
+
+
+def test_all_options_that_mean_nothing_are_named(net, hook_count):
+    regularizer = CentralizeGrad(at="input", layout="NHWC", index=1)
+    reason = "at= and index= and layout= mean nothing for a parameter"
+    refused(net, hook_count, {"param:fc.weight": regularizer}, reason)
+    with attach(net, {"param:fc.weight": CentralizeGrad(active="always")}) as attached:
+        assert attached[0].at == "parameter"
+
+
+@pytest.mark.parametrize("option", ["at", "index", "layout"])
+def test_an_observer_of_parameters_takes_no_options_about_tensors(option):
+    with pytest.raises(ValueError, match="WeightStats reads parameters: it takes no at, index or"):
+        WeightStats(**{option: OPTIONS[option]})
 
 
 def test_all_problems_at_once(net, hook_count):

@@ -15,7 +15,6 @@ from ..regularizers.base import Regularizer
 from ..schedules import placed, same_kind
 from ..selectors.index import Index, NoMatchError
 from ..selectors.select import ROOT, Select, match
-from ..selectors.wrappers import named_modules
 from ..sites.run import Run
 from ..sites.site import Site
 from ..tables import Columns, Table
@@ -62,11 +61,13 @@ def find(which: Which, base: nn.Module, sites: Sequence[Site]) -> tuple[Site, ..
     if isinstance(which, str) and which in by_key:
         return (by_key[which],)
 
+    index = Index(base)
+
     if isinstance(which, type) and issubclass(which, Regularizer):
         matching = [site for site in sites if isinstance(site.regularizer, which)]
         reason = f"no site has a {which.__name__}"
     elif isinstance(which, str | Select):
-        names, reason = _matched_names(which, base)
+        names, reason = _matched_names(which, index)
         matching = [site for site in sites if site.name in names]
     else:
         raise TypeError(
@@ -75,7 +76,7 @@ def find(which: Which, base: nn.Module, sites: Sequence[Site]) -> tuple[Site, ..
 
     if not matching:
         raise _no_site(which, reason, list(by_key))
-    return _in_model_order(matching, base)
+    return _in_model_order(matching, index)
 
 
 def _no_site(which: Which, reason: str, keys: Sequence[str]) -> KeyError:
@@ -84,18 +85,18 @@ def _no_site(which: Which, reason: str, keys: Sequence[str]) -> KeyError:
     return KeyError(f"no site is {quote(which)}: {reason}; sites{known}")
 
 
-def _matched_names(selector: str | Select, base: nn.Module) -> tuple[set[str], str]:
+def _matched_names(selector: str | Select, index: Index) -> tuple[set[str], str]:
     """Match a selector: the names, and the reason if no site has one of them."""
     try:
-        names = {target.name for target in match(selector, Index(base))}
+        names = {target.name for target in match(selector, index)}
     except NoMatchError as error:
         return set(), str(error)
     return names, f"it means layers that have none: {listed(sorted(names), 3)}"
 
 
-def _in_model_order(sites: Sequence[Site], base: nn.Module) -> tuple[Site, ...]:
+def _in_model_order(sites: Sequence[Site], index: Index) -> tuple[Site, ...]:
     """Sort sites by their layers; those of layers that are not in the model come last."""
-    order = {name: i for i, (name, _) in enumerate(named_modules(base))}
+    order = {name: i for i, name in enumerate(index.modules)}
     return tuple(sorted(sites, key=lambda site: order.get(site.owner, len(order))))
 
 

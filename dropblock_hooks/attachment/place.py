@@ -1,8 +1,8 @@
 """Places a spec on a model: finds all of its faults, then installs either all hooks or none."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields, replace
 
 import torch
 from torch import nn
@@ -18,6 +18,7 @@ from ..regularizers.base import Regularizer
 from ..regularizers.foreign import Retune, rate_attribute, unit_dropped
 from ..schedules import length_of, placed
 from ..selectors.index import Index, NoMatchError, Target
+from ..selectors.kinds import ATTRIBUTE, LAYER, PARAMETER, TargetKind
 from ..selectors.select import Select, match
 from ..sites.held import ParameterHook, RetuneHook
 from ..sites.hooks import ObserveHook, SiteHook, hooks_on
@@ -27,22 +28,50 @@ from ..sites.site import Site
 from ..specs.spec import Draft, Entry, SpecError
 from .attachment import Attachment
 
+# the hooks for each kind of target; the first one that takes a regularizer is used
+HOOKS: dict[TargetKind, tuple[type[SiteHook], ...]] = {
+    LAYER: (RetuneHook, ObserveHook, SiteHook),
+    PARAMETER: (ParameterHook,),
+    ATTRIBUTE: (RetuneHook,),
+}
+
 _REMOVE = "call its remove(), or run `from dropblock_hooks import detach_all; detach_all(model)`"
 _COMPOSED = ", or allow it with Select(..., compose=True)"
-_HOOKS = (RetuneHook, ObserveHook, SiteHook)  # the first one that takes a regularizer is used
+_DEFAULTS = {f.name: f.default for f in fields(Regularizer)}  # of the options of all regularizers
 
 
 @dataclass(frozen=True)
 class Placement:
-    """A regularizer of an entry on a layer, parameter or attribute."""
+    """A regularizer of an entry on a layer, parameter or attribute.
+
+    Attributes:
+        entry: the entry of the spec.
+        position: the number of the entry, and of the regularizer in it.
+        target: what the regularizer is on.
+        regularizer: the regularizer, fitted to the target.
+        where: the selector of the entry, as messages quote it, after its line in a file.
+        hook: the class of the hook that acts there.
+        key: the key of the site; "" until all faults were found.
+        facts: the axes of the layer, as the model shows them.
+    """
 
     entry: Entry
-    position: tuple[int, int]  # the number of the entry, and of the regularizer in it
+    position: tuple[int, int]
     target: Target
     regularizer: Regularizer
-    where: str  # the selector of the entry, as messages quote it, after its line in a file
+    where: str
     hook: type[SiteHook]
-    facts: Facts | None = None  # the axes of the layer, as the model shows them
+    key: str = ""
+    facts: Facts | None = None
+
+
+@dataclass
+class Resolved:
+    """A spec that is matched with a model: its placements, and what is wrong so far."""
+
+    placements: list[Placement] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -56,76 +85,84 @@ class _Occupant:
 
 
 def place(
-    model: nn.Module, draft: Draft, epochs: int | None = None
+    index: Index, draft: Draft, epochs: int | None = None
 ) -> tuple[list[Placement], list[str]]:
-    """Resolve a spec on a model: the placements and the warnings, or a SpecError with all faults.
+    """Resolve a spec and judge it: the placements and the warnings, or a SpecError with all faults.
 
-    Names begin at `model`; `epochs` is the length of the training.
+    `epochs` is the length of the training.
     """
-    if epochs is not None:
-        as_count("epochs", epochs)
-
-    index = Index(model)
-    problems = list(draft.problems)
-    warnings: list[str] = []
-    placements = _resolve(draft, index, warnings, problems)
-    problems += _faults(placements)
-    placements = _with_rates(placements, epochs, warnings, problems)
+    resolved = resolve(index, draft, epochs)
+    problems = [*resolved.problems, *judge(resolved.placements)]
     if problems:
         raise SpecError(dict.fromkeys(problems), draft.source)
 
-    facts = ModelFacts(index)
-    for i, p in enumerate(placements):
-        if not p.target.form:
-            placements[i] = replace(p, facts=facts.of(p.target, p.regularizer.at))
-    warnings += _nested(placements)
+    placements = _described(index, resolved.placements)
+    warnings = [*resolved.warnings, *_nested(placements)]
     return placements, list(dict.fromkeys(warnings))
 
 
-def _resolve(
-    draft: Draft, index: Index, warnings: list[str], problems: list[str]
-) -> list[Placement]:
-    """Match the entries of a spec, in their order; add to the warnings and problems."""
-    placements: list[Placement] = []
+def resolve(index: Index, draft: Draft, epochs: int | None = None) -> Resolved:
+    """Match the entries of a spec, in their order, and fit their schedules to the model."""
+    if epochs is not None:
+        as_count("epochs", epochs)
+
+    resolved = Resolved(problems=list(draft.problems))
     for number, entry in enumerate(draft.entries):
         where = f"{draft.places[number]}{quote(entry.selector)}"
         try:
             targets = match(entry.selector, index)
         except NoMatchError as error:
-            problems.append(f"{where}: {error}")
+            resolved.problems.append(f"{where}: {error}")
             continue
 
         if entry.regularizers is None:
-            names = {target.name for target in targets}
-            kept = [p for p in placements if p.target.name not in names]
-            if len(kept) == len(placements):
-                warnings.append(f"{where}: None clears nothing: no earlier entry is on it")
-            placements = kept
-            continue
+            _clear(resolved, targets, where)
+        else:
+            resolved.placements += _placements_of(index, entry, number, targets, where)
 
-        for i, regularizer in enumerate(entry.regularizers):
-            for target in targets:
-                hook = _hook_for(target, regularizer)
-                fitted = hook.fitted(target, regularizer, index.model)
-                placement = Placement(
-                    entry=entry,
-                    position=(number, i),
-                    target=target,
-                    regularizer=fitted,
-                    where=where,
-                    hook=hook,
-                )
-                placements.append(placement)
-    return placements
+    _fit_rates(resolved, epochs)
+    return resolved
 
 
-def _hook_for(target: Target, regularizer: Regularizer) -> type[SiteHook]:
-    """Return the class of the hook that puts a regularizer on a target."""
-    kinds = (ParameterHook,) if target.form == "param" else _HOOKS
-    return next(kind for kind in kinds if isinstance(regularizer, kind.takes))
+def _clear(resolved: Resolved, targets: list[Target], where: str) -> None:
+    """Remove the placements of earlier entries from these targets, as an entry with None does."""
+    names = {target.name for target in targets}
+    kept = [p for p in resolved.placements if p.target.name not in names]
+    if len(kept) == len(resolved.placements):
+        resolved.warnings.append(f"{where}: None clears nothing: no earlier entry is on it")
+    resolved.placements = kept
 
 
-def _faults(placements: list[Placement]) -> list[str]:
+def _placements_of(
+    index: Index, entry: Entry, number: int, targets: list[Target], where: str
+) -> Iterator[Placement]:
+    """Make the placements of an entry: each of its regularizers on each target."""
+    for i, regularizer in enumerate(entry.regularizers or ()):
+        for target in targets:
+            hook = _hook_for(target.kind, regularizer)
+            fitted = regularizer
+            if isinstance(regularizer, hook.takes):
+                fitted = hook.fitted(target, regularizer, index)
+            yield Placement(
+                entry=entry,
+                position=(number, i),
+                target=target,
+                regularizer=fitted,
+                where=where,
+                hook=hook,
+            )
+
+
+def _hook_for(kind: TargetKind, regularizer: Regularizer) -> type[SiteHook]:
+    """Return the class of the hook that puts a regularizer on a target of this kind.
+
+    If no hook takes it, the last one is returned, and `judge` refuses the placement.
+    """
+    hooks = HOOKS[kind]
+    return next((hook for hook in hooks if isinstance(regularizer, hook.takes)), hooks[-1])
+
+
+def judge(placements: list[Placement]) -> list[str]:
     """Find the regularizers that can't work on their targets, or beside others.
 
     Each reason is given once, with the names of all targets.
@@ -136,7 +173,7 @@ def _faults(placements: list[Placement]) -> list[str]:
         module = p.target.module
         name = p.target.name
 
-        refusal = _refusal(p)
+        refusal = next(_refusals(p), None)
         if refusal:
             about = f"{p.where}: {quote(p.regularizer)} can't work on"
             names_by_fault[about, refusal].append(name)
@@ -153,16 +190,32 @@ def _faults(placements: list[Placement]) -> list[str]:
     return [f"{about} {listed(names, 3)}: {why}" for (about, why), names in names_by_fault.items()]
 
 
-def _refusal(p: Placement) -> str | None:
-    """Return why a regularizer can't work on its target; None if it can."""
-    refusals = p.hook.refusals(p.target, p.regularizer)
-    first = next(filter(None, refusals), None)
-    if isinstance(p.target.module, torch.jit.ScriptModule):
-        return (
+def _refusals(p: Placement) -> Iterator[str]:
+    """Yield why a regularizer can't work on its target; nothing if it can."""
+    target = p.target
+    if isinstance(target.module, torch.jit.ScriptModule):
+        yield (
             "it is a ScriptModule, which takes no hooks: attach to the module that it was made "
             "from, and script that after remove(); or put it on a layer around it"
         )
-    return first
+    if not isinstance(p.regularizer, p.hook.takes):
+        yield f"{target.kind.prefix}: selectors take {p.hook.takes.__name__} only"
+        return
+
+    yield from filter(None, p.hook.refusals(target, p.regularizer))
+    stated = [
+        f"{name}="
+        for name in target.kind.no_options
+        if getattr(p.regularizer, name) != _DEFAULTS[name]
+    ]
+    if stated:
+        means = "means" if len(stated) == 1 else "mean"
+        noun = target.kind.noun
+        yield f"{' and '.join(stated)} {means} nothing for {_article(noun)} {noun}: leave it out"
+
+
+def _article(noun: str) -> str:
+    return "an" if noun[0] in "aeiou" else "a"
 
 
 def _live_occupants(module: nn.Module) -> list[_Occupant]:
@@ -210,33 +263,28 @@ def _set_one_rate(module: nn.Module, first: Regularizer, second: Regularizer) ->
     return any(map(unit_dropped, both)) and retuned == [rate_attribute(module)]
 
 
-def _with_rates(
-    placements: list[Placement], epochs: int | None, warnings: list[str], problems: list[str]
-) -> list[Placement]:
-    """Fit the schedules to the training and to the layers; add to the warnings and problems.
+def _fit_rates(resolved: Resolved, epochs: int | None) -> None:
+    """Fit the schedules to the training and to the layers.
 
     A schedule without epochs follows the training. A `ByDepth` is spread over the layers of its
     entry.
     """
-    sizes = Counter(p.position for p in placements)
+    sizes = Counter(p.position for p in resolved.placements)
     placed_before: Counter[tuple[int, int]] = Counter()
-    fitted = []
-    for p in placements:
-        regularizer = p.regularizer
-        rates = regularizer.rates
+    for number, p in enumerate(resolved.placements):
+        rates = p.regularizer.rates
         if epochs is not None:
-            warnings += _too_long(p, epochs)
+            resolved.warnings += _too_long(p, epochs)
 
         try:
             new_rates = placed(rates, epochs, placed_before[p.position], sizes[p.position])
             if new_rates != rates:
-                regularizer = regularizer.with_rates(**new_rates)
+                regularizer = p.regularizer.with_rates(**new_rates)
+                resolved.placements[number] = replace(p, regularizer=regularizer)
         except Exception as error:  # a schedule may be anybody's
-            problems.append(f"{p.where}: {quote(p.regularizer)}: {error}")
+            resolved.problems.append(f"{p.where}: {quote(p.regularizer)}: {error}")
 
-        fitted.append(replace(p, regularizer=regularizer))
         placed_before[p.position] += 1
-    return fitted
 
 
 def _too_long(p: Placement, epochs: int) -> list[str]:
@@ -250,12 +298,31 @@ def _too_long(p: Placement, epochs: int) -> list[str]:
     return warnings
 
 
+def _described(index: Index, placements: list[Placement]) -> list[Placement]:
+    """Give each placement the key of its site, and the facts of its layer.
+
+    The key has the layer and the regularizer, and a number if these two are not unique.
+    """
+    facts = ModelFacts(index)
+    repeated: Counter[str] = Counter()
+    described = []
+    for p in placements:
+        target = p.target
+        key = f"{target.name or '.'}/{p.regularizer.label}"
+        repeated[key] += 1
+        number = repeated[key]
+        of_layer = facts.of(target, p.regularizer.at) if target.kind.is_layer else None
+        unique_key = key if number == 1 else f"{key}#{number}"
+        described.append(replace(p, key=unique_key, facts=of_layer))
+    return described
+
+
 def _nested(placements: list[Placement]) -> list[str]:
     """Warn of layers inside others with the same class, because it applies to them twice."""
     layers = {
         (p.regularizer.label, p.target.name): p.where
         for p in placements
-        if not p.target.form and not isinstance(p.regularizer, Retune | Observer)
+        if p.target.kind.is_layer and not isinstance(p.regularizer, Retune | Observer)
     }
     inner = [
         (kind, name)
@@ -295,9 +362,8 @@ def install(
         make: makes the hook of a site; None uses the class that the placement knows.
     """
     installed = []
-    keys = site_keys(placements)
-    for order, (key, p) in enumerate(zip(keys, placements, strict=True)):
-        site = Site(key, p.target, p.regularizer, run, p.facts)
+    for order, p in enumerate(placements):
+        site = Site(p.key, p.target, p.regularizer, run, p.facts)
         site.order = order
         site.position = p.position
         site.selector = str(p.entry.selector)
@@ -305,7 +371,7 @@ def install(
         installed.append((p.target.module, hook))
 
     attachment = Attachment(base, run, installed)
-    run.keys = tuple(keys)
+    run.keys = tuple(p.key for p in placements)
     run.sites = attachment.sites
     try:
         for module, hook in installed:
@@ -328,14 +394,3 @@ def _watch_maps(base: nn.Module, placements: list[Placement], run: Run) -> None:
     if facts:
         only_maps = all((fact.own or fact.inside) == FIRST for fact in facts)
         run.grids.watch(base, only_maps)
-
-
-def site_keys(placements: list[Placement]) -> list[str]:
-    """Return the key of each site: layer and regularizer, and a number if these are not unique."""
-    keys: list[str] = []
-    repeated: Counter[str] = Counter()
-    for p in placements:
-        key = f"{p.target.name or '.'}/{p.regularizer.label}"
-        repeated[key] += 1
-        keys.append(key if repeated[key] == 1 else f"{key}#{repeated[key]}")
-    return keys

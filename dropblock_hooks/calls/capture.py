@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from ..observers.capture import Record
 from ..planning.dry_run import arguments_of
 from ..quoting import listed
+from ..selectors.index import Index
 from ..selectors.select import Select
-from ..selectors.wrappers import unwrap
 from .once import Once, call_once, main_tensor
 
 
@@ -72,14 +72,15 @@ def capture(
 
     options: dict[str, Any] = {"device": device, "dtype": dtype, "reduce": reduce}
     once = Once(gradients, keep=None, when=when, at=at, index=index, **options)
-    base = unwrap(model)  # DistributedDataParallel would wait for its own backward
+    targets = Index(model)
     args, kwargs = arguments_of(x)
 
     def forward() -> Tensor | None:
-        output = base(*args, **kwargs)
+        # DistributedDataParallel would wait for its own backward
+        output = targets.model(*args, **kwargs)
         return main_tensor(output, target) if gradients else None
 
-    sites = call_once(base, layers, once, forward)
+    sites = call_once(targets, layers, once, forward)
     records = {site.name or ".": site.bound.result() for site in sites}
     _check_called(records)
     values = _by_layer(records, "value")

@@ -17,7 +17,6 @@ from ..quoting import listed, quote, shown
 from ..selectors.index import Index
 from ..selectors.select import Selector
 from ..selectors.stages import stage_channels
-from ..selectors.wrappers import unwrap
 from ..sites.site import Site, SiteError
 from ..tables import shown as cell
 from ..warn import warn
@@ -119,7 +118,8 @@ def gradcam(
     check_option("method", method, ("gradcam", "gradcam++", "layercam"))
     axes: dict[str, Any] = {"layout": layout, "grid": grid, "prefix_tokens": prefix_tokens}
     observer = LastMap(gradients=True, detach=False, index=index, **axes)
-    base = unwrap(model)
+    targets = Index(model)
+    base = targets.model
     arguments = arguments_of(x)
     images = _images_in(arguments)
     number = len(images)
@@ -136,7 +136,7 @@ def gradcam(
 
     def map_at(selector: Selector) -> tuple[str, Tensor]:
         """Run the model. Returns the name of the layer and its map, or raises a SiteError."""
-        sites = call_once(base, selector, observer, explained)
+        sites = call_once(targets, selector, observer, explained)
         site = _only_site(sites, selector)
         activations, gradient = features(site, number)
         raw = weighted(activations, gradient, method).clamp(min=0)
@@ -146,7 +146,7 @@ def gradcam(
         if layer is not None:
             name, raw = map_at(layer)
         else:
-            name, raw = _first_map(default_layers(base, forward), map_at)
+            name, raw = _first_map(default_layers(targets, forward), map_at)
 
     _warn_of_empty_maps(raw, name)
     maps = _scaled_to_1(raw)[:, None]
@@ -210,7 +210,7 @@ def _scaled_to_1(raw: Tensor) -> Tensor:
     return maps / (largest + 1e-7)
 
 
-def default_layers(base: nn.Module, forward: Callable[[], Any]) -> list[str]:
+def default_layers(index: Index, forward: Callable[[], Any]) -> list[str]:
     """The names of the layers that Grad-CAM tries if none is named, the best first.
 
     1. The last feature stage comes first, then the layers that were called last.
@@ -219,10 +219,9 @@ def default_layers(base: nn.Module, forward: Callable[[], Any]) -> list[str]:
     3. Maps with the channels of an output map come last, because segmentation models return them
        resized.
     """
-    with recorded(base) as calls, torch.no_grad():
+    with recorded(index.model) as calls, torch.no_grad():
         output = forward()
 
-    index = Index(base)
     shapes = _shapes_by_call(index, calls)
     norms = [
         name for name, shape in shapes.items() if len(shape) == 3 and "Norm" in _kind(index, name)

@@ -14,6 +14,7 @@ from ..checkpointing import NO_TASK, graph_task
 from ..compiling import as_written
 from ..observers.capture import Capture
 from ..quoting import kind_of, quote
+from ..selectors.index import Index
 from ..sites.hooks import ObserveHook
 from ..sites.run import Run
 from ..sites.site import Site
@@ -45,7 +46,7 @@ class EdgeHook(ObserveHook):
 
 
 def call_once(
-    base: nn.Module, layers: Any, observer: Once, forward: Callable[[], Tensor | None]
+    index: Index, layers: Any, observer: Once, forward: Callable[[], Tensor | None]
 ) -> list[Site]:
     """Run a forward eagerly with an observer at these layers, and return the sites.
 
@@ -53,10 +54,10 @@ def call_once(
     is no selector, a SpecError says so.
     """
     draft = Draft.of([(layers, observer)])
-    placements, *_ = place(base, draft)
+    placements, *_ = place(index, draft)
     edges: list[GradientEdge] = []
     run = Run(looked=True, shared={"edges": edges})  # the caller reports uncalled layers
-    attached = install(base, placements, run, lambda site, _: EdgeHook(site))
+    attached = install(index.model, placements, run, lambda site, _: EdgeHook(site))
 
     try:
         with as_written():

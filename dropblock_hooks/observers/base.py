@@ -221,6 +221,9 @@ class Observer(Regularizer):
                 f"{self.label} can't see gradients at at='input': observe the output of the layer "
                 "before, whose gradient is the same"
             )
+        sees_tensors = self.sees_values or self.sees_gradients
+        if not sees_tensors and (self.at, self.index, self.layout) != ("output", None, "auto"):
+            raise ValueError(f"{self.label} reads parameters: it takes no at, index or layout")
 
 
 class Watch:

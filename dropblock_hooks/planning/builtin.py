@@ -17,9 +17,10 @@ from ..attachment.place import Placement
 from ..findings import Finding
 from ..regularizers import foreign
 from ..regularizers.base import highest_rate
-from ..selectors.index import Index, Target, rates_in
+from ..selectors.index import Index, Target
+from ..selectors.kinds import rates_in
 from ..selectors.select import Select, Selector, match
-from ..selectors.wrappers import bare_type, submodule, unwrap
+from ..selectors.wrappers import bare_type
 from ..sites.hooks import hooks_on
 from ..specs.spec import Spec
 from ..tables import Columns, Table, counted, named, range_of, ranged
@@ -51,10 +52,10 @@ _COLUMNS: Columns[BuiltinRow] = {
 class Builtin(Table[BuiltinRow]):
     """The rates of a model; `spec` makes a Spec of them."""
 
-    def __init__(self, base: nn.Module) -> None:
-        self._index = Index(base)
-        rows = list(rates_of(self._index))
-        title = f"{counted(len(rows), 'rate')} in {bare_type(base).__name__}"
+    def __init__(self, index: Index) -> None:
+        self._index = index
+        rows = list(rates_of(index))
+        title = f"{counted(len(rows), 'rate')} in {bare_type(index.model).__name__}"
         super().__init__(rows, _COLUMNS, title)
 
     def spec(self, p: Any = None) -> Spec:
@@ -112,7 +113,7 @@ def builtin(model: nn.Module, *, root: str = "") -> Builtin:
     Raises:
         TypeError: if `model` is not a module.
     """
-    return Builtin(submodule(unwrap(model), root))
+    return Builtin(Index(model, root))
 
 
 def rates_of(index: Index) -> Iterator[BuiltinRow]:
@@ -127,7 +128,7 @@ def rates_of(index: Index) -> Iterator[BuiltinRow]:
             continue
 
         for attribute in _rates_held(target.module):
-            yield _row_of_attribute(index.model, target, attribute)
+            yield _row_of_attribute(index, target, attribute)
 
 
 def _rates_held(module: nn.Module) -> list[str]:
@@ -145,12 +146,12 @@ def _row_of_layer(target: Target, attribute: str) -> BuiltinRow:
     return _row(target, attribute, name=name, selector=name, is_read=True, aliases=target.aliases)
 
 
-def _row_of_attribute(model: nn.Module, target: Target, attribute: str) -> BuiltinRow:
+def _row_of_attribute(index: Index, target: Target, attribute: str) -> BuiltinRow:
     """The row of a rate that a module holds, which a `Retune` on the attribute sets."""
     name = f"{target.name}.{attribute}".lstrip(".")
     is_read = foreign.reads_own(target.module, attribute)
     if not is_read:
-        is_read = foreign.is_read(model, (target.name,), attribute)
+        is_read = foreign.is_read(index.model, (target.name,), attribute)
     return _row(target, attribute, name=name, selector=f"attr:{name}", is_read=bool(is_read))
 
 
@@ -182,31 +183,26 @@ def _row(
     )
 
 
-def find_doubled(
-    base: nn.Module, placements: Sequence[Placement], keys: Sequence[str]
-) -> list[Finding]:
-    """Finds the sites, by their keys, that drop values which the model itself drops too.
+def find_doubled(index: Index, placements: Sequence[Placement]) -> list[Finding]:
+    """Find the sites that drop values which the model itself drops too.
 
     Two independent dropouts with the rates a and b together drop a share of 1 - (1 - a)(1 - b). The
     layers that a `Retune` of the same spec sets are left out.
     """
-    dropping = [
-        (placement, key)
-        for placement, key in zip(placements, keys, strict=True)
-        if _drops_at_layer(placement)
-    ]
+    dropping = [placement for placement in placements if _drops_at_layer(placement)]
     if not dropping:
         return []
 
-    droppers = _dropouts_on(base, placements)
+    droppers = _dropouts_on(index, placements)
     # by the names of the two droppers, and the key of a site
     shares: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
-    for placement, key in dropping:
+    for placement in dropping:
         row = next((row for row in droppers if _drops_same(placement, row)), None)
         if row is not None:
             regularizer = placement.regularizer
             droppers_here = regularizer.label, row.type
-            shares[droppers_here][key] = 1 - (1 - highest_rate(regularizer)) * (1 - row.rate)
+            kept = (1 - highest_rate(regularizer)) * (1 - row.rate)
+            shares[droppers_here][placement.key] = 1 - kept
 
     findings = []
     for (ours, theirs), by_site in shares.items():
@@ -220,10 +216,10 @@ def _drops_at_layer(placement: Placement) -> bool:
     """Whether a site drops values at its layer at some time of its schedule."""
     regularizer = placement.regularizer
     drops = foreign.unit_dropped(regularizer) and highest_rate(regularizer)
-    return bool(drops) and not placement.target.form
+    return bool(drops) and placement.target.kind.is_layer
 
 
-def _dropouts_on(base: nn.Module, placements: Sequence[Placement]) -> list[BuiltinRow]:
+def _dropouts_on(index: Index, placements: Sequence[Placement]) -> list[BuiltinRow]:
     """The dropout layers of the model that drop in training, without those that a `Retune` sets."""
     retuned = {
         placement.target.owner
@@ -231,9 +227,9 @@ def _dropouts_on(base: nn.Module, placements: Sequence[Placement]) -> list[Built
         if isinstance(placement.regularizer, foreign.Retune)
     }
     rows = []
-    for row in rates_of(Index(base)):
+    for row in rates_of(index):
         is_layer = row.name == row.selector
-        will_drop = row.on or (row.rate and not base.training)
+        will_drop = row.on or (row.rate and not index.model.training)
         if is_layer and will_drop and row.name not in retuned:
             rows.append(row)
     return rows

@@ -12,7 +12,7 @@ from torch.autograd.graph import Node
 
 from .. import messages
 from .._torch import tree_leaves
-from ..attachment.place import Placement, install, place, site_keys
+from ..attachment.place import Placement, install, place
 from ..attachment.report import block_cell, entry_of, frozen_cell, is_clipped
 from ..axes.view import View
 from ..diagnosis.first import find_no_batch
@@ -21,7 +21,8 @@ from ..diagnosis.lost import find_frozen
 from ..findings import Finding, Kind, Severity, merged
 from ..regularizers.base import Regularizer, rate_range
 from ..regularizers.foreign import held_rate, unit_dropped
-from ..selectors.wrappers import bare_type, submodule, unwrap
+from ..selectors.index import Index
+from ..selectors.wrappers import bare_type
 from ..sites.counter import Snapshot
 from ..sites.hooks import SiteHook
 from ..sites.run import Run, Window
@@ -129,32 +130,27 @@ def plan(
     Raises:
         SpecError: for the faults of the spec that ``attach`` would find.
     """
-    base = submodule(unwrap(model), root)
-    placements, notes = place(base, Draft.of(spec), epochs)
+    index = Index(model, root)
+    placements, notes = place(index, Draft.of(spec), epochs)
     findings = [Finding(Kind.SPEC, Severity.NOTE, (), note) for note in notes]
-    return plan_placements(unwrap(model), base, placements, example_input, findings)
+    return plan_placements(index, placements, example_input, findings)
 
 
 def plan_placements(
-    model: nn.Module,
-    base: nn.Module,
-    placements: list[Placement],
-    example: Any,
-    findings: Sequence[Finding] = (),
+    index: Index, placements: list[Placement], example: Any, findings: Sequence[Finding] = ()
 ) -> Plan:
-    """The plan of a spec that is resolved; `model` takes the example, `base` is in it."""
-    keys = site_keys(placements)
+    """Make the plan of a spec that is resolved; the whole model takes the example."""
     try:
-        rows, of_run = dry_run(model, example, partial(_run, model, base, placements))
+        rows, of_run = dry_run(index.whole, example, partial(_run, index, placements))
     except ValueError as error:
         of_run = [messages.NO_PASS.finding(error=error)]
         rows = []
-        for key, placement in zip(keys, placements, strict=True):
-            site = Site(key, placement.target, placement.regularizer, Run())
+        for placement in placements:
+            site = Site(placement.key, placement.target, placement.regularizer, Run())
             rows.append(_row(placement, site, ran=False))
 
-    doubled = find_doubled(base, placements, keys)
-    title = f"{counted(len(keys), 'site')} on {bare_type(base).__name__}"
+    doubled = find_doubled(index, placements)
+    title = f"{counted(len(placements), 'site')} on {bare_type(index.model).__name__}"
     return Plan(rows, title, [*findings, *of_run, *doubled])
 
 
@@ -201,17 +197,13 @@ class _Trial:
 
 
 def _run(
-    model: nn.Module,
-    base: nn.Module,
-    placements: list[Placement],
-    copied: nn.Module,
-    arguments: Arguments,
+    index: Index, placements: list[Placement], copied: nn.Module, arguments: Arguments
 ) -> tuple[list[PlanRow], list[Finding]]:
     """A row for each placement, and the findings, from one training forward of a copy."""
     if not copied.training:
         copied.train()
-    copies = dict(zip(model.modules(), copied.modules(), strict=True))
-    copied_base = copies[base]
+    copies = dict(zip(index.whole.modules(), copied.modules(), strict=True))
+    copied_base = copies[index.model]
     trials: list[_Trial] = []
 
     def make(site: Site, placement: Placement) -> SiteHook:
@@ -318,9 +310,9 @@ def _row(
 ) -> PlanRow:
     regularizer = placement.regularizer
     target = placement.target
-    if ran and target.form:
-        value = getattr(target.module, target.local)
-        shape = tuple(value.shape) if isinstance(value, Tensor) else shape
+    value = target.value
+    if ran and isinstance(value, Tensor):
+        shape = tuple(value.shape)
 
     rates = rate_range(regularizer) or ()
     shares = _shares(regularizer, rates, site.map_size or None)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 from ..selectors.index import Index
-from ..selectors.wrappers import bare_type, named_modules, unwrap
+from ..selectors.wrappers import bare_type, named_modules
 from ..tables import Table, named
 from .dry_run import Arguments, dry_run, shape_of
 
@@ -167,11 +167,11 @@ def layers(model: nn.Module, example_input: Any = None) -> Table[LayerRow]:
     Raises:
         ValueError: if no forward of a copy runs with the example.
     """
-    model = unwrap(model)
-    calls = {} if example_input is None else record_forward(model, example_input)
+    index = Index(model)
+    calls = {} if example_input is None else record_forward(index.model, example_input)
 
     rows = []
-    for name, target in Index(model).modules.items():
+    for name, target in index.modules.items():
         if name == target.name:
             row = LayerRow(
                 name=name,

@@ -7,7 +7,7 @@ from typing import Any
 from ..attachment.attachment import Attachment
 from ..attachment.report import SiteRow
 from ..observers.stats import ActivationStats, GradientStats
-from ..selectors.wrappers import named_modules
+from ..selectors.index import Index
 from ..sites.site import Site
 from .maps import figure_of
 
@@ -175,13 +175,14 @@ def _measured(
             "backward"
         )
 
-    positions = {name: i for i, (name, _) in enumerate(named_modules(attached._base))}
+    modules = Index(attached._base).modules
+    positions = {name: position for position, name in enumerate(modules)}
 
-    def position(pair: tuple[Site, SiteRow]) -> tuple[int, str]:
+    def position_of(pair: tuple[Site, SiteRow]) -> tuple[int, str]:
         site, _ = pair
         return positions.get(site.owner, 0), site.name
 
-    return sorted(measured, key=position)
+    return sorted(measured, key=position_of)
 
 
 def _axes(ax: Any, names: Sequence[str], title: str, attached: Attachment) -> tuple[Any, Any]:

@@ -18,7 +18,7 @@ from ..functional.dropout import drop_units
 from ..quoting import kind_of, label, quote
 from ..registry import documented, register
 from ..schedules import Schedule
-from ..selectors.index import is_share
+from ..selectors.kinds import is_share
 from ..selectors.wrappers import bare_type, find_module
 from .base import Applied, Now, Probability, RateLike, Regularizer, store
 from .dropout import Dropout, Dropout1d, Dropout2d, Dropout3d, DropPath, DropsShare

@@ -11,12 +11,13 @@ from torch import nn
 from ..checks import as_count, closest
 from ..quoting import label, listed, quote, shown
 from ..registry import brief
-from .index import HELD, Index, NoMatchError, Target
+from .index import Index, NoMatchError, Target
+from .kinds import KINDS
 from .stages import stage_target
 from .wrappers import bare_type
 
 ROOT = "."  # the selector of the model itself, whose name is empty
-FORMS = (*HELD, "re", "type", "stage", "stride")
+PREFIXES = (*filter(None, KINDS), "re", "type", "stage", "stride")
 # The parts of a glob, as `re.escape` writes them, and the regular expression of each. Names are
 # matched with a dot at their end, and a wildcard other than "**." stays inside a component.
 _GLOB_PARTS = (
@@ -42,7 +43,7 @@ _ITEMS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Select:
-    """Several forms of selector combined: a layer matches if it matches each of them.
+    """Several selectors combined: a layer matches if it matches each of them.
 
     Example:
         >>> Select(types="Conv2d", stages=-1, exclude="**.downsample.*", expect=8)
@@ -120,7 +121,9 @@ def _named(text: str, index: Index, as_exclude: bool = False) -> list[Target]:
     if as_exclude:
         return matches
 
-    called = [target for target in matches if target.form or _has_forward(target.module)]
+    called = [
+        target for target in matches if not target.kind.is_layer or _has_forward(target.module)
+    ]
     if not called:
         class_name = bare_type(matches[0].module).__name__
         inside = "*" if text == ROOT else f"{text}.*"
@@ -132,14 +135,14 @@ def _named(text: str, index: Index, as_exclude: bool = False) -> list[Target]:
 
 
 def _matches(text: str, index: Index, whole_stage: bool) -> list[Target]:
-    """The targets that a selector as text matches, by the form of the selector."""
-    form, _, rest = text.partition(":")
-    if form in ("stage", "stride"):
-        return [stage_target(index, form, rest, whole_stage)]
-    if form == "type":
+    """The targets that a selector as text matches, by its prefix."""
+    prefix, _, rest = text.partition(":")
+    if prefix in ("stage", "stride"):
+        return [stage_target(index, prefix, rest, whole_stage)]
+    if prefix == "type":
         return [target for target in _with_forward(index) if rest in _class_names(target.module)]
-    if form in HELD:
-        values = index.table(form)
+    if prefix and prefix in KINDS:
+        values = index.table(KINDS[prefix])
         return [values[name] for name in matching(rest, values)]
     return [index.modules[name] for name in matching(text, index.modules)]
 
@@ -163,23 +166,21 @@ def _has_forward(module: nn.Module) -> bool:
 
 def _hint(text: str, index: Index) -> str:
     """The closest selectors to a text that matches nothing, as the end of a message."""
-    form, colon, _ = text.partition(":")
-    if colon and form not in FORMS:
-        forms = f"{closest(form, FORMS)}; forms: {', '.join(FORMS)}"
-        return f": unknown form of selector {label(form)}:{forms}"
+    prefix, colon, _ = text.partition(":")
+    if colon and prefix not in PREFIXES:
+        prefixes = f"{closest(prefix, PREFIXES)}; prefixes: {', '.join(PREFIXES)}"
+        return f": unknown prefix {label(prefix)}:{prefixes}"
 
     known = [f"type:{bare_type(target.module).__name__}" for target in index.modules.values()]
-    for held in ("", *HELD):
-        prefix = f"{held}:" if held else ""
-        for name in index.table(held):
-            if name:
-                leaf = name.rpartition(".")[2]
-                known += [f"{prefix}{name}", f"{prefix}**.{leaf}"]
+    for kind in KINDS.values():
+        before = f"{kind.prefix}:" if kind.prefix else ""
+        for name in filter(None, index.table(kind)):
+            leaf = name.rpartition(".")[2]
+            known += [f"{before}{name}", f"{before}**.{leaf}"]
 
     near = closest(text, known)
-    if form == "attr":
-        return f": a rate is a number in [0, 1] that a module holds as p, *drop* or *prob*{near}"
-    return near
+    hint = KINDS[prefix].hint if colon and prefix in KINDS else ""
+    return f": {hint}{near}" if hint else near
 
 
 def _match_select(select: Select, index: Index) -> list[Target]:
@@ -269,9 +270,9 @@ def _left_out(text: str, candidates: list[Target], index: Index) -> set[Target]:
 
     starts = tuple(f"{root.name}." if root.name else "" for root in roots)
     left_out: set[Target] = set()
-    for form in {target.form for target in candidates}:
+    for kind in {target.kind for target in candidates}:
         # a shared target has several names, and any of them may be inside
-        for name, target in index.table(form).items():
+        for name, target in index.table(kind).items():
             if f"{name}.".startswith(starts):
                 left_out.add(target)
 

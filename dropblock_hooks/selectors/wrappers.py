@@ -112,8 +112,8 @@ def sharding_of(owner: nn.Module) -> str | None:
 
 def submodule(model: nn.Module, root: str) -> nn.Module:
     """The submodule where names begin; for another `root` a ValueError names the closest ones."""
-    modules = dict(named_modules(model))
-    if root not in modules:
-        hint = closest(str(root), modules)
+    module = find_module(model, root) if isinstance(root, str) else None
+    if module is None:
+        hint = closest(str(root), dict(named_modules(model)))
         raise ValueError(f"root={quote(root)} is not a submodule of the model{hint}")
-    return modules[root]
+    return module

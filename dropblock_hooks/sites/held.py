@@ -25,7 +25,7 @@ from ..compiling import is_exporting
 from ..findings import tell
 from ..regularizers.base import Regularizer
 from ..regularizers.foreign import RATES, Retune, in_place_of, is_read, rate_attribute
-from ..selectors.index import Target
+from ..selectors.index import Index, Target
 from ..selectors.wrappers import bare_type, shard_refusal
 from . import compiled, indexing
 from .hooks import Call, SiteHook, Turn
@@ -43,10 +43,10 @@ class RetuneHook(SiteHook):
     before: Any = None  # the value that the attribute had
 
     @classmethod
-    def fitted(cls, target: Target, regularizer: Any, model: nn.Module) -> Regularizer:
+    def fitted(cls, target: Target, regularizer: Any, index: Index) -> Regularizer:
         attribute = target.local or rate_attribute(target.module) or ""
         names = (target.name, *target.aliases)
-        read = not target.local and is_read(model, names, attribute)
+        read = not target.local and is_read(index.model, names, attribute)
         ours = None if target.local or read else in_place_of(target.module)
         fitted: Retune = regularizer.fitted(attribute, ours)
         vars(fitted)["needs_calls"] = not read
@@ -155,8 +155,6 @@ class ParameterHook(SiteHook):
             yield "the parameter is not initialized: run a forward first"
         if parameter.is_complex():
             yield "the parameter is complex: only gradients of real parameters are regularized"
-        if regularizer.at != "output" or regularizer.index is not None:
-            yield "at= and index= mean nothing for a parameter"
         yield shard_refusal(target.module)
         yield regularizer.refusal(target.module, parameter)
 

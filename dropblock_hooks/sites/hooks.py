@@ -29,7 +29,7 @@ from ..checkpointing import NO_TASK, graph_task
 from ..compiling import TOO_OLD, is_exporting, refuse_version
 from ..observers.base import Observer
 from ..regularizers.base import Regularizer
-from ..selectors.index import Target
+from ..selectors.index import Index, Target
 from ..selectors.wrappers import find_module
 from . import compiled, indexing, operator
 from .counter import has_data
@@ -88,14 +88,12 @@ class SiteHook:
             self.turn = _turn(item)
 
     @classmethod
-    def fitted(cls, target: Target, regularizer: Regularizer, model: nn.Module) -> Regularizer:
+    def fitted(cls, target: Target, regularizer: Regularizer, index: Index) -> Regularizer:
         return regularizer
 
     @classmethod
     def refusals(cls, target: Target, regularizer: Regularizer) -> Iterator[str | None]:
         """Yield the reasons why a fitted regularizer can't work there; the first one counts."""
-        if target.form == "attr":
-            yield "attr: selectors take Retune only"
         if regularizer.accumulates:
             text = "a regularizer that acts once per update is for parameters"
             yield f"{text}: write param: before the selector"

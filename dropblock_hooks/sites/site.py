@@ -31,7 +31,7 @@ from ..quoting import add_note
 from ..regularizers.base import Now, Regularizer
 from ..regularizers.dropout import DropsShare
 from ..schedules import is_moving
-from ..selectors.index import HELD, Target
+from ..selectors.index import Target
 from ..selectors.wrappers import bare_type
 from .board import Board, Observed
 from .counter import Counter, Norms, has_data
@@ -82,7 +82,7 @@ class Site:
         self.owner = target.owner
         self.aliases = target.aliases
         self.module_type = bare_type(target.module).__name__
-        self.at: str = HELD.get(target.form, item.at)
+        self.at: str = item.at if target.kind.is_layer else target.kind.noun
         self.reader = Reader(item, facts, run.grids)
         self.order = 0  # the number of the site in the attachment
         self.position = (0, 0)  # of the entry in the spec, and of the regularizer in the entry

@@ -72,7 +72,7 @@ NOTHING = {
     "attr:re:(": "'attr:re:\\(' is not a pattern",
     "attr:": "'attr:' matches nothing",
     "attr:lstm": "closest: .*lstm",
-    "atr:dropout": r"unknown form of selector atr: \(closest: attr\)",
+    "atr:dropout": r"unknown prefix atr: \(closest: attr\)",
     Select(names="attr:drop_*", expect=7): "expected 7 layers, got 1: drop_rate",
 }
 

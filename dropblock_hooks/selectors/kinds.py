@@ -1,0 +1,75 @@
+"""The kinds of targets: layers, and the values that modules hold, each kind with its prefix.
+
+A new kind is an entry of `KINDS`, a class of hooks in ``sites``, and the line of
+``attachment.place.HOOKS`` that joins the two.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from .._torch import parameters_of
+
+
+@dataclass(frozen=True)
+class TargetKind:
+    """A kind of target.
+
+    Attributes:
+        prefix: what its selectors begin with, before the colon; ``""`` for layers.
+        noun: its name in messages, and for targets other than layers the value of ``Site.at``.
+        values_in: returns the values of this kind that a module holds, by their names there; None
+            for layers.
+        no_options: the options of a regularizer that mean nothing for such a target.
+        hint: what a selector of this kind matches, for the message that one matches nothing.
+    """
+
+    prefix: str
+    noun: str
+    values_in: Callable[[nn.Module], Mapping[str, Any]] | None = None
+    no_options: tuple[str, ...] = ()
+    hint: str = ""
+
+    @property
+    def is_layer(self) -> bool:
+        """Whether a target of this kind is called, and has an input and an output."""
+        return self.values_in is None
+
+
+def is_share(value: Any) -> bool:
+    """Return whether a value is a number in [0, 1]."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
+
+
+def rates_in(module: nn.Module) -> dict[str, Any]:
+    """Return the attributes of a module that are named like a rate and hold a number in [0, 1]."""
+    return {
+        local: value
+        for local, value in vars(module).items()
+        if _is_name_of_rate(local) and is_share(value)
+    }
+
+
+def _is_name_of_rate(local: str) -> bool:
+    return local == "p" or "drop" in local or "prob" in local
+
+
+def parameters_in(module: nn.Module) -> dict[str, Any]:
+    """Return the parameters that a module itself holds; one that is None is left out."""
+    return {local: value for local, value in parameters_of(module).items() if value is not None}
+
+
+_OF_TENSORS = ("at", "index", "layout", "grid", "prefix_tokens")
+
+LAYER = TargetKind("", "layer")
+PARAMETER = TargetKind("param", "parameter", parameters_in, no_options=_OF_TENSORS)
+ATTRIBUTE = TargetKind(
+    "attr",
+    "attribute",
+    rates_in,
+    no_options=_OF_TENSORS,
+    hint="a rate is a number in [0, 1] that a module holds as p, *drop* or *prob*",
+)
+KINDS = {kind.prefix: kind for kind in (LAYER, PARAMETER, ATTRIBUTE)}
