@@ -17,7 +17,7 @@ from .stages import stage_target
 from .wrappers import bare_type
 
 ROOT = "."  # the selector of the model itself, whose name is empty
-PREFIXES = (*filter(None, KINDS), "re", "type", "stage", "stride")
+_OF_LAYERS = ("re", "type", "stage", "stride")  # the prefixes of selectors of layers
 # The parts of a glob, as `re.escape` writes them, and the regular expression of each. Names are
 # matched with a dot at their end, and a wildcard other than "**." stays inside a component.
 _GLOB_PARTS = (
@@ -167,9 +167,10 @@ def _has_forward(module: nn.Module) -> bool:
 def _hint(text: str, index: Index) -> str:
     """The closest selectors to a text that matches nothing, as the end of a message."""
     prefix, colon, _ = text.partition(":")
-    if colon and prefix not in PREFIXES:
-        prefixes = f"{closest(prefix, PREFIXES)}; prefixes: {', '.join(PREFIXES)}"
-        return f": unknown prefix {label(prefix)}:{prefixes}"
+    prefixes = [*filter(None, KINDS), *_OF_LAYERS]
+    if colon and prefix not in prefixes:
+        near = closest(prefix, prefixes)
+        return f": unknown prefix {label(prefix)}:{near}; prefixes: {', '.join(prefixes)}"
 
     known = [f"type:{bare_type(target.module).__name__}" for target in index.modules.values()]
     for kind in KINDS.values():

@@ -29,14 +29,14 @@ class Stage(NamedTuple):
     channels: int | None
 
 
-def stage_target(index: Index, kind: str, text: str, whole: bool = False) -> Target:
+def stage_target(index: Index, prefix: str, text: str, whole: bool = False) -> Target:
     """The last layer of a stage, or the `whole`; it is given by ``"stage"`` or by ``"stride"``."""
     if not re.fullmatch(r"-?\d{1,9}", text):
-        raise NoMatchError(f"{kind}: takes an integer, got {quote(text)}")
+        raise NoMatchError(f"{prefix}: takes an integer, got {quote(text)}")
     number = int(text)
 
     stages = _stages(index)
-    if kind == "stride":
+    if prefix == "stride":
         matches = [stage for stage in stages if stage.stride == number]
     elif -len(stages) <= number < len(stages):
         matches = [stages[number]]
@@ -46,7 +46,7 @@ def stage_target(index: Index, kind: str, text: str, whole: bool = False) -> Tar
     if not matches:
         known = [f"{i}: {stage.stated}, stride {stage.stride}" for i, stage in enumerate(stages)]
         hint = shorten("; ".join(known))
-        raise NoMatchError(f"{kind}:{number} is no stage of the model ({hint})")
+        raise NoMatchError(f"{prefix}:{number} is no stage of the model ({hint})")
 
     last = matches[-1]
     if not last.ends:

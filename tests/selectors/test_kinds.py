@@ -1,0 +1,68 @@
+"""Kinds of targets: a new one is an entry of `KINDS`, a class of hooks and a line of `HOOKS`."""
+
+import pytest
+from torch import nn
+
+from dropblock_hooks import Dropout, ScaleGrad, SpecError, attach
+from dropblock_hooks.attachment.place import HOOKS
+from dropblock_hooks.selectors.kinds import KINDS, LAYER, TargetKind
+from dropblock_hooks.sites.hooks import SiteHook
+
+
+class BufferHook(SiteHook):
+    """Multiplies a buffer by 1 - p while the site is on the model."""
+
+    takes = Dropout
+
+    def install(self, module):
+        super().install(module)
+        setattr(module, self.local, getattr(module, self.local) * (1 - self.site.rate))
+
+    def _act(self, module, *given):
+        return None
+
+
+@pytest.fixture
+def buffers(monkeypatch):
+    kind = TargetKind(
+        "buffer",
+        "buffer",
+        lambda module: dict(module.named_buffers(recurse=False)),
+        no_options=("at",),
+        hint="a buffer is a tensor that register_buffer made",
+    )
+    monkeypatch.setitem(KINDS, "buffer", kind)
+    monkeypatch.setitem(HOOKS, kind, (BufferHook,))
+    return kind
+
+
+def norm():
+    return nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2))
+
+
+def test_a_new_kind_is_selected_placed_and_reported(buffers):
+    model = norm()
+    with attach(model, {"buffer:*.running_var": Dropout(0.5)}) as attached:
+        (site,) = attached.sites
+        assert (site.key, site.at) == ("0.running_var/Dropout", "buffer")
+        assert model[0].running_var.tolist() == [0.5] * 3
+        assert attached.select("buffer:**") == attached.sites
+        assert "0.running_var/Dropout" in str(attached)
+
+
+@pytest.mark.parametrize(
+    ("selector", "regularizer", "reason"),
+    [
+        ("buffer:none", Dropout(0.5), "matches nothing: a buffer is a tensor that"),
+        ("buffer:*.running_var", ScaleGrad(2.0), "buffer: selectors take Dropout only"),
+        ("buffer:*.running_var", Dropout(0.5, at="input"), "at= means nothing for a buffer"),
+    ],
+)
+def test_a_new_kind_has_the_errors_of_all_kinds(buffers, selector, regularizer, reason):
+    with pytest.raises(SpecError, match=reason):
+        attach(norm(), {selector: regularizer})
+
+
+def test_each_kind_has_hooks():
+    assert set(HOOKS) == set(KINDS.values())
+    assert [kind for kind in KINDS.values() if kind.is_layer] == [LAYER]
