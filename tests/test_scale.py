@@ -17,9 +17,15 @@ from dropblock_hooks import (
     Dropout,
     Dropout2d,
     LinearSchedule,
+    Retune,
     attach,
     attachments,
+    builtin,
+    capture,
+    layers,
+    plan,
 )
+from dropblock_hooks.selectors.index import Index
 from tests.cases import rest_slow
 
 WAYS = {
@@ -156,3 +162,29 @@ def test_functions_called_in_a_forward(regularizer, training, most):
     names = own_calls(model, torch.randn(8, 64, 14, 14, requires_grad=True))
     assert len(names) <= most, names
     assert not [name for name in names if name.split(".")[1] == "checks"]
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda model, spec: attach(model, spec),
+        lambda model, spec: attach(model, spec, example_input=torch.ones(1, 4)),
+        lambda model, spec: plan(model, spec, torch.ones(1, 4)),
+        lambda model, spec: builtin(model),
+        lambda model, spec: layers(model),
+        lambda model, spec: capture(model, torch.ones(1, 4), "0"),
+    ],
+    ids=["attach", "attach with an example", "plan", "builtin", "layers", "capture"],
+)
+def test_a_model_is_indexed_once(use, monkeypatch):
+    indexed = []
+    begin = Index.__init__
+
+    def count(self, *arguments):
+        indexed.append(self)
+        begin(self, *arguments)
+
+    monkeypatch.setattr(Index, "__init__", count)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 2))
+    use(model, {"1": Retune(0.1), "0": Dropout(0.1), "param:*.weight": ClampGrad(-1)})
+    assert len(indexed) == 1
