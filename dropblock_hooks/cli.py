@@ -88,13 +88,13 @@ def _regularizers(options: argparse.Namespace) -> str:
 
 
 def _summary(name: str, cls: Any) -> str:
-    """A line of the list of classes: name, kind and the first line of the docstring."""
+    """Return a line of the list of classes: name, kind and the first line of the docstring."""
     first_line = cls.__doc__.split("\n")[0]
     return f"{name:18}{_kind(cls):12}{first_line}"
 
 
 def _kind(cls: Any) -> str:
-    """The kind of a class: observer, schedule, or activation or gradient for a regularizer."""
+    """Return the kind of a class: observer, schedule, activation or gradient."""
     if issubclass(cls, Observer):
         return "observer"
     return str(getattr(cls, "acts_on", "schedule"))
@@ -120,7 +120,7 @@ def _model(name: str) -> nn.Module:
 
 
 def _builder_of_timm(name: str) -> Callable[..., nn.Module]:
-    """The function that builds the model of timm with this name."""
+    """Return the function that builds the model of timm with this name."""
     try:
         import timm
     except ImportError as error:
@@ -204,7 +204,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _printed(result: Table[Any] | str, options: argparse.Namespace) -> str:
-    """The text to print for a result: the result itself, a table as text, or a table as JSON."""
+    """Return the text to print for a result: its own text, or a table as text or JSON."""
     if isinstance(result, str):
         return result
     if not options.json:
@@ -217,7 +217,7 @@ def _printed(result: Table[Any] | str, options: argparse.Namespace) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    """The parser of the command, with a subparser for each of `COMMANDS`."""
+    """Return the parser of the command, with a subparser for each of `COMMANDS`."""
     shared = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
     shared.add_argument("--json", action="store_true", help="print tables as JSON")
     shared.add_argument("--wide", action="store_true", help="shorten nothing")

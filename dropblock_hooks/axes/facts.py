@@ -88,7 +88,7 @@ class Surroundings:
         self.reorders = any(_MAY_REORDER.search(type(m).__name__) for m in modules)
 
     def around(self, module: nn.Module) -> str:
-        """Where the nearest layers before and after have their channels, or "" if they differ."""
+        """Return the side of the channels in the nearest layers; "" if the two differ."""
         position = self._positions.get(module)
         if position is None:
             return ""
@@ -123,7 +123,7 @@ class ModelFacts:
         return Surroundings(self._all_modules)
 
     def of(self, target: Target, at: str) -> Facts:
-        """The facts of the output, or the input, of a layer."""
+        """Return the facts of the output, or the input, of a layer."""
         module = target.module
         lineage = self._lineage(target.name)
         inside, widths = self._inside_of_nearest(lineage)
@@ -157,13 +157,13 @@ class ModelFacts:
         )
 
     def _lineage(self, name: str) -> list[nn.Module]:
-        """A module and its ancestors, up to the model."""
+        """Return a module and its ancestors, up to the model."""
         parts = name.split(".")
         names = [".".join(parts[:n]) for n in range(len(parts), -1, -1)]
         return [self._targets[name].module for name in names]
 
     def _inside_of_nearest(self, lineage: list[nn.Module]) -> tuple[str, tuple[int, ...]]:
-        """The answer of `_inside` for the first of these modules that has one."""
+        """Return the answer of `_inside` for the first of these modules that has one."""
         for module in lineage:
             side, widths = self._inside(module)
             if side:
@@ -171,7 +171,7 @@ class ModelFacts:
         return "", ()
 
     def _inside(self, module: nn.Module) -> tuple[str, tuple[int, ...]]:
-        """Where the layers in a module have their channels, and how many these are."""
+        """Return where the layers in a module have their channels, and how many these are."""
         if module in self._inner:
             return self._inner[module]
 
@@ -191,7 +191,7 @@ class ModelFacts:
 
 
 def kind_of(module: Any) -> str:
-    """Whether a layer of this type has its channels `FIRST` or `LAST`; "" if it does not say."""
+    """Return `FIRST` or `LAST` if the type of a layer says where its channels are; else ""."""
     if isinstance(module, nn.GroupNorm | nn.SyncBatchNorm) or _rank(module):
         return FIRST
 
@@ -203,7 +203,7 @@ def kind_of(module: Any) -> str:
 
 
 def _rank(module: nn.Module) -> int:
-    """The number of spatial axes of a convolution, pool or norm of maps; 0 for other layers."""
+    """Return the number of spatial axes of a convolution, pool or norm; 0 for other layers."""
     if children_of(module) and not parameters_of(module):
         return 0  # the module only holds others, as a ConvNormAct2d does
 
@@ -215,14 +215,14 @@ def _rank(module: nn.Module) -> int:
 
 
 def _widths(module: Any) -> set[int]:
-    """The numbers of input and output channels that a layer holds."""
+    """Return the numbers of input and output channels that a layer holds."""
     values = [value for name, value in vars(module).items() if _WIDTH.fullmatch(name)]
     values += getattr(module, "normalized_shape", None) or ()
     return {width for width in values if isinstance(width, int) and width}  # lazy layers have 0
 
 
 def _heads(module: nn.Module, lineage: list[nn.Module]) -> int | None:
-    """The number of heads that a module, or the nearest attention around it, holds."""
+    """Return the number of heads that a module, or the nearest attention around it, holds."""
     for ancestor in lineage:
         if ancestor is module or _ATTENTION.search(type(ancestor).__name__):
             heads = getattr(ancestor, "num_heads", None)
@@ -232,7 +232,7 @@ def _heads(module: nn.Module, lineage: list[nn.Module]) -> int | None:
 
 
 def _batched(module: nn.Module) -> int:
-    """The axes of a batch of a layer of torch that takes a single sample, too; else 0."""
+    """Return the axes of a batch of a layer of torch that takes a single sample, too; else 0."""
     name = type(module).__name__
     if not type(module).__module__.startswith("torch.nn.") or "BatchNorm" in name:
         return 0
@@ -244,7 +244,7 @@ def _batched(module: nn.Module) -> int:
 
 
 def _prefix(module: nn.Module) -> int:
-    """How many class and register tokens a module has; there may be one for each branch."""
+    """Return how many class and register tokens a module has; there may be one for each branch."""
     if _TOKEN_LAST.match(type(module).__name__):
         return 0
 

@@ -69,13 +69,13 @@ def channels_of(x: Tensor) -> str:
 
 
 def _shape(node: Any, number: int) -> tuple[int, ...]:
-    """The shape of an output of a node; empty if autograd does not keep it."""
+    """Return the shape of an output of a node; empty if autograd does not keep it."""
     kept = getattr(node, "_input_metadata", ())
     return tuple(kept[number].shape) if number < len(kept) else ()
 
 
 def _side(node: Any, shape: tuple[int, ...], axes: _Axes) -> str:
-    """Where the channels of the tensor are, if the operation says where it has them; or ""."""
+    """Return the side of the channels of the tensor, if the operation shows it; else ""."""
     name = node.name()
     rank = len(shape)
     is_norm = "LayerNorm" in name or "RmsNorm" in name
@@ -98,7 +98,7 @@ def _side(node: Any, shape: tuple[int, ...], axes: _Axes) -> str:
 
 
 def _behind(node: Any, shape: tuple[int, ...], axes: _Axes) -> Iterator[_Step]:
-    """The inputs of a node whose axes can be followed, and where the axes were there."""
+    """Yield the inputs of a node whose axes can be followed, and where the axes were there."""
     name = re.sub(r"Backward\d*$", "", node.name())
     for previous, number in node.next_functions:
         input_shape = () if previous is None else _shape(previous, number)
@@ -116,7 +116,7 @@ def _behind(node: Any, shape: tuple[int, ...], axes: _Axes) -> Iterator[_Step]:
 def _moves(
     node: Any, name: str, shape: tuple[int, ...], input_shape: tuple[int, ...]
 ) -> list[int | None] | None:
-    """For each axis of the output of a node, the one of the input; None if it can't be known."""
+    """Return the axis of the input for each axis of the output; None if it can't be known."""
     rank = len(shape)
     same: list[int | None] = list(range(rank))
     if name == "Permute":
@@ -135,13 +135,13 @@ def _moves(
 
 
 def _is_ours(node: Any) -> bool:
-    """Whether a node is of an autograd function of this package."""
+    """Return whether a node is of an autograd function of this package."""
     forward: Any = getattr(type(node), "_forward_cls", None)
     return forward is not None and forward.__module__.startswith(_PACKAGE)
 
 
 def _before_linear(node: Any, shape: tuple[int, ...], axes: _Axes) -> Iterator[_Step]:
-    """The input of a linear layer, if this node is its product of rows: it keeps their axes."""
+    """Yield the input of a linear layer, if this node is its product, which keeps the rows."""
     if node.name() not in ("AddmmBackward0", "MmBackward0"):
         return
 
@@ -156,13 +156,16 @@ def _before_linear(node: Any, shape: tuple[int, ...], axes: _Axes) -> Iterator[_
 
 
 def _axis(saved: int, rank: int) -> int:
-    """An axis that autograd has saved; it saves negative numbers without their sign."""
+    """Return an axis that autograd has saved; it saves negative numbers without their sign."""
     signed = saved - 2**64 if saved >= 2**63 else saved
     return signed % rank
 
 
 def _same_axis(shape: tuple[int, ...], axis: int, other: tuple[int, ...]) -> int | None:
-    """The axis of another shape of as many elements that is this very axis, if there is one."""
+    """Return the axis of the other shape that is this very axis; None without one.
+
+    Both shapes have the same number of elements.
+    """
     before = math.prod(shape[:axis])
     for other_axis, edge in enumerate(other):
         if edge == shape[axis] and math.prod(other[:other_axis]) == before:

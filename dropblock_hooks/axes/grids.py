@@ -1,7 +1,7 @@
 """Forward hooks that keep the sizes of the maps in a forward, from which tokens are made."""
 
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,12 +11,23 @@ from .._torch import children_of
 from ..checkpointing import NO_TASK, graph_task
 
 Grid = tuple[int, ...]
-# the number of samples of a map, its size, and whether a patch embedding made it
-_Map = tuple[int, Grid, bool]
-
 _MAP = re.compile(r"(Conv|Pool)\w*[23]d")
 _RATIOS = (1, 2, 4, 8)  # by which the maps of later stages are smaller than the embedded image
 _UNITS = (1, (1, 1), (1, 1, 1))  # strides of layers that keep the size of a map
+
+
+class _Map(NamedTuple):
+    """A map that a layer has made in this forward.
+
+    Attributes:
+        samples: the number of samples.
+        size: the lengths of the spatial axes.
+        embeds: whether a patch embedding made the map.
+    """
+
+    samples: int
+    size: Grid
+    embeds: bool
 
 
 class Grids:
@@ -27,17 +38,16 @@ class Grids:
         self._maps: tuple[_Map, ...] = ()
 
     def of(self, spatial: int, samples: int | None = None) -> tuple[list[Grid], list[Grid]]:
-        """The sizes of the maps of so many samples in this forward, and of stages behind them."""
+        """Return the sizes of the maps with so many samples, and of the stages behind them."""
         sizes: list[Grid] = []
         stages: list[Grid] = []
-        for map_samples, size, embeds in self._maps:
-            if len(size) != spatial or samples not in (None, map_samples):
+        for made in self._maps:
+            if len(made.size) != spatial or samples not in (None, made.samples):
                 continue
-            sizes.append(size)
 
-            for ratio in _RATIOS:
-                if embeds and not any(edge % ratio for edge in size):
-                    stages.append(tuple(edge // ratio for edge in size))
+            sizes.append(made.size)
+            if made.embeds:
+                stages += _stages_behind(made.size)
         return sizes, stages
 
     def watch(self, model: nn.Module, only_maps: bool = False) -> None:
@@ -87,33 +97,50 @@ class Grids:
             sizes = [tuple(output.shape[2:])]
 
         if tensors and sizes and not _recomputes():
-            new = (tensors[0].shape[0], sizes[0], embeds)
-            # a part of the model may be called by itself: then only its last map counts
-            self._maps = (*self._maps, new) if self._inside else (new,)
+            samples = tensors[0].shape[0]
+            made = _Map(samples, sizes[0], embeds)
+            # if a part of the model is called by itself, only its last map counts
+            self._maps = (*self._maps, made) if self._inside else (made,)
+
+
+def _stages_behind(size: Grid) -> list[Grid]:
+    """Return the sizes of the maps that later stages may make of an embedded image."""
+    stages: list[Grid] = []
+    for ratio in _RATIOS:
+        if all(edge % ratio == 0 for edge in size):
+            stages.append(tuple(edge // ratio for edge in size))
+    return stages
 
 
 def _layers_of_maps(
     modules: list[nn.Module], with_patches: set[nn.Module]
 ) -> tuple[set[nn.Module], set[nn.Module]]:
-    """The patch embeddings with their convolutions, and other layers that make maps smaller."""
-    # a patch embedding may hold another module with a size of patches, and the inner one counts
-    embeddings = {m for m in with_patches if with_patches.isdisjoint(set(m.modules()) - {m})}
+    """Return the patch embeddings with their convolutions, and other layers that shrink maps."""
+    embeds: set[nn.Module] = set()
     parts: set[nn.Module] = set()
-    for module in embeddings:
-        parts.update(module.modules())
+    for module in with_patches:
+        inside = set(module.modules())
+        # a patch embedding may hold another module with a size of patches, and the inner one counts
+        if with_patches & inside == {module}:
+            embeds.add(module)
+            parts |= inside
 
-    maps = {m for m in modules if not children_of(m) and _MAP.search(type(m).__name__)}
-    embeds = embeddings | (maps & parts)
-    shrinks = {m for m in maps - embeds if getattr(m, "stride", 1) not in _UNITS}
+    shrinks: set[nn.Module] = set()
+    for module in modules:
+        makes_map = not children_of(module) and _MAP.search(type(module).__name__)
+        if makes_map and module in parts:
+            embeds.add(module)
+        elif makes_map and getattr(module, "stride", 1) not in _UNITS:
+            shrinks.add(module)
     return embeds, shrinks
 
 
 def _recomputes() -> bool:
-    """Whether a backward recomputes the forward, as activation checkpointing does."""
+    """Return whether a backward recomputes the forward, as activation checkpointing does."""
     return not is_compiling() and graph_task() != NO_TASK
 
 
 def _is_size(value: Any) -> bool:
-    """Whether a value is the size of a map: two or three integers."""
+    """Return whether a value is the size of a map: two or three integers."""
     edges = value if isinstance(value, tuple | list) else ()
     return len(edges) in (2, 3) and all(isinstance(edge, int | torch.SymInt) for edge in edges)

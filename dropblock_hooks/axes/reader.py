@@ -58,7 +58,7 @@ class Reader:
         self._asked: Counter[torch.Size] = Counter()  # the calls that counted for `_ASKED`
 
     def view(self, x: Tensor) -> View:
-        """How the axes of a tensor are read; a ValueError if that can't be known."""
+        """Return how the axes of a tensor are read; a ValueError if that can't be known."""
         if self._of_parameter:
             return View("parameter")
 
@@ -78,7 +78,10 @@ class Reader:
         return view
 
     def map_of(self, x: Tensor) -> Tensor | None:
-        """A tensor as (N, C, h, w), whatever is needed otherwise; None where it holds no map."""
+        """Return the maps of a tensor, (N, C, h, w); None if the tensor has none that is known.
+
+        The regularizer itself may need no map.
+        """
         reader = Reader(self.options, self.facts, self.grids, 2)
         reader._sides.update(self._sides)
         try:
@@ -113,7 +116,7 @@ class Reader:
         return view
 
     def _by_rules(self, shape: Shape, seen: str) -> View:
-        """The view without the grid of tokens; `seen` is an answer of `channels_of`."""
+        """Return the view without the grid of tokens; `seen` is an answer of `channels_of`."""
         if self._samples:
             self._check_samples(shape)
         if not self._channels:
@@ -155,7 +158,7 @@ class Reader:
         raise ValueError(f"{where}: {why}; say layout= if it is")
 
     def _rank(self, shape: Shape) -> int:
-        """The number of axes beside samples and channels, as the options or the shape say."""
+        """Return the number of axes beside samples and channels, by the options or the shape."""
         if not self.auto:
             return len(self.options.layout) - 2
         if self._spatial is None or len(shape) == 3:
@@ -175,7 +178,7 @@ class Reader:
         raise ValueError(f"needs {needed}, got shape {tuple(shape)}")
 
     def _found_layout(self, shape: Shape, rank: int, seen: str) -> str:
-        """The layout that the rules find, if the axes beside the channels may be a map."""
+        """Return the layout that the rules find, if the axes beside the channels may be a map."""
         layout = layout_with(self._side(shape, seen), rank)
         if rank > 1:
             # a layer whose channels are first gives maps, and a Linear has channels beside any axes
@@ -186,7 +189,7 @@ class Reader:
         return layout
 
     def _stated_layout(self, shape: Shape, rank: int) -> str:
-        """The layout that the options say, if it does not contradict the layer."""
+        """Return the layout that the options say, if it does not contradict the layer."""
         layout: str = self.options.layout
         facts = self.facts
         if facts.own == FIRST and side_of(layout) != FIRST:
@@ -197,7 +200,7 @@ class Reader:
         return layout
 
     def _side(self, shape: Shape, seen: str) -> str:
-        """Where the channels are; a ValueError if no rule can tell."""
+        """Return where the channels are; a ValueError if no rule can tell."""
         side = self._by_first_rule(shape, seen)
         if side:
             return side
@@ -225,7 +228,7 @@ class Reader:
         return self._by_surroundings(shape) if facts.inside == MIXED else ""
 
     def _by_stage(self, shape: Shape) -> str:
-        """Where the number of channels of the feature stage is, if one axis has that length."""
+        """Return the side of the only axis as long as the feature stage has channels; else ""."""
         is_first = shape[1] == self.facts.stage
         is_last = shape[-1] == self.facts.stage
         if is_first == is_last:
@@ -233,7 +236,7 @@ class Reader:
         return FIRST if is_first else LAST
 
     def _by_inside(self, shape: Shape, seen: str) -> str:
-        """Where the layers inside have their channels, if an axis has the length of one of them."""
+        """Return the side of the layers inside, if an axis has the length of one of them."""
         facts = self.facts
         if not facts.inside:
             return FIRST  # torch's own order, if no layer of the model has another
@@ -249,7 +252,7 @@ class Reader:
         return ""
 
     def _is_joined(self, shape: Shape, seen: str) -> bool:
-        """Whether maps with channels first were joined along them, as by a block of DenseNet.
+        """Return whether maps with channels first were joined along them, as DenseNet's blocks do.
 
         Then there are more channels than in any layer inside. A permuted map would have as many in
         the last axis.
@@ -260,7 +263,7 @@ class Reader:
         return shape[1] > max((*facts.widths, *shape[2:]))
 
     def _by_surroundings(self, shape: Shape) -> str:
-        """Where the channels are in a model with layers of both kinds, such as a plain CNN."""
+        """Return the side of the channels in a model with layers of both kinds, such as a CNN."""
         facts = self.facts
         if facts.norms_last or facts.reorders:
             return ""  # code around the layers may move the axes
@@ -296,7 +299,7 @@ class Reader:
         )
 
     def _with_grid(self, shape: Shape, view: View) -> View:
-        """The view of tokens, with the grid that they form and the prefix before them."""
+        """Return the view of tokens, with the grid that they form and the prefix before them."""
         options = self.options
         length = shape[1 if side_of(view.layout) == LAST else 2]
         prefixes = self.facts.prefixes
@@ -318,7 +321,7 @@ class Reader:
     def _unknown_grid(
         self, shape: Shape, length: int, prefixes: Iterable[int], known: list[tuple[Grid, int]]
     ) -> ValueError:
-        """The error of tokens that form no known map, or one of several."""
+        """Return the error of tokens that form no known map, or one of several."""
         sizes, _ = self.grids.of(self._spatial or 0, shape[0])
         ways = " or ".join(f"{shown(grid)} with {prefix} in front" for grid, prefix in known)
         if not ways:
@@ -336,7 +339,7 @@ class Reader:
 
 
 def _fitting(grids: Iterable[Grid], length: int, prefixes: Iterable[int]) -> list[tuple[Grid, int]]:
-    """The different grids, and prefixes, that make this number of tokens."""
+    """Return the different grids, and prefixes, that make this number of tokens."""
     pairs: list[tuple[Grid, int]] = []
     for grid, prefix in itertools.product(grids, prefixes):
         if math.prod(grid) + prefix == length and (grid, prefix) not in pairs:

@@ -32,7 +32,10 @@ class View(NamedTuple):
     prefix: int = 0
 
     def take(self, x: Tensor) -> Tensor:
-        """The maps of a tensor as (N, C, ...), without the prefix; a parameter as (1, C, ...)."""
+        """Return the maps of a tensor as (N, C, ...), without the prefix.
+
+        A parameter becomes (1, C, ...).
+        """
         if self.layout == "parameter":
             return x.reshape(1, *(x.shape or (1,)))
 
@@ -68,17 +71,17 @@ PLAIN = frozenset(View(layout) for layout in CHANNELS_FIRST.values())
 
 
 def layout_with(side: str, rank: int) -> str:
-    """The layout with so many spatial axes, and the channels `FIRST` or `LAST`."""
+    """Return the layout with so many spatial axes, and the channels `FIRST` or `LAST`."""
     return CHANNELS_FIRST[rank] if side == FIRST else CHANNELS_LAST[rank]
 
 
 def side_of(layout: str) -> str:
-    """Where the channels of a layout are: `FIRST` or `LAST`."""
+    """Return where the channels of a layout are: `FIRST` or `LAST`."""
     return LAST if layout.endswith("C") else FIRST
 
 
 def is_tokens(layout: str, spatial: int | None) -> bool:
-    """Whether a layout is that of tokens, which must form a map with so many axes."""
+    """Return whether a layout is that of tokens, which must form a map with so many axes."""
     return layout in _TOKENS and spatial is not None and spatial > 1
 
 

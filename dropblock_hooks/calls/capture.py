@@ -113,7 +113,7 @@ def _check_gradients(records: dict[str, list[Record]]) -> None:
 
 
 def _by_layer(records: dict[str, list[Record]], field: str) -> dict[str, Any]:
-    """The value of the only call of each layer, or the list of all calls."""
+    """Return the value of the only call of each layer, or the list of all calls."""
     values: dict[str, Any] = {}
     for name, calls in records.items():
         of_calls = [getattr(call, field) for call in calls]

@@ -158,7 +158,7 @@ def gradcam(
 
 
 def _images_in(arguments: Arguments) -> Tensor:
-    """The first batch of images among the arguments of the model."""
+    """Return the first batch of images among the arguments of the model."""
     args, kwargs = arguments
     inputs = [*args, *kwargs.values()]
     for x in inputs:
@@ -170,7 +170,7 @@ def _images_in(arguments: Arguments) -> Tensor:
 
 
 def _only_site(sites: list[Site], selector: Selector) -> Site:
-    """The site of a selector that must match a single layer."""
+    """Return the site of a selector that must match a single layer."""
     site, *others = sites
     if others:
         names = listed([site.name for site in sites], 5)
@@ -181,7 +181,7 @@ def _only_site(sites: list[Site], selector: Selector) -> Site:
 def _first_map(
     layers: list[str], map_at: Callable[[Selector], tuple[str, Tensor]]
 ) -> tuple[str, Tensor]:
-    """The name and the map of the first of these layers that has a map."""
+    """Return the name and the map of the first of these layers that has a map."""
     errors: list[SiteError] = []
     for layer in layers:
         try:
@@ -211,7 +211,7 @@ def _scaled_to_1(raw: Tensor) -> Tensor:
 
 
 def default_layers(index: Index, forward: Callable[[], Any]) -> list[str]:
-    """The names of the layers that Grad-CAM tries if none is named, the best first.
+    """Return the names of the layers that Grad-CAM tries if none is named, the best first.
 
     1. The last feature stage comes first, then the layers that were called last.
     2. Before a layer of tokens come the norms of its last block. Behind these norms, a head may
@@ -244,25 +244,25 @@ def default_layers(index: Index, forward: Callable[[], Any]) -> list[str]:
 
 
 def _shapes_by_call(index: Index, calls: Mapping[str, LayerCalls]) -> dict[str, tuple[int, ...]]:
-    """The shapes of the outputs that may be maps, in the order in which the layers return."""
+    """Return the shapes of the outputs that may be maps, in the order of the calls."""
     names = [name for name, target in index.modules.items() if name and name == target.name]
     names.sort(key=lambda name: calls[name].order)
     return {name: calls[name].shape for name in names if _has_places(calls[name].shape)}
 
 
 def _kind(index: Index, name: str) -> str:
-    """The name of the class of a layer."""
+    """Return the name of the class of a layer."""
     return type(index.modules[name].module).__name__
 
 
 def _may_have_features(index: Index, name: str) -> bool:
-    """Whether a layer has layers inside, or is no norm, pooling or other such operation."""
+    """Return whether a layer has layers inside, or is no norm, pooling or other such operation."""
     has_children = bool(children_of(index.modules[name].module))
     return has_children or not _NO_FEATURES.search(_kind(index, name))
 
 
 def _norms_of_last_block(layer: str, norms: list[str]) -> list[str]:
-    """The norms beside the last of the outermost norms inside a layer."""
+    """Return the norms beside the last of the outermost norms inside a layer."""
     inside = [norm for norm in norms if norm.startswith(f"{layer}.")]
     if not inside:
         return []
@@ -272,7 +272,7 @@ def _norms_of_last_block(layer: str, norms: list[str]) -> list[str]:
 
 
 def _has_places(shape: Any) -> bool:
-    """Whether a tensor of this shape may be a map of several positions, or tokens."""
+    """Return whether a tensor of this shape may be a map of several positions, or tokens."""
     if not isinstance(shape, tuple) or len(shape) not in (3, 4):
         return False
     # whether the channels are on the last axis or on axis 1
@@ -280,7 +280,7 @@ def _has_places(shape: Any) -> bool:
 
 
 def _scores(output: Any, target: Any, images: int) -> tuple[Tensor, Tensor | None]:
-    """The scores whose sum is explained, and the class of each image.
+    """Return the scores whose sum is explained, and the class of each image.
 
     If the target is a function, there are no classes.
     """
@@ -304,7 +304,7 @@ def _scores(output: Any, target: Any, images: int) -> tuple[Tensor, Tensor | Non
 
 
 def _scores_of_function(output: Any, target: Callable[[Any], Any], images: int) -> Tensor:
-    """The scores that a function makes of the output: one for each image, or their sum."""
+    """Return the scores that a function makes of the output: one for each image, or their sum."""
     scores = main_tensor(output, target)
     if scores.shape not in ((), (1,), (images,)):
         raise ValueError(
@@ -315,7 +315,7 @@ def _scores_of_function(output: Any, target: Callable[[Any], Any], images: int) 
 
 
 def _classes(logits: Tensor, target: Any) -> Tensor:
-    """The class of each image: the one with the largest logit, or `target` if it is valid."""
+    """Return the class of each image: `target` if it is valid, or that of the largest logit."""
     if target is None:
         return logits.argmax(1)
 
@@ -335,7 +335,7 @@ def _classes(logits: Tensor, target: Any) -> Tensor:
 
 
 def features(site: Site, images: int) -> tuple[Tensor, Tensor]:
-    """The last activations (N, C, h, w) of a layer and their gradient, or a SiteError."""
+    """Return the last activations (N, C, h, w) of a layer and their gradient, or a SiteError."""
     calls = site.bound.result()
     last = calls[-1] if calls else None
     if last is None or last.grad is None:
@@ -365,7 +365,7 @@ def features(site: Site, images: int) -> tuple[Tensor, Tensor]:
 
 
 def weighted(features: Tensor, gradient: Tensor, method: str) -> Tensor:
-    """The sum of the features over channels, weighted by a method of `gradcam`: (N, h, w)."""
+    """Return the sum over channels, weighted by a method of `gradcam`: (N, h, w)."""
     positive = gradient.clamp(min=0)
     if method == "gradcam":
         weights = gradient.mean((2, 3), keepdim=True)

@@ -71,7 +71,7 @@ def call_once(
 
 
 def summary(x: Tensor) -> str:
-    """The shape of a tensor, and its smallest and largest value."""
+    """Return the shape of a tensor, and its smallest and largest value."""
     shape = tuple(x.shape)
     if not x.numel():
         return f"{shape} from - to -"
@@ -80,7 +80,7 @@ def summary(x: Tensor) -> str:
 
 
 def main_tensor(output: Any, pick: Callable[[Any], Any] | None = None) -> Tensor:
-    """The tensor that `pick` returns for an output.
+    """Return the tensor that `pick` returns for an output.
 
     By default, it is the output itself, or its ``logits`` or ``out``.
     """

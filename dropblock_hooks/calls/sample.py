@@ -96,7 +96,7 @@ def sample(
 
 
 def _acting_sites(model: nn.Module) -> list[Site]:
-    """The sites of a model that draw random numbers in evaluation, at least one."""
+    """Return the sites of a model that draw random numbers in evaluation, at least one."""
     sites = [site for attached in attachments(model) for site in attached if site.draws]
     acting = [site for site in sites if site.acts(False) and site.rate != 0.0]
     if not acting:

@@ -59,7 +59,7 @@ class Builtin(Table[BuiltinRow]):
         super().__init__(rows, _COLUMNS, title)
 
     def spec(self, p: Any = None) -> Spec:
-        """A Spec that retunes all rates, with one entry for the same layer of all blocks.
+        """Return a Spec that retunes all rates, with one entry for the same layer of all blocks.
 
         Args:
             p: the rate or schedule of all layers, also of those with rate 0; None keeps each rate.
@@ -117,7 +117,7 @@ def builtin(model: nn.Module, *, root: str = "") -> Builtin:
 
 
 def rates_of(index: Index) -> Iterator[BuiltinRow]:
-    """The rates of the dropout layers and modules of a model, in the order of its modules."""
+    """Yield the rates of the dropout layers and modules of a model, in the order of its modules."""
     for target in dict.fromkeys(index.modules.values()):
         class_name = bare_type(target.module).__name__
         # layers other than dropouts may mean something else by `p`
@@ -132,7 +132,7 @@ def rates_of(index: Index) -> Iterator[BuiltinRow]:
 
 
 def _rates_held(module: nn.Module) -> list[str]:
-    """The attributes with a rate of a module that is not a dropout layer."""
+    """Return the attributes with a rate of a module that is not a dropout layer."""
     return [
         attribute
         for attribute, value in rates_in(module).items()
@@ -141,13 +141,13 @@ def _rates_held(module: nn.Module) -> list[str]:
 
 
 def _row_of_layer(target: Target, attribute: str) -> BuiltinRow:
-    """The row of a dropout layer, which a `Retune` on the layer sets."""
+    """Return the row of a dropout layer, which a `Retune` on the layer sets."""
     name = target.name or "."
     return _row(target, attribute, name=name, selector=name, is_read=True, aliases=target.aliases)
 
 
 def _row_of_attribute(index: Index, target: Target, attribute: str) -> BuiltinRow:
-    """The row of a rate that a module holds, which a `Retune` on the attribute sets."""
+    """Return the row of a rate that a module holds, which a `Retune` on the attribute sets."""
     name = f"{target.name}.{attribute}".lstrip(".")
     is_read = foreign.reads_own(target.module, attribute)
     if not is_read:
@@ -213,14 +213,14 @@ def find_doubled(index: Index, placements: Sequence[Placement]) -> list[Finding]
 
 
 def _drops_at_layer(placement: Placement) -> bool:
-    """Whether a site drops values at its layer at some time of its schedule."""
+    """Return whether a site drops values at its layer at some time of its schedule."""
     regularizer = placement.regularizer
     drops = foreign.unit_dropped(regularizer) and highest_rate(regularizer)
     return bool(drops) and placement.target.kind.is_layer
 
 
 def _dropouts_on(index: Index, placements: Sequence[Placement]) -> list[BuiltinRow]:
-    """The dropout layers of the model that drop in training, without those that a `Retune` sets."""
+    """Return the layers of the model that drop in training and that no `Retune` sets."""
     retuned = {
         placement.target.owner
         for placement in placements
@@ -236,7 +236,7 @@ def _dropouts_on(index: Index, placements: Sequence[Placement]) -> list[BuiltinR
 
 
 def _drops_same(placement: Placement, row: BuiltinRow) -> bool:
-    """Whether a dropout layer drops what a site drops: it is the same layer, or in the same block.
+    """Return whether a dropout layer drops what a site drops, in the same layer or block.
 
     Models keep the layers that drop samples or blocks as children of the block. The rate of whole
     samples and the rate of parts of a sample do not add up.

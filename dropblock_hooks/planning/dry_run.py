@@ -36,7 +36,7 @@ _LRU: type = type(functools.lru_cache(lambda: None))
 
 
 def dry_run(model: nn.Module, example: Any, look: Callable[[nn.Module, Arguments], _T]) -> _T:
-    """What `look` returns for a copy on fake tensors or, if that fails, on real ones.
+    """Return what `look` returns for a copy on fake tensors or, if that fails, on real ones.
 
     `look` runs the copy once with its arguments. Its result must not hold tensors of the copy. A
     ValueError says why no forward ran.
@@ -72,7 +72,7 @@ def dry_run(model: nn.Module, example: Any, look: Callable[[nn.Module, Arguments
 def _run_copy(
     model: nn.Module, example: Any, look: Callable[[nn.Module, Arguments], _T], mode: Any
 ) -> _T:
-    """What `look` returns for a copy in a mode of fake tensors or, without one, on real ones."""
+    """Return what `look` returns for a copy, with fake tensors if there is a mode for them."""
     with _undisturbed():
         with copying_as_fake(mode) if mode else nullcontext():
             copies = [copy.deepcopy((model, arguments_of(example)))]
@@ -136,7 +136,7 @@ def empty_input(model: nn.Module, size: Sequence[int]) -> Tensor:
 
 
 def arguments_of(example: Any) -> Arguments:
-    """The arguments and keyword arguments that an example stands for."""
+    """Return the arguments and keyword arguments that an example stands for."""
     if isinstance(example, Mapping):
         return (), dict(example)
     if isinstance(example, tuple):
@@ -155,7 +155,7 @@ def with_graph(arguments: Any) -> Any:
 
 
 def shape_of(output: Any) -> Any:
-    """The shape of a tensor; of a structure, its type and size."""
+    """Return the shape of a tensor; of a structure, its type and size."""
     if isinstance(output, Tensor):
         return tuple(output.shape)
 
@@ -195,5 +195,5 @@ def _remove_from_holders(held: list[Any]) -> list[Any]:
 
 
 def _may_be_in_cache(holder: Any) -> bool:
-    """Whether an object may be a part of what a cache holds: a container, or an entry of it."""
+    """Return whether an object may be a container in a cache, or an entry of the cache."""
     return isinstance(holder, tuple | list) or type(holder).__name__ == "_lru_list_elem"

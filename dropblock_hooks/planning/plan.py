@@ -199,7 +199,7 @@ class _Trial:
 def _run(
     index: Index, placements: list[Placement], copied: nn.Module, arguments: Arguments
 ) -> tuple[list[PlanRow], list[Finding]]:
-    """A row for each placement, and the findings, from one training forward of a copy."""
+    """Return a row for each placement, and the findings, from one training forward of a copy."""
     if not copied.training:
         copied.train()
     copies = dict(zip(index.whole.modules(), copied.modules(), strict=True))
@@ -241,7 +241,7 @@ def _run(
 
 
 def _on_copies(placements: list[Placement], copies: dict[nn.Module, nn.Module]) -> list[Placement]:
-    """The placements on the modules of a copy."""
+    """Return the placements on the modules of a copy."""
     moved = []
     for placement in placements:
         target = replace(placement.target, module=copies[placement.target.module])
@@ -254,13 +254,13 @@ def _tensors_in(structure: Any) -> list[Tensor]:
 
 
 def _window_of(hooks: list[SiteHook]) -> Window:
-    """The counts of the sites in the forward, as an epoch of one forward without a backward."""
+    """Return the counts of the sites in the forward, as an epoch without a backward."""
     counts = {hook.site.key: hook.site.counter.window() for hook in hooks}
     return Window(counts, model=Snapshot(trained=1), backward=False)
 
 
 def _faults(trial: _Trial, base: nn.Module, window: Window) -> list[Finding]:
-    """The error of a site, or the reason why its layer was not called or it was not active."""
+    """Return the error of a site, or why its layer was not called or the site not active."""
     fault = diagnose(trial.hook, base, window)
     if trial.error is not None:
         site_keys = (trial.hook.site.key,)
@@ -271,28 +271,28 @@ def _faults(trial: _Trial, base: nn.Module, window: Window) -> list[Finding]:
 
 
 def _recompiles(hook: SiteHook) -> list[Finding]:
-    """A note on a rate that compiled code reads as a constant, if it changes."""
+    """Return a note on a rate that compiled code reads as a constant, if it changes."""
     if not hook.holds_rate or not hook.site.moves:
         return []
     return [messages.RECOMPILES.finding(hook.site.key)]
 
 
 def _zeroes_samples(placement: Placement) -> bool:
-    """Whether a site sets whole samples to 0, instead of replacing them by the layer's input."""
+    """Return whether a site sets samples to 0 instead of replacing them by the layer's input."""
     regularizer = placement.regularizer
     drops_samples = unit_dropped(regularizer) == "samples"
     return drops_samples and regularizer.at == "output" and not regularizer.needs_input
 
 
 def _loses_samples(trial: _Trial, outputs: list[Tensor], sources: set[Node]) -> list[Finding]:
-    """A warning if dropped samples are lost, because no path leads around the layer."""
+    """Return a warning if dropped samples are lost, because no path leads around the layer."""
     if all(passes_around(outputs, sources, node) for node in trial.nodes):
         return []
     return [messages.LOSES_SAMPLES.finding(trial.hook.site.key)]
 
 
 def _clips(row: PlanRow) -> list[Finding]:
-    """A warning if the map limits the blocks."""
+    """Return a warning if the map limits the blocks."""
     size = shown(row.map_size)
     if row.block_size is not None and row.block_size == row.map_size:
         return [messages.WHOLE_MAP.finding(row.site, size=size)]
@@ -340,7 +340,7 @@ def _row(
 
 
 def _shares(regularizer: Regularizer, rates: Sequence[float], size: Size | None) -> list[Any]:
-    """The shares of the elements that are dropped at these rates on a map of this size."""
+    """Return the shares of the elements that are dropped at these rates on a map of this size."""
     values = regularizer.values(0.0)
     name = next(iter(values), "")
     return [regularizer.expected_share({**values, name: rate}, size) for rate in rates]

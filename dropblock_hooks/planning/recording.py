@@ -76,7 +76,10 @@ def _adds_to_input(x: Tensor, output: Tensor) -> bool:
 
 
 def record_forward(model: nn.Module, example: Any, residual: bool = False) -> dict[str, LayerCalls]:
-    """The calls of the layers in a forward of a copy in eval mode; `residual` sees `adds`."""
+    """Return the calls of the layers in a forward of a copy in eval mode.
+
+    With `residual`, the forward has a graph, which shows the layers that add to their input.
+    """
 
     def look(copied: nn.Module, arguments: Arguments) -> dict[str, LayerCalls]:
         args, kwargs = arguments
@@ -89,7 +92,7 @@ def record_forward(model: nn.Module, example: Any, residual: bool = False) -> di
 
 
 def passes_around(outputs: Iterable[Tensor], sources: set[Node], node: Node) -> bool:
-    """Whether each output that depends on the node also depends on a source by another path."""
+    """Return whether each output that depends on the node depends on a source without it, too."""
     for output in outputs:
         depends = node in _made_from(output.grad_fn)
         if depends and not _made_from(output.grad_fn, {node}) & sources:
@@ -98,7 +101,7 @@ def passes_around(outputs: Iterable[Tensor], sources: set[Node], node: Node) -> 
 
 
 def _is_residual(output: Node | None, source: Node | None) -> bool:
-    """Whether a layer is a residual block: it adds something to its input and returns the sum."""
+    """Return whether a layer adds something to its input and returns the sum."""
     stream = _made_from(output, {source}, _CARRIES)
     if source not in stream:
         return False
@@ -115,7 +118,7 @@ def _is_residual(output: Node | None, source: Node | None) -> bool:
 def _made_from(
     start: Node | None, ends: Container[Node | None] = (), through: re.Pattern[str] = _ANY
 ) -> set[Node]:
-    """The nodes that a node was made from, and the node itself.
+    """Return the nodes that a node was made from, and the node itself.
 
     The search does not go beyond the nodes in `ends`, or beyond operations whose names do not match
     `through`.

@@ -96,19 +96,19 @@ Selector = str | Select
 
 
 def several(value: Any) -> tuple[Any, ...]:
-    """The items of a tuple; another value is the only item."""
+    """Return the items of a tuple; another value is the only item."""
     return value if isinstance(value, tuple) else (value,)
 
 
 def match(selector: Selector, index: Index) -> list[Target]:
-    """The layers, parameters or attributes of a selector, in model order; or a NoMatchError."""
+    """Return the targets that a selector matches, in model order; NoMatchError without a match."""
     if isinstance(selector, Select):
         return _match_select(selector, index)
     return index.order(_named(selector, index))
 
 
 def _named(text: str, index: Index, as_exclude: bool = False) -> list[Target]:
-    """The targets that a selector as text matches, without modules that are never called.
+    """Return the targets that a selector as text matches, without modules that are never called.
 
     An exclude also matches modules without a forward, and the whole of a stage.
     """
@@ -135,7 +135,7 @@ def _named(text: str, index: Index, as_exclude: bool = False) -> list[Target]:
 
 
 def _matches(text: str, index: Index, whole_stage: bool) -> list[Target]:
-    """The targets that a selector as text matches, by its prefix."""
+    """Return the targets that a selector as text matches, by its prefix."""
     prefix, _, rest = text.partition(":")
     if prefix in ("stage", "stride"):
         return [stage_target(index, prefix, rest, whole_stage)]
@@ -148,7 +148,7 @@ def _matches(text: str, index: Index, whole_stage: bool) -> list[Target]:
 
 
 def _class_names(module: nn.Module) -> set[str]:
-    """The names of the class and its base classes, alone and with their modules."""
+    """Return the names of the class and its base classes, alone and with their modules."""
     names: set[str] = set()
     for cls in type(module).__mro__:
         names |= {cls.__name__, f"{cls.__module__}.{cls.__qualname__}"}
@@ -165,7 +165,7 @@ def _has_forward(module: nn.Module) -> bool:
 
 
 def _hint(text: str, index: Index) -> str:
-    """The closest selectors to a text that matches nothing, as the end of a message."""
+    """Return the closest selectors to a text that matches nothing, as the end of a message."""
     prefix, colon, _ = text.partition(":")
     prefixes = [*filter(None, KINDS), *_OF_LAYERS]
     if colon and prefix not in prefixes:
@@ -185,7 +185,7 @@ def _hint(text: str, index: Index) -> str:
 
 
 def _match_select(select: Select, index: Index) -> list[Target]:
-    """The targets that match each part of a `Select`, in model order."""
+    """Return the targets that match each part of a `Select`, in model order."""
     stages = _stages(select, index)
     candidates = _candidates(select, stages, index)
     candidates = _of_types(select, candidates, index)
@@ -207,14 +207,17 @@ def _match_select(select: Select, index: Index) -> list[Target]:
 
 
 def _stages(select: Select, index: Index) -> list[Target]:
-    """The stages of a `Select`; if nothing else says which layers, the layers that end them."""
+    """Return the stages of a `Select`.
+
+    They are whole if names or types select layers inside them, and otherwise the last layers.
+    """
     whole = _has_names_or_types(select)
     numbers = several(select.stages)
     return [stage_target(index, "stage", str(number), whole) for number in numbers]
 
 
 def _candidates(select: Select, stages: list[Target], index: Index) -> list[Target]:
-    """The matches of any name; without names all layers, or the ends of stages."""
+    """Return the matches of any name; without names all layers, or the ends of stages."""
     names = several(select.names)
     if not names:
         ends_only = stages and not _has_names_or_types(select)
@@ -231,7 +234,7 @@ def _has_names_or_types(select: Select) -> bool:
 
 
 def _of_types(select: Select, candidates: list[Target], index: Index) -> list[Target]:
-    """The candidates whose module is of any of the types."""
+    """Return the candidates whose module is of any of the types."""
     types = several(select.types)
     if not types:
         return candidates
@@ -244,13 +247,13 @@ def _of_types(select: Select, candidates: list[Target], index: Index) -> list[Ta
 
 
 def _inside(stages: list[Target], candidates: list[Target]) -> list[Target]:
-    """The candidates that are one of the stages, or a part of it."""
+    """Return the candidates that are one of the stages, or a part of it."""
     starts = tuple(f"{stage.name}." for stage in stages)
     return [target for target in candidates if f"{target.name}.".startswith(starts)]
 
 
 def _without_excluded(select: Select, candidates: list[Target], index: Index) -> list[Target]:
-    """The candidates that no exclude leaves out, at least one."""
+    """Return the candidates that no exclude leaves out, at least one."""
     excluded: set[Target] = set()
     for text in several(select.exclude):
         excluded |= _left_out(text, candidates, index)
@@ -263,7 +266,7 @@ def _without_excluded(select: Select, candidates: list[Target], index: Index) ->
 
 
 def _left_out(text: str, candidates: list[Target], index: Index) -> set[Target]:
-    """The targets that an exclude leaves out: its matches, and everything inside them."""
+    """Return the targets that an exclude leaves out: its matches, and everything inside them."""
     try:
         roots = _named(text, index, as_exclude=True)
     except NoMatchError as error:
@@ -283,7 +286,7 @@ def _left_out(text: str, candidates: list[Target], index: Index) -> set[Target]:
 
 
 def matching(text: str, names: Collection[str]) -> list[str]:
-    """The names that a name, a glob or ``re:...`` matches; `ROOT` alone matches the root."""
+    """Return the names that a name, a glob or ``re:...`` matches; `ROOT` alone matches the root."""
     if text == ROOT:
         return [name for name in names if not name]
     if text and text in names:

@@ -30,7 +30,10 @@ class Stage(NamedTuple):
 
 
 def stage_target(index: Index, prefix: str, text: str, whole: bool = False) -> Target:
-    """The last layer of a stage, or the `whole`; it is given by ``"stage"`` or by ``"stride"``."""
+    """Return the target of a stage, which ``stage:`` or ``stride:`` names.
+
+    It is the last layer of the stage, or with `whole` the stage itself.
+    """
     if not re.fullmatch(r"-?\d{1,9}", text):
         raise NoMatchError(f"{prefix}: takes an integer, got {quote(text)}")
     number = int(text)
@@ -56,7 +59,7 @@ def stage_target(index: Index, prefix: str, text: str, whole: bool = False) -> T
 
 
 def stage_channels(index: Index) -> dict[str, int | None]:
-    """The channels of each stage, by the names of the layers that end it; empty without stages."""
+    """Return the channels of each stage by the names of the layers that end it, if any."""
     try:
         stages = _stages(index)
     except NoMatchError:
@@ -70,7 +73,7 @@ def stage_channels(index: Index) -> dict[str, int | None]:
 
 
 def _stages(index: Index) -> list[Stage]:
-    """The stages of a model; NoMatchError for one without ``feature_info``, or with several."""
+    """Return the stages of a model; NoMatchError if none or several modules list them."""
     prefix = _prefix_of_host(index)
     host = index.modules[prefix[:-1]].module
     entries = [entry for entry in _entries(host) or [] if "module" in entry]
@@ -84,7 +87,10 @@ def _stages(index: Index) -> list[Stage]:
 
 
 def _prefix_of_host(index: Index) -> str:
-    """How names begin in the outermost module with ``feature_info``, of which there must be one."""
+    """Return the prefix of names in the outermost module with ``feature_info``.
+
+    NoMatchError if there is none, or if there are several.
+    """
     prefixes: list[str] = []
     for name, target in index.modules.items():  # parents come first
         inside = name.startswith(tuple(prefixes))
@@ -100,14 +106,14 @@ def _prefix_of_host(index: Index) -> str:
 
 
 def _entries(module: nn.Module) -> list[dict[str, Any]] | None:
-    """The entries of ``feature_info``; None for a method of that name, as timm's blocks have."""
+    """Return the entries of ``feature_info``; None if this is a method, as of timm's blocks."""
     info = getattr(module, "feature_info", None)
     info = getattr(info, "info", info)
     return info if isinstance(info, list) else None
 
 
 def _find(index: Index, prefix: str, names: list[str], local: str) -> str | None:
-    """The module of an entry, by the first of these rules that finds one.
+    """Return the module of an entry, by the first of these rules that finds one.
 
     1. The module of this name; in ``features_only`` models ``stages.3`` is ``stages_3``.
     2. The only module of the host whose name ends so (``blocks.3`` in ``encoder.blocks.3``).
@@ -132,7 +138,7 @@ def _find(index: Index, prefix: str, names: list[str], local: str) -> str | None
 
 
 def _container_of(index: Index, prefix: str, parent: str, count: int) -> str | None:
-    """The container, with `count` children, of the stages that entries name as in `parent`."""
+    """Return the container of the stages that entries name as in `parent`; `count` children."""
     children = list(children_of(index.modules[prefix[:-1]].module))
     if len(children) == 1:  # the host wraps another model
         prefix = f"{prefix}{children[0]}."
@@ -145,7 +151,7 @@ def _container_of(index: Index, prefix: str, parent: str, count: int) -> str | N
 
 
 def _ends(index: Index, name: str | None) -> list[str]:
-    """A stage and the last layers in plain containers, whose children models may loop over."""
+    """Return a stage and the last layers in plain containers, which a model may loop over."""
     if name is None:
         return []
 

@@ -27,7 +27,7 @@ _LIBRARIES = ("torch.", "lightning", "timm.", "peft.")
 
 
 def _innermost(module: nn.Module) -> nn.Module:
-    """The module inside the wrappers around it; without any, the module itself."""
+    """Return the module inside the wrappers around it; without any, the module itself."""
     for kind in type(module).__mro__:
         attribute = _WRAPPERS.get(kind.__name__)
         if attribute and kind.__module__.startswith(_LIBRARIES):
@@ -36,7 +36,7 @@ def _innermost(module: nn.Module) -> nn.Module:
 
 
 def unwrap(model: object) -> nn.Module:
-    """The model inside its wrappers; an error for another object, and for ``nn.DataParallel``."""
+    """Return the model inside its wrappers; an error for ``nn.DataParallel`` and other objects."""
     if not isinstance(model, nn.Module):
         hint = ""
         if isinstance(model, Mapping | str):
@@ -55,7 +55,7 @@ def unwrap(model: object) -> nn.Module:
 
 
 def named_modules(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """All modules by the names of the bare model; a shared module has all of its names."""
+    """Yield all modules by the names of the bare model; a shared module has all of its names."""
     bare = _innermost(model)
     yield prefix, bare
     for key, child in children_of(bare).items():
@@ -64,7 +64,7 @@ def named_modules(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.
 
 
 def find_module(model: nn.Module, name: str) -> nn.Module | None:
-    """The module with this name in the bare model, or None."""
+    """Return the module with this name in the bare model, or None."""
     module = _innermost(model)
     if not name:
         return module
@@ -79,7 +79,7 @@ def find_module(model: nn.Module, name: str) -> nn.Module | None:
 
 
 def bare_type(module: nn.Module) -> type[nn.Module]:
-    """The class of a module, before ``fully_shard`` replaced it."""
+    """Return the class of a module, before ``fully_shard`` replaced it."""
     cls = type(module)
     sharded = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
     if sharded is None or not issubclass(cls, sharded):
@@ -90,14 +90,15 @@ def bare_type(module: nn.Module) -> type[nn.Module]:
 
 
 def is_distributed(value: object) -> bool:
-    """Whether a value is a DTensor, of which each process may hold a part."""
+    """Return whether a value is a DTensor, of which each process may hold a part."""
     return type(value).__name__ == "DTensor"
 
 
 def shard_refusal(owner: nn.Module) -> str | None:
-    """Why the gradients of this module's parameters can't be regularized, or None."""
+    """Return why the gradients of this module's parameters can't be regularized, or None."""
     sharding = sharding_of(owner)
     return None if sharding is None else messages.SHARDED.text.format(sharding=sharding)
+
 
 
 def sharding_of(owner: nn.Module) -> str | None:
@@ -111,7 +112,7 @@ def sharding_of(owner: nn.Module) -> str | None:
 
 
 def submodule(model: nn.Module, root: str) -> nn.Module:
-    """The submodule where names begin; for another `root` a ValueError names the closest ones."""
+    """Return the submodule with this name; for another `root`, ValueError with close names."""
     module = find_module(model, root) if isinstance(root, str) else None
     if module is None:
         hint = closest(str(root), dict(named_modules(model)))
