@@ -70,8 +70,8 @@ def attach(
     index = Index(model, root)
     draft = Draft.of(spec)
     placements, warnings = place(index, draft, epochs)
-    run = Run(root, epochs)
     findings = [Finding(Kind.SPEC, Severity.WARNING, (), text) for text in warnings]
+
     layouts: dict[str, str | None] = {}
     if example_input is None:
         findings += find_doubled(index, placements)
@@ -79,16 +79,19 @@ def attach(
         planned = plan_placements(index, placements, example_input)
         if planned.problems:
             raise SpecError(planned.problems, draft.source)
-        findings += [each for each in planned.findings if each.severity != Severity.NOTE]
+        findings += [f for f in planned.findings if f.severity != Severity.NOTE]
         layouts = {row.site: row.layout for row in planned.rows}
+
+    run = Run(root, epochs)
     attachment = install(index.model, placements, run)
     try:
         attachment.grad_scaler = grad_scaler
         attachment.optimizer = optimizer
         for site in attachment.sites:
             site.reader.remember(layouts.get(site.key) or "")
-        if example_input is None:
+        if example_input is None:  # otherwise the plan has found them
             findings += find_frozen(index.model, run, attachment._hooks)
+
         guard_hooks()
         forget_compiled()
         tell(findings, run.told)
@@ -110,17 +113,20 @@ def attachments(model: nn.Module) -> list[Attachment]:
     Args:
         model: the model; also a wrapper of it, such as a compiled model.
     """
-    found: dict[Run, list[tuple[nn.Module, SiteHook]]] = defaultdict(list)
+    bare = unwrap(model)
+    hooks_of: dict[Run, list[tuple[nn.Module, SiteHook]]] = defaultdict(list)
     for module in model.modules():
         for hook in hooks_on(module):
-            found[hook.site.run].append((module, hook))
+            hooks_of[hook.site.run].append((module, hook))
+
     attached = []
-    for run, hooks in found.items():
-        base = find_module(unwrap(model), run.root) or unwrap(model)
+    for run, hooks in hooks_of.items():
+        base = find_module(bare, run.root) or bare
         hooks.sort(key=lambda pair: pair[1].site.order)
-        attached.append(Attachment(base, run, hooks))
-        attached[-1].put()
-        attached[-1].watch_forwards()
+        attachment = Attachment(base, run, hooks)
+        attachment.put()
+        attachment.watch_forwards()
+        attached.append(attachment)
     return attached
 
 
@@ -136,7 +142,7 @@ def detach_all(model: nn.Module) -> int:
     Args:
         model: the model; also a wrapper of it, such as a compiled model.
     """
-    found = attachments(model)
-    for attachment in found:
+    attached = attachments(model)
+    for attachment in attached:
         attachment.remove()
-    return len(found)
+    return len(attached)

@@ -267,10 +267,10 @@ class Attachment:
         return live[0] if live else None
 
     @optimizer.setter
-    def optimizer(self, given: Any) -> None:
-        if given is not None:
+    def optimizer(self, optimizer: Any) -> None:
+        if optimizer is not None:
             self._run.check_installed()
-        use_optimizers(self._run, self._installed, checked_optimizers(given))
+        use_optimizers(self._run, self._installed, checked_optimizers(optimizer))
 
     def report(self, *, distributed: bool = False) -> Table[SiteRow]:
         """A table with a row for each site. Waits for the device.

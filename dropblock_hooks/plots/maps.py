@@ -143,7 +143,7 @@ def figure_of(ax: Any, **options: Any) -> tuple[Any, Any]:
     return ax.figure.figure, ax  # `ax.figure` may be a SubFigure, which is part of a Figure
 
 
-def as_values(name: str, values: Any, form: str, *ranks: int, gaps: bool = False) -> Tensor:
+def as_values(name: str, values: Any, expected: str, *ranks: int, gaps: bool = False) -> Tensor:
     """Convert a tensor, NumPy array or PIL image to float32 on the CPU.
 
     With `gaps`, some of the values may be NaN or Inf, but not all.
@@ -157,7 +157,7 @@ def as_values(name: str, values: Any, form: str, *ranks: int, gaps: bool = False
     if isinstance(values, Tensor) and values.ndim in ranks:
         finite = values.isfinite()
     if finite is None or not finite.any() or not (gaps or finite.all()):
-        raise ValueError(f"{name} must be {form} of finite numbers, got {shape_of(values)}")
+        raise ValueError(f"{name} must be {expected} of finite numbers, got {shape_of(values)}")
 
     converted: Tensor = values.detach().float().cpu()
     return converted
