@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self
 
 from .checks import NON_NEGATIVE, PROBABILITY, as_count, as_number
 from .quoting import described, quote
-from .registry import brief, check_fields, register
+from .registry import brief, check_fields, register, store
 
 UNSAID = (
     "it does not say its epochs: give it epochs=, or the length of the whole training "
@@ -113,15 +113,10 @@ def between(start: float, stop: float, share: float) -> float:
     return min(max(value, low), high)
 
 
-def _set(schedule: Schedule, name: str, value: Any) -> None:
-    """Set an attribute of a frozen schedule, in its ``__post_init__``."""
-    object.__setattr__(schedule, name, value)
-
-
 def _set_numbers(schedule: Schedule, *names: str) -> None:
     """Replace the fields with these names by finite floats, or raise an error."""
     for name in names:
-        _set(schedule, name, as_number(name, getattr(schedule, name)))
+        store(schedule, **{name: as_number(name, getattr(schedule, name))})
 
 
 @register
@@ -175,10 +170,10 @@ class LinearSchedule(Schedule):
 
     def __post_init__(self) -> None:
         _set_numbers(self, "start", "stop")
-        _set(self, "delay", as_number("delay", self.delay, allowed=NON_NEGATIVE))
+        store(self, delay=as_number("delay", self.delay, allowed=NON_NEGATIVE))
         if self.epochs is not None:
-            _set(self, "epochs", as_count("epochs", self.epochs))
-            _set(self, "length", self.delay + self.epochs)
+            store(self, epochs=as_count("epochs", self.epochs))
+            store(self, length=self.delay + self.epochs)
 
     def __call__(self, t: float) -> float:
         if self.epochs is None:
@@ -250,9 +245,9 @@ class StepSchedule(Schedule):
         if not starts_at_0 or len(set(times)) < len(times):
             raise ValueError(f"{rule} and has no time twice, got {quote(self.values)}")
 
-        _set(self, "values", tuple(steps))  # a tuple can be hashed
+        store(self, values=tuple(steps))  # a tuple can be hashed
         last = times[-1]
-        _set(self, "length", last + 1 if last else 0.0)
+        store(self, length=last + 1 if last else 0.0)
 
     def __call__(self, t: float) -> float:
         steps = dict(self.values)
@@ -293,7 +288,7 @@ class WindowSchedule(Schedule):
         _set_numbers(self, "value", "begin", "end", "outside")
         if self.begin >= self.end:
             raise ValueError(f"begin must be before end, got begin={self.begin}, end={self.end}")
-        _set(self, "length", self.end)
+        store(self, length=self.end)
 
     def __call__(self, t: float) -> float:
         is_within = self.begin <= t < self.end
@@ -334,15 +329,15 @@ class ByDepth(Schedule):
                 )
 
             if not callable(end) or isinstance(end, type):
-                _set(self, name, as_number(name, end, "a number or a schedule"))
-        _set(self, "share", as_number("share", self.share, allowed=PROBABILITY))
+                store(self, **{name: as_number(name, end, "a number or a schedule")})
+        store(self, share=as_number("share", self.share, allowed=PROBABILITY))
 
         start_length = length_of(self.start)
         stop_length = length_of(self.stop)
         if start_length is None or stop_length is None:
-            _set(self, "length", None)
+            store(self, length=None)
         else:
-            _set(self, "length", max(start_length, stop_length))
+            store(self, length=max(start_length, stop_length))
 
     def __call__(self, t: float) -> float:
         first = value_at(self.start, t)

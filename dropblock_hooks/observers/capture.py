@@ -11,8 +11,7 @@ from .._torch import tree_map
 from ..axes.view import View
 from ..checks import as_count, check_option
 from ..quoting import kind_of, quote
-from ..registry import register
-from ..regularizers.base import store
+from ..registry import register, store
 from .base import Observer, Seen, State, Unsaved
 
 _TYPES = ("float16", "bfloat16", "float32", "float64")
@@ -113,11 +112,25 @@ class Capture(Observer):
     by_epoch: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        store(self, sees_gradients=self.gradients, keeps_graph=not self.detach)
         super().__post_init__()
+        # the names of devices and types, which a file can hold
+        if self.device is not None:
+            store(self, device=_name_of_device(self.device))
+        if self.dtype is not None:
+            name = str(self.dtype).removeprefix("torch.")
+            check_option("dtype", name, _TYPES)
+            store(self, dtype=name)
 
     @property
-    def channelwise(self) -> bool:  # type: ignore[override]  # of each object, not of the class
+    def sees_gradients(self) -> bool:  # type: ignore[override]  # of each object, not of the class
+        return self.gradients
+
+    @property
+    def keeps_graph(self) -> bool:  # type: ignore[override]
+        return not self.detach
+
+    @property
+    def channelwise(self) -> bool:  # type: ignore[override]
         return self.reduce == "channels"
 
     def check(self, values: Mapping[str, float]) -> None:
@@ -129,13 +142,6 @@ class Capture(Observer):
             check_option("reduce", self.reduce, (None, "mean", "norm", "channels"))
         if not (self.gradients or self.activations):
             raise ValueError("activations=False keeps nothing without gradients=True")
-
-        # the names of devices and types, which a file can hold
-        if self.device is not None:
-            store(self, device=_name_of_device(self.device))
-        if self.dtype is not None:
-            store(self, dtype=str(self.dtype).removeprefix("torch."))
-            check_option("dtype", self.dtype, _TYPES)
 
     def start(self) -> State:
         return {"kept": Unsaved()}

@@ -30,7 +30,7 @@ from ..functional.measures import (
     together,
 )
 from ..quoting import quote, shown
-from ..registry import register
+from ..registry import register, store
 from .base import Compiled, Observer, Seen, State
 
 RULES = ("nonfinite", "vanishing", "exploding", "dead", "saturated", "no_gradient")
@@ -112,7 +112,7 @@ class Watchdog(Observer):
 
     def __post_init__(self) -> None:
         if isinstance(self.rules, str) and self.rules != "all":
-            vars(self)["rules"] = (self.rules,)
+            store(self, rules=(self.rules,))
         super().__post_init__()
 
     @property

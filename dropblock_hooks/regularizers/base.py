@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..axes.view import check_axes
 from ..checks import NON_NEGATIVE, POSITIVE, PROBABILITY, Range, as_number, check_option
 from ..quoting import label, quote, shown
-from ..registry import brief, check_fields, name_of
+from ..registry import brief, check_fields, name_of, store
 from ..schedules import ByDepth, Schedule, between, same_kind, span_of, value_at
 
 RateLike = float | Schedule | Callable[[float], float]
@@ -34,15 +34,6 @@ Applied = tuple[Tensor, Tensor | int | None]
 
 _OF_APPLY = ("linear", "idle_at_zero", "traced", "counts_itself", "off")
 """The class variables that describe ``apply``, which a class with another ``apply`` sets again."""
-
-
-def store(regularizer: object, **values: Any) -> None:
-    """Store checked or derived values in a frozen object, while it is made.
-
-    A stored value may hide a class variable, such as ``samplewise``, which each forward reads.
-    """
-    for name, value in values.items():
-        object.__setattr__(regularizer, name, value)
 
 
 class Now:
@@ -149,7 +140,11 @@ class Regularizer:
         raise NotImplementedError
 
     def check(self, values: Mapping[str, float]) -> None:
-        """Raise ValueError if fields contradict each other; `values` are the rates at one time."""
+        """Raise ValueError if fields contradict each other; `values` are the rates at one time.
+
+        It runs when the object is made, at each ``step`` and ``set``. It stores nothing: values
+        that follow from fields are stored by ``__post_init__``, or are properties.
+        """
 
     def refusal(self, module: nn.Module, parameter: nn.Parameter | None) -> str | None:
         """Why it can't work on this layer or parameter, or None."""
@@ -329,9 +324,9 @@ def _checked_rate(name: str, rate: Any, hint: Any, allowed: Range) -> Any:
 
 @functools.cache
 def hints_of(cls: Any) -> Mapping[str, Any]:
-    """The annotations of the fields of a class, by name."""
+    """The annotations of the arguments of a class, by name, without fields that are derived."""
     hints = get_type_hints(cls, include_extras=True)
-    return {f.name: hints[f.name] for f in fields(cls)}
+    return {f.name: hints[f.name] for f in fields(cls) if f.init}
 
 
 @functools.cache

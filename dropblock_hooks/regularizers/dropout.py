@@ -19,7 +19,7 @@ from ..functional.dropblock import (
     method_of,
 )
 from ..functional.dropout import Mode, add_noise, drop_residual, drop_units, multiply_noise
-from ..registry import register
+from ..registry import register, store
 from .base import (
     Applied,
     MapSize,
@@ -28,7 +28,6 @@ from .base import (
     Probability,
     RateLike,
     Regularizer,
-    store,
 )
 
 
@@ -148,8 +147,11 @@ class StochasticDepth(DropsShare, Regularizer):
     traced: ClassVar[bool] = True
     off: ClassVar[Mapping[str, float]] = {"p": 0.0}
 
+    @property
+    def samplewise(self) -> bool:  # type: ignore[override]  # of each object, not of the class
+        return self.mode == "row"
+
     def check(self, values: Mapping[str, float]) -> None:
-        store(self, samplewise=self.mode == "row")
         if self.at != "output":
             raise ValueError("StochasticDepth works on the output of a block: at='output'")
 
@@ -206,18 +208,23 @@ class GaussianDropout(Regularizer):
 
 
 @dataclass(frozen=True, repr=False)
-class _Blocks(DropsShare):
-    """Base of regularizers that act in blocks."""
+class _Blocks(DropsShare, Regularizer):
+    """Base of regularizers that act in blocks.
+
+    Attributes:
+        edges: the edges of a block, one for each axis of the map.
+        method: how the blocks are drawn.
+    """
 
     p: Probability = 0.1
     block_size: int | tuple[int, ...] = 7
     spatial: ClassVar[int]
     border: Border = field(default="inside", kw_only=True)
-    edges: ClassVar[tuple[int, ...]]  # of each object: the edges of its block
-    method: ClassVar[Method]  # of each object: how its blocks are drawn
-    idle_at_zero: ClassVar[bool] = True
+    edges: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    method: Method = field(init=False, repr=False, compare=False)
 
-    def check(self, values: Mapping[str, float]) -> None:
+    def __post_init__(self) -> None:
+        super().__post_init__()
         edges = check_block_size(self.block_size, self.spatial)
         block_size = edges if len(set(edges)) > 1 else edges[0]
         method = method_of(self.seed_rate(), self.border)
@@ -244,6 +251,7 @@ class _DropBlocks(_Blocks):
     normalize: Normalize = "batch"
     share_channels: bool = False
     linear: ClassVar[bool] = True
+    idle_at_zero: ClassVar[bool] = True
     traced: ClassVar[bool] = True
     counts_itself: ClassVar[bool] = True
     off: ClassVar[Mapping[str, float]] = {"p": 0.0}
@@ -278,7 +286,7 @@ class _DropBlocks(_Blocks):
 
 
 @register
-class DropBlock1d(_DropBlocks, Regularizer):
+class DropBlock1d(_DropBlocks):
     """Drops runs of sequences (N, C, L); see `functional.drop_block1d`.
     Use it for audio, text or signals, after convolutions over time.
 
@@ -290,7 +298,7 @@ class DropBlock1d(_DropBlocks, Regularizer):
 
 
 @register
-class DropBlock2d(_DropBlocks, Regularizer):
+class DropBlock2d(_DropBlocks):
     """Drops blocks of feature maps (N, C, H, W); see `functional.drop_block2d`.
     Use it for images, at the outputs of the last two stages, with blocks smaller than the map: on a
     map of 7×7, a block of 7 drops whole channels.
@@ -303,7 +311,7 @@ class DropBlock2d(_DropBlocks, Regularizer):
 
 
 @register
-class DropBlock3d(_DropBlocks, Regularizer):
+class DropBlock3d(_DropBlocks):
     """Drops blocks of volumes (N, C, D, H, W); see `functional.drop_block3d`.
     Use it for video and medical scans, at the outputs of the last stages.
 
@@ -315,7 +323,7 @@ class DropBlock3d(_DropBlocks, Regularizer):
 
 
 @register
-class Disout(_Blocks, Regularizer):
+class Disout(_Blocks):
     """Distorts blocks of feature maps (N, C, H, W) by noise; see `functional.disout`.
     Use it where the zeros of `DropBlock2d` harm. The realized rate is the share that is distorted.
 

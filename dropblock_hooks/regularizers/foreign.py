@@ -16,11 +16,11 @@ from .._torch import children_of, parameters_of
 from ..checks import Range
 from ..functional.dropout import drop_units
 from ..quoting import kind_of, label, quote
-from ..registry import documented, register
+from ..registry import documented, register, store
 from ..schedules import Schedule
 from ..selectors.kinds import is_share
 from ..selectors.wrappers import bare_type, find_module
-from .base import Applied, Now, Probability, RateLike, Regularizer, store
+from .base import Applied, Now, Probability, RateLike, Regularizer
 from .dropout import Dropout, Dropout1d, Dropout2d, Dropout3d, DropPath, DropsShare
 
 _DEFAULTS = {f.name: f.default for f in fields(Regularizer)}  # of the options of all regularizers
@@ -43,8 +43,8 @@ class Foreign(Regularizer):
     Use it for dropout of torchvision or timm, or of your own code.
 
     A module or a function in a spec means ``Foreign(module)``. Spec files cannot hold a `Foreign`.
-    Each site has its own instance, in training mode. Schedules and floats in `kwargs` are set as
-    attributes of the instance. The realized rate is the share of nonzero elements that became zero.
+    The class is called once, and each site has a copy of the module, in training mode. Schedules
+    and floats in `kwargs` are set as attributes of the copy. The realized rate is the share of nonzero elements that became zero.
     The state of the attachment does not hold buffers.
 
     Example:
@@ -58,20 +58,22 @@ class Foreign(Regularizer):
 
     target: Any
     kwargs: tuple[tuple[str, Any], ...]
+    made: Any = field(init=False, repr=False, compare=False)  # what each site gets a copy of
 
     def __init__(self, target: Callable[..., Any], /, **kwargs: Any) -> None:
         options = {name: kwargs.pop(name, default) for name, default in _DEFAULTS.items()}
-        store(
-            self,
-            target=target,
-            kwargs=tuple(kwargs.items()),
-            spatial=None if options["grid"] is None else len(options["grid"]),
-            samplewise=_name(target) in ("DropPath", "StochasticDepth"),
-            **options,
-        )
+        store(self, target=target, kwargs=tuple(kwargs.items()), **options)
         self.__post_init__()
 
-    def check(self, values: Mapping[str, float]) -> None:
+    def __post_init__(self) -> None:
+        store(self, made=self._make())
+        super().__post_init__()
+
+    def _make(self) -> Any:
+        """Make the module, in training mode, or take the function; refuse everything else.
+
+        The class is called here alone, because its objects may be large or draw random numbers.
+        """
         target = self.target
         is_class = inspect.isclass(target)
         if not callable(target) or (is_class and not issubclass(target, nn.Module)):
@@ -79,25 +81,36 @@ class Foreign(Regularizer):
         if self.kwargs and not is_class:
             raise TypeError(f"{self.label} takes no arguments: it is not a class")
 
-        instance = self._new_instance()
-        if isinstance(instance, nn.Module) and next(instance.parameters(), None) is not None:
+        if is_class:
+            arguments = {**dict(self.kwargs), **self.values(0.0)}
+            made = target(**arguments).train()
+        elif isinstance(target, nn.Module):
+            made = copy.deepcopy(target).train()
+        else:
+            return target
+
+        if next(made.parameters(), None) is not None:
             raise ValueError(f"{self.label} has parameters, which no optimizer would train")
+        return made
+
+    @property
+    def spatial(self) -> int | None:  # type: ignore[override]  # of each object, not of the class
+        return None if self.grid is None else len(self.grid)
+
+    @property
+    def samplewise(self) -> bool:  # type: ignore[override]
+        return _name(self.target) in ("DropPath", "StochasticDepth")
+
+    def check(self, values: Mapping[str, float]) -> None:
         for name, rate in self.rates.items():
-            if isinstance(rate, Schedule) and not hasattr(instance, name):
+            if isinstance(rate, Schedule) and not hasattr(self.made, name):
                 raise ValueError(f"{self.label} has no attribute {name!r} for a schedule to set")
 
-    def _new_instance(self) -> Any:
-        """Make the module of one site, in training mode. A function serves all sites."""
-        if isinstance(self.target, nn.Module):
-            return copy.deepcopy(self.target).train()
-        if inspect.isclass(self.target):
-            arguments = {**dict(self.kwargs), **self.values(0.0)}
-            instance: Any = self.target(**arguments)
-            return instance.train()
-        return self.target
-
     def bind(self) -> Callable[[Tensor, Now], Applied]:
-        return functools.partial(_applied, self._new_instance(), [*self.rates])
+        instance = self.made
+        if isinstance(instance, nn.Module):
+            instance = copy.deepcopy(instance)
+        return functools.partial(_applied, instance, [*self.rates])
 
     @property
     def label(self) -> str:
@@ -175,9 +188,8 @@ class Retune(DropsShare, Regularizer):
     p: Probability
     attribute: str = field(default="", init=False, repr=False, compare=False)
     ours: Regularizer | None = field(default=None, init=False, repr=False, compare=False)
+    read_elsewhere: bool = field(default=False, init=False, repr=False, compare=False)
 
-    random: ClassVar[bool] = False  # unless a hook of this package drops
-    needs_calls: ClassVar[bool] = True  # unless other code reads the rate of the layer
     linear: ClassVar[bool] = True
     idle_at_zero: ClassVar[bool] = True
     traced: ClassVar[bool] = True
@@ -187,14 +199,27 @@ class Retune(DropsShare, Regularizer):
         if self.at != "output" or self.index is not None or self.layout != "auto":
             raise ValueError("Retune sets the rate of a layer: it takes no at, index or layout")
 
-    def fitted(self, attribute: str, ours: Regularizer | None = None) -> Retune:
-        """A copy for a module that has this attribute.
+    @property
+    def random(self) -> bool:  # type: ignore[override]  # of each object, not of the class
+        return self.ours is not None
 
-        A hook drops in its place as `ours` does, or the module drops by itself.
+    @property
+    def needs_calls(self) -> bool:
+        return not self.read_elsewhere
+
+    def fitted(
+        self, attribute: str, ours: Regularizer | None = None, read_elsewhere: bool = False
+    ) -> Retune:
+        """Return a copy for a module whose rate is in this attribute.
+
+        Args:
+            attribute: the name of the attribute.
+            ours: what a hook does in place of the module; None if the module drops by itself.
+            read_elsewhere: whether code other than the module reads the rate.
         """
-        changed = copy.copy(self)
-        store(changed, attribute=attribute, ours=ours, random=ours is not None)
-        return changed
+        fitted = copy.copy(self)
+        store(fitted, attribute=attribute, ours=ours, read_elsewhere=read_elsewhere)
+        return fitted
 
     def apply(self, x: Tensor, now: Now) -> Applied:
         if self.ours is None:

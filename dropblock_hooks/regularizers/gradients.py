@@ -13,8 +13,8 @@ from ..checks import POSITIVE, as_number
 from ..functional import foreach, gradients
 from ..functional.dropout import add_noise, drop_units
 from ..functional.masks import scaled
-from ..registry import register
-from .base import Applied, NonNegative, Now, Positive, Probability, Rate, Regularizer, store
+from ..registry import register, store
+from .base import Applied, NonNegative, Now, Positive, Probability, Rate, Regularizer
 from .dropout import DropsShare
 
 
@@ -101,14 +101,19 @@ class ClipGradNorm(OnGradients, Regularizer):
     traced: ClassVar[bool] = True
     off: ClassVar[Mapping[str, float]] = {"max_norm": math.inf}
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        store(self, norm_type=gradients.check_norm(self.norm_type, self.per))
+
+    @property
+    def channelwise(self) -> bool:  # type: ignore[override]  # of each object, not of the class
+        return self.per == "channel"
+
+    @property
+    def samplewise(self) -> bool:  # type: ignore[override]
+        return self.per == "sample"
+
     def check(self, values: Mapping[str, float]) -> None:
-        norm_type = gradients.check_norm(self.norm_type, self.per)
-        store(
-            self,
-            norm_type=norm_type,
-            channelwise=self.per == "channel",
-            samplewise=self.per == "sample",
-        )
         if self.group and self.per != "tensor":
             raise ValueError(f"with group=True, per must be 'tensor', got {self.per!r}")
 
@@ -275,7 +280,8 @@ class AdaptiveClipGrad(_OfParameters):
     reads_grad_scale: ClassVar[bool] = True
     bounds: ClassVar[Mapping[str, int]] = {"clip_factor": 1}
 
-    def check(self, values: Mapping[str, float]) -> None:
+    def __post_init__(self) -> None:
+        super().__post_init__()
         eps = as_number("eps", self.eps, allowed=POSITIVE)
         norm_type = gradients.check_norm(self.norm_type, "tensor")
         store(self, eps=eps, norm_type=norm_type)

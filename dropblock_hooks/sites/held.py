@@ -48,8 +48,7 @@ class RetuneHook(SiteHook):
         names = (target.name, *target.aliases)
         read = not target.local and is_read(index.model, names, attribute)
         ours = None if target.local or read else in_place_of(target.module)
-        fitted: Retune = regularizer.fitted(attribute, ours)
-        vars(fitted)["needs_calls"] = not read
+        fitted: Retune = regularizer.fitted(attribute, ours, read_elsewhere=read)
         return fitted
 
     @classmethod

@@ -25,6 +25,27 @@ def test_a_class_has_an_instance_per_site_and_a_schedule():
     assert [site.key for site in attached.sites] == ["0/Foreign(Dropout2d)", "1/Foreign(Dropout2d)"]
 
 
+def test_its_class_is_called_once_and_each_site_has_a_copy():
+    class Counted(nn.Dropout):
+        made = 0
+
+        def __init__(self, p):
+            super().__init__(p)
+            Counted.made += 1
+
+    model = nn.Sequential(nn.Identity(), nn.Identity())
+    attached = attach(model, {"*": Foreign(Counted, p=LinearSchedule(0.0, 0.4, epochs=5))})
+    assert Counted.made == 1
+    first, second = (site.bound.args[0] for site in attached.sites)
+    assert first is not second
+
+    for epoch in range(5):
+        attached.step(epoch)
+        model(X)
+    assert attached.sites[1].rate == 0.4
+    assert Counted.made == 1
+
+
 def test_it_acts_in_training_mode():
     class Mode(nn.Module):
         def forward(self, x):

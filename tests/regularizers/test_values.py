@@ -51,6 +51,23 @@ INSTANCES = [
 ]
 
 
+MADE_OF_FIELDS = [  # whose values follow from fields
+    r.Capture(gradients=True, detach=False, reduce="channels", device="cpu", dtype=torch.float16),
+    r.Foreign(torch.nn.Dropout, p=r.LinearSchedule(0.0, 0.1, epochs=3)),
+    r.Retune(0.1).fitted("p", r.Dropout(), read_elsewhere=True),
+    r.Watchdog("nonfinite"),
+]
+
+
+@pytest.mark.parametrize("regularizer", [*INSTANCES, *MADE_OF_FIELDS], ids=repr)
+def test_check_stores_nothing(regularizer):
+    before = dict(vars(regularizer))
+    regularizer.check(regularizer.values(2.0))
+    after = vars(regularizer)
+    assert list(after) == list(before)
+    assert [name for name in after if after[name] is not before[name]] == []
+
+
 @pytest.mark.parametrize("regularizer", INSTANCES, ids=repr)
 def test_copies_are_equal_others_are_not_and_all_are_frozen(regularizer):
     shown, names = repr(regularizer), vars(r) | {"inf": math.inf}
