@@ -15,8 +15,9 @@ from ..diagnosis.first import ForwardChecks
 from ..observers.base import Observer
 from ..quoting import listed, quote
 from ..regularizers.base import Regularizer
-from ..regularizers.foreign import Retune, rate_attribute, unit_dropped
+from ..regularizers.foreign import Retune
 from ..schedules import length_of, placed
+from ..selectors.dropouts import rate_attribute
 from ..selectors.index import Index, NoMatchError, Target
 from ..selectors.kinds import ATTRIBUTE, LAYER, PARAMETER, TargetKind
 from ..selectors.select import Select, match
@@ -260,7 +261,8 @@ def _set_one_rate(module: nn.Module, first: Regularizer, second: Regularizer) ->
     retuned = [item.attribute for item in both if isinstance(item, Retune)]
     if len(retuned) == 2:
         return retuned[0] == retuned[1]
-    return any(map(unit_dropped, both)) and retuned == [rate_attribute(module)]
+    drops = any(item.unit is not None for item in both)
+    return drops and retuned == [rate_attribute(module)]
 
 
 def _fit_rates(resolved: Resolved, epochs: int | None) -> None:

@@ -124,12 +124,10 @@ class Observer(Regularizer):
     random: ClassVar[bool] = False
     states_defaults: ClassVar[bool] = False
     sees_values: ClassVar[bool] = True  # whether `update` gets activations
-    sees_gradients: ClassVar[bool] = False  # whether `update` gets gradients
     whole: ClassVar[bool] = False  # whether it gets all tensors of a nested output
     reads_given: ClassVar[bool] = False  # whether it uses `Seen.given`
     keeps_graph: ClassVar[bool] = False  # whether tensors keep their autograd graph
     by_epoch: ClassVar[bool] = True  # False: one state of all time, which is not in the report
-    needs_calls: ClassVar[bool] = True  # whether a layer that is never called is a fault
     columns: ClassVar[Columns[Any]] = {}  # of the report; {}: what `compute` returns, by name
 
     def __post_init__(self) -> None:

@@ -17,6 +17,7 @@ from ..attachment.place import Placement
 from ..findings import Finding
 from ..regularizers import foreign
 from ..regularizers.base import highest_rate
+from ..selectors.dropouts import is_read_above, rate_attribute, reads_own, unit_of_layer
 from ..selectors.index import Index, Target
 from ..selectors.kinds import rates_in
 from ..selectors.select import Select, Selector, match
@@ -121,8 +122,8 @@ def rates_of(index: Index) -> Iterator[BuiltinRow]:
     for target in dict.fromkeys(index.modules.values()):
         class_name = bare_type(target.module).__name__
         # layers other than dropouts may mean something else by `p`
-        is_dropout = foreign.unit_of(class_name) and not children_of(target.module)
-        attribute = foreign.rate_attribute(target.module) if is_dropout else None
+        is_dropout = unit_of_layer(class_name) and not children_of(target.module)
+        attribute = rate_attribute(target.module) if is_dropout else None
         if attribute:
             yield _row_of_layer(target, attribute)
             continue
@@ -149,9 +150,9 @@ def _row_of_layer(target: Target, attribute: str) -> BuiltinRow:
 def _row_of_attribute(index: Index, target: Target, attribute: str) -> BuiltinRow:
     """Return the row of a rate that a module holds, which a `Retune` on the attribute sets."""
     name = f"{target.name}.{attribute}".lstrip(".")
-    is_read = foreign.reads_own(target.module, attribute)
+    is_read = reads_own(target.module, attribute)
     if not is_read:
-        is_read = foreign.is_read(index.model, (target.name,), attribute)
+        is_read = is_read_above(index.model, (target.name,), attribute)
     return _row(target, attribute, name=name, selector=f"attr:{name}", is_read=bool(is_read))
 
 
@@ -215,7 +216,7 @@ def find_doubled(index: Index, placements: Sequence[Placement]) -> list[Finding]
 def _drops_at_layer(placement: Placement) -> bool:
     """Return whether a site drops values at its layer at some time of its schedule."""
     regularizer = placement.regularizer
-    drops = foreign.unit_dropped(regularizer) and highest_rate(regularizer)
+    drops = regularizer.unit and highest_rate(regularizer)
     return bool(drops) and placement.target.kind.is_layer
 
 
@@ -241,8 +242,8 @@ def _drops_same(placement: Placement, row: BuiltinRow) -> bool:
     Models keep the layers that drop samples or blocks as children of the block. The rate of whole
     samples and the rate of parts of a sample do not add up.
     """
-    site_unit = foreign.unit_dropped(placement.regularizer)
-    layer_unit = foreign.unit_of(row.type)
+    site_unit = placement.regularizer.unit
+    layer_unit = unit_of_layer(row.type)
     target = placement.target
     names = [name or "." for name in (target.name, *target.aliases)]
     if row.name in names:

@@ -20,7 +20,7 @@ from ..diagnosis.idle import diagnose
 from ..diagnosis.lost import find_frozen
 from ..findings import Finding, Kind, Severity, merged
 from ..regularizers.base import Regularizer, rate_range
-from ..regularizers.foreign import held_rate, unit_dropped
+from ..regularizers.foreign import held_rate
 from ..selectors.index import Index
 from ..selectors.wrappers import bare_type
 from ..sites.counter import Snapshot
@@ -280,7 +280,7 @@ def _recompiles(hook: SiteHook) -> list[Finding]:
 def _zeroes_samples(placement: Placement) -> bool:
     """Return whether a site sets samples to 0 instead of replacing them by the layer's input."""
     regularizer = placement.regularizer
-    drops_samples = unit_dropped(regularizer) == "samples"
+    drops_samples = regularizer.unit == "samples"
     return drops_samples and regularizer.at == "output" and not regularizer.needs_input
 
 

@@ -17,6 +17,7 @@ from ..checks import NON_NEGATIVE, POSITIVE, PROBABILITY, Range, as_number, chec
 from ..quoting import label, quote, shown
 from ..registry import brief, check_fields, name_of, store
 from ..schedules import ByDepth, Schedule, between, same_kind, span_of, value_at
+from ..selectors.dropouts import Unit
 
 RateLike = float | Schedule | Callable[[float], float]
 Rate = Annotated[RateLike, Range()]
@@ -108,19 +109,27 @@ class Regularizer:
     prefix_tokens: int | None = field(default=None, kw_only=True)
     active: Literal["train", "always"] = field(default="train", kw_only=True)
 
+    # what it is given
     acts_on: ClassVar[Literal["activation", "gradient"]] = "activation"
-    channelwise: ClassVar[bool] = False
-    spatial: ClassVar[int | None] = None
-    samplewise: ClassVar[bool] = False
-    needs_input: ClassVar[bool] = False
-    traced: ClassVar[bool] = False  # whether compiled code traces ``apply``, with rates as tensors
-    counts_itself: ClassVar[bool] = False  # whether it has ``apply_counted`` for compiled code
+    channelwise: ClassVar[bool] = False  # whether it needs the axis of the channels, as axis 1
+    spatial: ClassVar[int | None] = None  # the number of axes of the map that it needs
+    samplewise: ClassVar[bool] = False  # whether it treats each sample of the batch differently
+    needs_input: ClassVar[bool] = False  # whether it uses the input of the layer
+    needs_calls: ClassVar[bool] = True  # whether a layer that is never called is a fault
+    reads_grad_scale: ClassVar[bool] = False  # whether it uses the factor of the loss
+    sees_gradients: ClassVar[bool] = False  # whether it measures gradients: see `Observer`
+
+    # what it does
+    unit: ClassVar[Unit | None] = None  # what it drops as a whole; None if it drops no activations
+    random: ClassVar[bool] = True  # whether it draws random numbers
+    linear: ClassVar[bool] = False  # whether it multiplies by numbers that do not depend on ``x``
+    idle_at_zero: ClassVar[bool] = False  # whether nothing is called while its first rate is 0
     off: ClassVar[Mapping[str, float]] = {}  # rates at which it changes nothing, if there are some
-    linear: ClassVar[bool] = False
-    random: ClassVar[bool] = True
-    idle_at_zero: ClassVar[bool] = False
-    reads_grad_scale: ClassVar[bool] = False
-    bounds: ClassVar[Mapping[str, int]] = {}
+    bounds: ClassVar[Mapping[str, int]] = {}  # rates that bound norms from above, 1, or below, -1
+
+    # how compiled code runs it
+    traced: ClassVar[bool] = False  # whether ``apply`` is traced, with rates as tensors
+    counts_itself: ClassVar[bool] = False  # whether it has ``apply_counted``
 
     def apply(self, x: Tensor, now: Now) -> Applied:
         """Return the new tensor, or `x` itself, and how many elements were dropped or changed.
@@ -208,6 +217,11 @@ class Regularizer:
     def accumulates(self) -> bool:
         """Whether it acts once per update, on gradients of parameters: see `OnGradients`."""
         return False
+
+    @property
+    def has_share(self) -> bool:
+        """Whether it has an expected share, so that its realized rate counts idle calls too."""
+        return type(self).expected_share is not Regularizer.expected_share
 
     @property
     def acts_on_all(self) -> bool:

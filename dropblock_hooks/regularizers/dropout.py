@@ -20,6 +20,7 @@ from ..functional.dropblock import (
 )
 from ..functional.dropout import Mode, add_noise, drop_residual, drop_units, multiply_noise
 from ..registry import register, store
+from ..selectors.dropouts import Unit
 from .base import (
     Applied,
     MapSize,
@@ -43,25 +44,20 @@ class DropsShare:
 
 
 class _DropsUnits(DropsShare, Regularizer):
-    """Base of dropouts of elements, channels and samples.
+    """Base of dropouts of elements and channels.
 
     Equation:
         ``y = x * keep / (1 - p)``, with one ``keep`` for each of them: 0 with chance p, else 1.
     """
 
-    scale_by_keep: bool = True  # a field of `DropPath` only
     linear: ClassVar[bool] = True
     idle_at_zero: ClassVar[bool] = True
     traced: ClassVar[bool] = True
     off: ClassVar[Mapping[str, float]] = {"p": 0.0}
 
     def apply(self, x: Tensor, now: Now) -> Applied:
-        axes = None
-        if self.samplewise:
-            axes = 1
-        elif self.spatial:
-            axes = 2
-        return drop_units(x, now.p, axes, rescale=self.scale_by_keep)
+        axes = 2 if self.unit == "channels" else None
+        return drop_units(x, now.p, axes)
 
 
 @register
@@ -74,6 +70,7 @@ class Dropout(_DropsUnits):
     """
 
     p: Probability = 0.5
+    unit: ClassVar[Unit] = "elements"
 
 
 @register
@@ -87,6 +84,7 @@ class Dropout1d(_DropsUnits):
 
     p: Probability = 0.5
     spatial: ClassVar[int] = 1
+    unit: ClassVar[Unit] = "channels"
 
 
 @register
@@ -100,6 +98,7 @@ class Dropout2d(_DropsUnits):
 
     p: Probability = 0.5
     spatial: ClassVar[int] = 2
+    unit: ClassVar[Unit] = "channels"
 
 
 @register
@@ -113,20 +112,32 @@ class Dropout3d(_DropsUnits):
 
     p: Probability = 0.5
     spatial: ClassVar[int] = 3
+    unit: ClassVar[Unit] = "channels"
 
 
 @register
-class DropPath(_DropsUnits):
+class DropPath(DropsShare, Regularizer):
     """Zeroes whole samples of a residual *branch*, each with chance p; see `functional.drop_path`.
     Use it on the last layer of a residual branch; on the output of a block, use `StochasticDepth`.
 
     Example:
         >>> spec = {"layer3.*.bn2": DropPath(p=0.1)}
+
+    Equation:
+        ``y = x * keep / (1 - p)``, with one ``keep`` for each sample: 0 with chance p, else 1.
     """
 
     p: Probability
     scale_by_keep: bool = True
+    unit: ClassVar[Unit] = "samples"
     samplewise: ClassVar[bool] = True
+    linear: ClassVar[bool] = True
+    idle_at_zero: ClassVar[bool] = True
+    traced: ClassVar[bool] = True
+    off: ClassVar[Mapping[str, float]] = {"p": 0.0}
+
+    def apply(self, x: Tensor, now: Now) -> Applied:
+        return drop_units(x, now.p, 1, rescale=self.scale_by_keep)
 
 
 @register
@@ -143,6 +154,7 @@ class StochasticDepth(DropsShare, Regularizer):
 
     p: Probability
     mode: Mode = "row"
+    unit: ClassVar[Unit] = "samples"
     needs_input: ClassVar[bool] = True
     traced: ClassVar[bool] = True
     off: ClassVar[Mapping[str, float]] = {"p": 0.0}
@@ -250,6 +262,7 @@ class _DropBlocks(_Blocks):
     calibration: Calibration = "exact"
     normalize: Normalize = "batch"
     share_channels: bool = False
+    unit: ClassVar[Unit] = "blocks"
     linear: ClassVar[bool] = True
     idle_at_zero: ClassVar[bool] = True
     traced: ClassVar[bool] = True

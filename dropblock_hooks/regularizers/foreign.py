@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
@@ -18,22 +17,11 @@ from ..functional.dropout import drop_units
 from ..quoting import kind_of, label, quote
 from ..registry import documented, register, store
 from ..schedules import Schedule
-from ..selectors.kinds import is_share
-from ..selectors.wrappers import bare_type, find_module
+from ..selectors.dropouts import Unit, unit_of_layer
 from .base import Applied, Now, Probability, RateLike, Regularizer
 from .dropout import Dropout, Dropout1d, Dropout2d, Dropout3d, DropPath, DropsShare
 
 _DEFAULTS = {f.name: f.default for f in fields(Regularizer)}  # of the options of all regularizers
-RATES = ("p", "drop_prob", "prob", "drop_rate", "drop_p")  # attributes of a layer's rate
-_UNITS = {  # that a class drops, by a part of its name
-    "gaussian": None,  # noise
-    "droppath": "samples",
-    "stochasticdepth": "samples",
-    "dropblock": "blocks",
-    "patchdropout": "tokens",
-    "dropout[123]d": "channels",
-    "dropout": "elements",
-}
 
 
 @documented
@@ -44,8 +32,8 @@ class Foreign(Regularizer):
 
     A module or a function in a spec means ``Foreign(module)``. Spec files cannot hold a `Foreign`.
     The class is called once, and each site has a copy of the module, in training mode. Schedules
-    and floats in `kwargs` are set as attributes of the copy. The realized rate is the share of nonzero elements that became zero.
-    The state of the attachment does not hold buffers.
+    and floats in `kwargs` are set as attributes of the copy. The realized rate is the share of
+    nonzero elements that became zero. The state of the attachment does not hold buffers.
 
     Example:
         >>> spec = {"layer4": Foreign(nn.Dropout2d, p=LinearSchedule(0.0, 0.1, epochs=10))}
@@ -98,8 +86,12 @@ class Foreign(Regularizer):
         return None if self.grid is None else len(self.grid)
 
     @property
+    def unit(self) -> Unit | None:  # type: ignore[override]
+        return unit_of_layer(_name(self.target))
+
+    @property
     def samplewise(self) -> bool:  # type: ignore[override]
-        return _name(self.target) in ("DropPath", "StochasticDepth")
+        return self.unit == "samples"
 
     def check(self, values: Mapping[str, float]) -> None:
         for name, rate in self.rates.items():
@@ -204,7 +196,7 @@ class Retune(DropsShare, Regularizer):
         return self.ours is not None
 
     @property
-    def needs_calls(self) -> bool:
+    def needs_calls(self) -> bool:  # type: ignore[override]
         return not self.read_elsewhere
 
     def fitted(
@@ -231,49 +223,16 @@ class Retune(DropsShare, Regularizer):
         return self.ours.apply(x, now)
 
 
-@functools.cache
-def unit_of(name: str) -> str | None:
-    """The units that a class of this name drops, such as ``"samples"``, or None."""
-    plain = name.lower().replace("_", "")
-    for pattern, unit in _UNITS.items():
-        if re.search(pattern, plain):
-            return unit
-    return None
-
-
-def unit_dropped(regularizer: Regularizer) -> str | None:
-    """The units that a regularizer drops; None if it does not drop."""
-    if regularizer.acts_on == "gradient":
-        return None
-
-    names = [regularizer.label]
-    names += [cls.__name__ for cls in type(regularizer).__mro__]
-    for name in names:
-        unit = unit_of(name)
-        if unit is not None:
-            return unit
-    return None
-
-
 def held_rate(regularizer: Regularizer) -> str:
     """The attribute of its layer that a `Retune` sets; ``""`` of another regularizer."""
     return regularizer.attribute if isinstance(regularizer, Retune) else ""
-
-
-def rate_attribute(module: nn.Module) -> str | None:
-    """The attribute that holds the rate of a layer; or None."""
-    attributes = vars(module)
-    for name in RATES:
-        if is_share(attributes.get(name)):
-            return name
-    return None
 
 
 def in_place_of(module: nn.Module) -> Regularizer | None:
     """The regularizer of this package that equals the layer; None if the layer is unknown."""
     if "forward" in vars(module):
         return None  # replaced on this one layer
-    if unit_of(type(module).__name__) != "samples":
+    if unit_of_layer(type(module).__name__) != "samples":
         return _OF_TORCH.get(type(module).forward)
 
     mode = getattr(module, "mode", "row")
@@ -281,56 +240,6 @@ def in_place_of(module: nn.Module) -> Regularizer | None:
         return None
     scale_by_keep = bool(getattr(module, "scale_by_keep", True))
     return DropPath(0.0, scale_by_keep=scale_by_keep)
-
-
-def reads_own(module: nn.Module, attribute: str) -> bool:
-    """Whether a method of a module may read this attribute; ``__init__`` only stores it."""
-    if "forward" in vars(module):
-        return True  # its source is not known
-    kind: Any = bare_type(module)  # mypy takes no class as hashable
-    source = _source(kind)
-    return source is None or bool(re.search(rf"[.'\"]{attribute}\b", source))
-
-
-def is_read(base: nn.Module, names: Iterable[str], attribute: str) -> bool:
-    """Whether a module above a layer reads its rate, or the source of its parent is missing."""
-    for name in filter(None, names):
-        *parents, local = name.split(".")
-        reading = re.compile(rf"\.{re.escape(local)}\.{attribute}\b")
-        sources = _sources_above(base, parents)
-        if sources[0] is None:
-            return True
-        if any(reading.search(source) for source in sources if source is not None):
-            return True
-    return False
-
-
-def _sources_above(base: nn.Module, parents: Sequence[str]) -> list[str | None]:
-    """The sources of the classes of the modules above a layer, its parent first."""
-    sources = []
-    for depth in range(len(parents), -1, -1):
-        module = find_module(base, ".".join(parents[:depth]))
-        if module is not None:
-            kind: Any = bare_type(module)  # mypy takes no class as hashable
-            sources.append(_source(kind))
-    return sources
-
-
-@functools.lru_cache(maxsize=1024)
-def _source(cls: Any) -> str | None:
-    """The source of all methods of a class but ``__init__``; None if a method has no source."""
-    bases = cls.__mro__[: cls.__mro__.index(nn.Module)]
-    sources = []
-    for base in bases:
-        for name, member in vars(base).items():
-            function = getattr(member, "fget", member)  # of a property
-            if name == "__init__" or not inspect.isfunction(function):
-                continue
-            try:
-                sources.append(inspect.getsource(function))
-            except OSError:
-                return None
-    return "".join(sources)
 
 
 _OF_TORCH: dict[Any, Regularizer] = {

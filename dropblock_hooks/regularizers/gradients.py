@@ -38,11 +38,10 @@ class OnGradients:
     when: Literal["backward", "accumulated"] = field(default="backward", kw_only=True)
     acts_on: ClassVar[Literal["activation", "gradient"]] = "gradient"
     random: ClassVar[bool] = False
-    group = False  # an option of `ClipGradNorm`
 
     @property
     def accumulates(self) -> bool:
-        return self.group or self.when == "accumulated"
+        return self.when == "accumulated"
 
 
 @register
@@ -104,6 +103,10 @@ class ClipGradNorm(OnGradients, Regularizer):
     def __post_init__(self) -> None:
         super().__post_init__()
         store(self, norm_type=gradients.check_norm(self.norm_type, self.per))
+
+    @property
+    def accumulates(self) -> bool:
+        return self.group or super().accumulates
 
     @property
     def channelwise(self) -> bool:  # type: ignore[override]  # of each object, not of the class

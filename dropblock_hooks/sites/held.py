@@ -24,7 +24,8 @@ from ..checkpointing import NO_TASK, graph_task
 from ..compiling import is_exporting
 from ..findings import tell
 from ..regularizers.base import Regularizer
-from ..regularizers.foreign import RATES, Retune, in_place_of, is_read, rate_attribute
+from ..regularizers.foreign import Retune, in_place_of
+from ..selectors.dropouts import RATES, is_read_above, rate_attribute
 from ..selectors.index import Index, Target
 from ..selectors.wrappers import bare_type, shard_refusal
 from . import compiled, indexing
@@ -46,7 +47,7 @@ class RetuneHook(SiteHook):
     def fitted(cls, target: Target, regularizer: Any, index: Index) -> Regularizer:
         attribute = target.local or rate_attribute(target.module) or ""
         names = (target.name, *target.aliases)
-        read = not target.local and is_read(index.model, names, attribute)
+        read = not target.local and is_read_above(index.model, names, attribute)
         ours = None if target.local or read else in_place_of(target.module)
         fitted: Retune = regularizer.fitted(attribute, ours, read_elsewhere=read)
         return fitted

@@ -76,7 +76,7 @@ class SiteHook:
 
         item = site.regularizer
         self.at_input = item.at == "input"
-        self.needs_calls: bool = getattr(item, "needs_calls", True)
+        self.needs_calls = item.needs_calls
         self.needs_input = item.needs_input and not self.at_input
         self.with_kwargs = self.with_kwargs or self.needs_input
         self.first = ""  # the name of the first argument of the layer

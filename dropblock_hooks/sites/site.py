@@ -29,7 +29,6 @@ from ..observers.base import Seen, Watch
 from ..observers.watchdog import Watchdog
 from ..quoting import add_note
 from ..regularizers.base import Now, Regularizer
-from ..regularizers.dropout import DropsShare
 from ..schedules import is_moving
 from ..selectors.index import Target
 from ..selectors.wrappers import bare_type
@@ -127,8 +126,7 @@ class Site:
         """Choose how compiled code runs the regularizer, which depends on the GradScaler."""
         scaler = self.run.scaler
         regularizer = self.regularizer
-        sees_gradients = getattr(regularizer, "sees_gradients", False)
-        reads_scale = regularizer.reads_grad_scale or sees_gradients
+        reads_scale = regularizer.reads_grad_scale or regularizer.sees_gradients
         self.scaled = bool(scaler) and is_enabled(scaler) and reads_scale
         # whether compiled code has it in its graph; otherwise an operator there calls Python
         self.traced = regularizer.traced and len(regularizer.rates) <= MOST_RATES
@@ -284,7 +282,7 @@ class Site:
         """Count a call at rate 0, in which nothing is run; not one that ``always()`` adds."""
         if graph_task() == NO_TASK and (training or self.always):
             self.tally.active += 1
-            if isinstance(self.regularizer, DropsShare) or self.tally.total:  # it counts them
+            if self.regularizer.has_share or self.tally.total:  # it counts them
                 self.tally.total += elements
 
     def acts(self, training: bool) -> bool:

@@ -12,14 +12,18 @@ from dropblock_hooks import (
     Dropout,
     Dropout2d,
     DropPath,
+    Foreign,
     GaussianDropout,
     GaussianNoise,
     HookWarning,
     LinearSchedule,
+    Probability,
+    Regularizer,
     Retune,
     StochasticDepth,
     attach,
     plan,
+    register,
 )
 
 RAMP = LinearSchedule(0.0, 0.2, epochs=5)
@@ -122,6 +126,29 @@ def test_silent_where_nothing_is_dropped_twice(build, name, regularizer, shape):
     model, spec = build(), {name: regularizer}
     assert told_by_plan(model, spec, shape) == []
     assert told_by_attach(model, spec) == []
+
+
+class DropoutLike(Regularizer):
+    p: Probability = 0.2
+
+    def apply(self, x, now):
+        return x / 2, None
+
+
+class DropsElements(DropoutLike):
+    unit = "elements"
+
+
+@pytest.mark.parametrize(("cls", "number"), [(DropoutLike, 0), (DropsElements, 1)])
+def test_a_class_of_your_own_drops_what_it_says_whatever_its_name(cls, number, own_registry):
+    regularizer = register(cls)()
+    assert len(told_by_plan(sequence(), {"2": regularizer}, ROW)) == number
+    assert len(told_by_attach(sequence(), {"2": regularizer})) == number
+
+
+def test_a_layer_of_another_library_is_known_by_its_name():
+    spec = {"2": Foreign(nn.AlphaDropout, p=0.2)}
+    assert len(told_by_attach(sequence(), spec)) == 1
 
 
 def test_a_layer_in_evaluation_drops_nothing():

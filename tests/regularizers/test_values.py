@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import dropblock_hooks as r
+from tests.classes import own_regularizers
 
 pytestmark = pytest.mark.pairwise
 
@@ -49,6 +50,20 @@ INSTANCES = [
     r.AdaptiveClipGrad(r.LinearSchedule(0.1, 0.01, 5), eps=0.1, norm_type=math.inf),
     r.CentralizeGrad(),
 ]
+
+
+UNITS = {
+    **dict.fromkeys(["GaussianDropout", "GaussianNoise", "Disout", "ClipGradNorm"], None),
+    **dict.fromkeys(["DropBlock1d", "DropBlock2d", "DropBlock3d"], "blocks"),
+    **dict.fromkeys(["Dropout1d", "Dropout2d", "Dropout3d"], "channels"),
+    **dict.fromkeys(["DropPath", "StochasticDepth"], "samples"),
+    "Dropout": "elements",
+}
+
+
+def test_what_each_class_drops():
+    classes = own_regularizers()
+    assert {name: classes[name].unit for name in UNITS} == UNITS
 
 
 MADE_OF_FIELDS = [  # whose values follow from fields
