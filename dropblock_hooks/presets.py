@@ -10,7 +10,6 @@ from torch import nn
 from .checks import as_number
 from .planning.recording import record_forward
 from .quoting import shown
-from .registry import described_in
 from .regularizers.base import RateLike, Regularizer
 from .regularizers.dropout import DropBlock2d, Dropout, DropPath, StochasticDepth
 from .schedules import ByDepth, Schedule, StepSchedule
@@ -123,7 +122,6 @@ def stochastic_depth(
     return _on(model, residual_blocks(model, example_input), kind, regularizer)
 
 
-@described_in(stochastic_depth)
 def drop_path(model: nn.Module, p: RateLike = 0.1, example_input: Any = None) -> Spec:
     """`DropPath` at the layers ``drop_path`` of all residual branches, the rate rising from 0 to p.
 
@@ -133,8 +131,16 @@ def drop_path(model: nn.Module, p: RateLike = 0.1, example_input: Any = None) ->
     Example:
         >>> attach(model, drop_path(model, p=0.1))  # doctest: +SKIP
 
+    Args:
+        model: any model.
+        p: rate of the last block or branch.
+        example_input: an input of the model, as for ``plan``.
+
     Raises:
         ValueError: for a model without such layers.
+
+    Reference:
+        Huang et al., 2016, the linear decay rule (https://arxiv.org/abs/1603.09382).
     """
     called = record_forward(unwrap(model), example_input)
     names = [name for name in matching("**.drop_path*", called) if called[name].calls]
@@ -167,12 +173,16 @@ def layer_drop(model: nn.Module, p: RateLike = 0.1, **options: Any) -> Spec:
     return _on(model, _outermost(model, _LAYERS), kind, regularizer)
 
 
-@described_in(layer_drop)
 def residual_dropout(model: nn.Module, p: RateLike = 0.1, **options: Any) -> Spec:
     """`Dropout` on the last projections of attention and MLP of a language model that has none.
 
     Example:
         >>> attach(model, residual_dropout(model, p=0.1))  # doctest: +SKIP
+
+    Args:
+        model: of Transformers, or one whose layers have such names, as ``layers.0`` or ``h.0``.
+        p: rate of each layer or projection.
+        options: of the regularizer, such as ``index=0`` for layers that return a tuple.
 
     Raises:
         ValueError: for a model without such projections.

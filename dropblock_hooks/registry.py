@@ -1,20 +1,13 @@
-"""The classes that a spec file can name, their reprs and their docstrings."""
+"""The classes that a spec file can name, and their reprs."""
 
 import inspect
 import re
-import sys
-from collections import ChainMap
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Self, TypeVar, dataclass_transform
+from typing import Any, TypeVar, dataclass_transform
 
 _T = TypeVar("_T")
 _CLASSES: dict[str, type] = {}
 _NAMES: dict[type, str] = {}
-# a title, such as "Args:", and the indented lines below it
-_SECTION = re.compile(r"^([A-Z]\w+):\n((?:    .*\n|\n)*)", re.MULTILINE)
-# "name: ...", "**name: ..." or "name (type): ...", and the lines below it that are indented further
-_ARGUMENT = re.compile(r"^    \**(\w+)(?: \([^)]*\))?: .*\n(?: {8}.*\n)*", re.MULTILINE)
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
@@ -57,68 +50,7 @@ def register(cls: type | None = None, /, *, name: str | None = None) -> Any:
 
     _CLASSES[name] = cls
     _NAMES[cls] = name
-    return documented(cls)
-
-
-def described_in(*sources: object) -> Callable[[_T], _T]:
-    """Decorator that adds arguments, equation and reference; the nearest source comes first."""
-
-    def complete(target: Any) -> Any:
-        if target.__doc__:  # with -OO Python keeps no docstrings
-            target.__doc__ = _completed(target, sources)
-        return target
-
-    return complete
-
-
-def _completed(target: Any, sources: Sequence[object]) -> str:
-    """The docstring of a class or function, completed from the docstrings of the sources."""
-    own = _Docstring.of(target)
-    others = [_Docstring.of(source) for source in sources]
-
-    arguments = dict(ChainMap(own.arguments, *(other.arguments for other in others)))
-    options = getattr(target, "__dataclass_fields__", ())  # a signature may only have **kwargs
-    names = [*inspect.signature(target).parameters, *options, *own.arguments]
-    described = [arguments[name] for name in dict.fromkeys(names) if name in arguments]
-    lines = "".join(described)
-
-    own_lines = own.sections.get("Args", "")
-    docstring = own.text.replace(f"Args:\n{own_lines}", f"Args:\n{lines}\n")
-    inherited = ChainMap({"Args": lines}, *(other.sections for other in others))
-    for title in ("Args", "Equation", "Reference"):
-        if f"\n{title}:\n" not in docstring and inherited.get(title):
-            docstring += f"{title}:\n{inherited[title].rstrip()}\n\n"
-    return docstring
-
-
-@dataclass(frozen=True)
-class _Docstring:
-    """A docstring in Google's style, taken apart."""
-
-    text: str
-    sections: dict[str, str]  # the indented lines below each title
-    arguments: dict[str, str]  # the lines of each argument, with its name
-
-    @classmethod
-    def of(cls, source: object) -> Self:
-        text = inspect.cleandoc(source.__doc__ or "") + "\n\n"
-        sections = dict(_SECTION.findall(text))
-        matches = _ARGUMENT.finditer(sections.get("Args", ""))
-        return cls(text, sections, arguments={match[1]: match[0] for match in matches})
-
-
-def documented(cls: type[_T]) -> type[_T]:
-    """Describe in the docstring of a dataclass what its bases, or its function, describe.
-
-    Its function is the one that the docstring names as `functional.drop_block2d`.
-    """
-    sources: list[object] = list(cls.__mro__[1:-1])
-    named = re.search(r"`functional\.(\w+)`", cls.__doc__ or "")
-    if named:
-        # looked up by name, because `functional` imports this module
-        functional = sys.modules[f"{__package__}.functional"]
-        sources.append(getattr(functional, named[1], None))
-    return described_in(*sources)(cls)
+    return cls
 
 
 def check_fields(cls: type) -> None:

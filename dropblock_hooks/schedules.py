@@ -211,6 +211,13 @@ class CosineSchedule(LinearSchedule):
     Example:
         >>> round(CosineSchedule(0.0, 0.2, epochs=5)(1), 4)
         0.0293
+
+    Args:
+        start: value until `delay`, any finite number.
+        stop: value from `delay` + `epochs` - 1 on, any finite number.
+        epochs: number of epochs of the ramp, at least 1. None takes the length of the training,
+            ``attach(..., epochs=90)``, less `delay`.
+        delay: number of epochs before the ramp begins, at least 0.
     """
 
     def _shape(self, share: float) -> float:

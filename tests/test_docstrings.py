@@ -132,13 +132,28 @@ def test_where_to_use_it_and_its_equation(name):
         assert sections(ATTACHED[name])["Equation"].strip()
 
 
-def test_a_line_is_that_of_the_nearest_class():
-    assert "no other value" in described(dropblock_hooks.Retune)["at"]
-    assert described(dropblock_hooks.Retune)["grid"] == described(Regularizer)["grid"]
-    assert described(OnGradients)["when"] == described(dropblock_hooks.ClampGrad)["when"]
+SHARED = ("at", "index", "layout", "grid", "prefix_tokens", "active", "when")
+DESCRIBE_THEM = (Regularizer, Observer, OnGradients)
 
 
-def test_the_docstring_of_a_class_of_your_own_loses_nothing():
+@pytest.mark.parametrize("name", sorted(ATTACHED))
+def test_options_that_classes_share_are_described_alike(name):
+    texts = described(ATTACHED[name])
+    for option in set(SHARED) & texts.keys():
+        allowed = [described(base).get(option, "no text") for base in DESCRIBE_THEM]
+        is_alike = texts[option].startswith(tuple(allowed))
+        assert is_alike or "no other value" in texts[option], option
+
+
+@pytest.mark.parametrize("name", sorted(ATTACHED))
+def test_the_function_of_a_class_is_the_one_that_its_docstring_names(name):
+    cls = ATTACHED[name]
+    summary = inspect.getdoc(cls).split("\n\n")[0]
+    names = re.findall(r"see `functional\.(\w+)`", summary)
+    assert [getattr(functional, name) for name in names] == [f for f in [cls.function] if f]
+
+
+def test_the_docstring_of_a_class_of_your_own_stays_as_it_is(own_registry):
     class Mine(Regularizer):
         """Does it.
 
@@ -152,6 +167,5 @@ def test_the_docstring_of_a_class_of_your_own_loses_nothing():
         def apply(self, x, now):
             return x, None
 
-    text = register(Mine).__doc__
-    for part in ("the share that it drops", "other: of a property", "layout:"):
-        assert part in text
+    before = Mine.__doc__
+    assert register(Mine).__doc__ == before

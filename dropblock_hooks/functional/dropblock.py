@@ -18,7 +18,6 @@ from torch.nn.functional import pad
 
 from .._torch import constant_when_traced
 from ..checks import NON_NEGATIVE, PROBABILITY, as_count, as_number, check_block_size, check_option
-from ..registry import described_in
 from .kernels import launch
 from .masks import Mask, bernoulli, check_call, count_ratio, keep_scale, normal_like
 from .sparse import Blocks, drop_drawn, grow, takes
@@ -427,7 +426,6 @@ def drop_block2d(
     )
 
 
-@described_in(drop_block2d)
 def drop_block1d(
     input: Tensor,
     p: float,
@@ -446,6 +444,25 @@ def drop_block1d(
 
     Example:
         >>> y = drop_block1d(torch.ones(2, 8, 100), 0.1, 3)
+
+    Args:
+        input: floating-point tensor of the shape above. Its memory format is kept.
+        p: share of the elements to drop, in [0, 1].
+        block_size: edge of the block, at least 1, or one for each spatial axis; clipped to the map.
+        inplace: write the result into `input`.
+        eps: smallest number of kept elements that the count ratio divides by.
+        training: False returns `input`.
+        calibration: ``"exact"`` realizes p, ``"paper"`` drops less; see `block_gamma`.
+        normalize: factor of the kept elements: ``"batch"`` all / kept elements of the batch,
+            ``"sample"`` the same of each sample, ``"expected"`` 1 / (1 - p), None no factor.
+        share_channels: True draws one set of blocks for all channels of a sample.
+        border: ``"inside"`` puts whole blocks inside the map, as in the paper, so elements at the
+            border are dropped less often than those in the center. With ``"across"`` blocks may
+            reach across the border, and each element is dropped with chance p.
+        generator: source of random numbers; torch's global one by default.
+
+    Reference:
+        Ghiasi, Lin and Le, 2018 (https://arxiv.org/abs/1810.12890).
     """
     return _drop_block(
         1,
@@ -463,7 +480,6 @@ def drop_block1d(
     )
 
 
-@described_in(drop_block2d)
 def drop_block3d(
     input: Tensor,
     p: float,
@@ -482,6 +498,25 @@ def drop_block3d(
 
     Example:
         >>> y = drop_block3d(torch.ones(2, 8, 4, 8, 8), 0.1, 3)
+
+    Args:
+        input: floating-point tensor of the shape above. Its memory format is kept.
+        p: share of the elements to drop, in [0, 1].
+        block_size: edge of the block, at least 1, or one for each spatial axis; clipped to the map.
+        inplace: write the result into `input`.
+        eps: smallest number of kept elements that the count ratio divides by.
+        training: False returns `input`.
+        calibration: ``"exact"`` realizes p, ``"paper"`` drops less; see `block_gamma`.
+        normalize: factor of the kept elements: ``"batch"`` all / kept elements of the batch,
+            ``"sample"`` the same of each sample, ``"expected"`` 1 / (1 - p), None no factor.
+        share_channels: True draws one set of blocks for all channels of a sample.
+        border: ``"inside"`` puts whole blocks inside the map, as in the paper, so elements at the
+            border are dropped less often than those in the center. With ``"across"`` blocks may
+            reach across the border, and each element is dropped with chance p.
+        generator: source of random numbers; torch's global one by default.
+
+    Reference:
+        Ghiasi, Lin and Le, 2018 (https://arxiv.org/abs/1810.12890).
     """
     return _drop_block(
         3,
@@ -499,7 +534,6 @@ def drop_block3d(
     )
 
 
-@described_in(drop_block2d)
 def disout(
     input: Tensor,
     p: float,
@@ -521,8 +555,16 @@ def disout(
         >>> y = disout(torch.ones(2, 8, 14, 14), 0.2, 5)
 
     Args:
+        input: floating-point tensor of the shape above. Its memory format is kept.
         p: share of the elements to distort, in [0, 1].
+        block_size: edge of the block, at least 1, or one for each spatial axis; clipped to the map.
         alpha: strength of the noise in standard deviations of the tensor, a number >= 0.
+        training: False returns `input`.
+        share_channels: True draws one set of blocks for all channels of a sample.
+        border: ``"inside"`` puts whole blocks inside the map, as in the paper, so elements at the
+            border are dropped less often than those in the center. With ``"across"`` blocks may
+            reach across the border, and each element is dropped with chance p.
+        generator: source of random numbers; torch's global one by default.
 
     Reference:
         Tang et al., 2020 (https://arxiv.org/abs/2002.11022); https://github.com/huawei-noah/Disout.

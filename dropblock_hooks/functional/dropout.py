@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from ..checks import NON_NEGATIVE, as_number, check_floating, check_option
-from ..registry import described_in
 from .kernels import launch
 from .masks import Mask, bernoulli, check_call, in_format_of, keep_scale, normal_like, scaled
 from .sparse import Blocks, Units, draw_units, drop_drawn, takes
@@ -181,7 +180,7 @@ def dropout(
         >>> y = dropout(torch.ones(4), 0.5)
 
     Args:
-        input: floating-point tensor, of the shape that the function is for.
+        input: floating-point tensor of any shape.
         p: chance of an element, channel or sample to be dropped, in [0, 1].
         training: False returns `input`.
         inplace: write the result into `input`.
@@ -194,7 +193,6 @@ def dropout(
     return drop_units(input, p, inplace=inplace, generator=generator)[0]
 
 
-@described_in(dropout)
 def dropout1d(
     input: Tensor,
     p: float = 0.5,
@@ -207,12 +205,21 @@ def dropout1d(
 
     Example:
         >>> y = dropout1d(torch.ones(2, 3, 8), 0.5)
+
+    Args:
+        input: floating-point tensor of the shape (N, C, L).
+        p: chance of a channel to be dropped, in [0, 1].
+        training: False returns `input`.
+        inplace: write the result into `input`.
+        generator: source of random numbers; torch's global one by default.
+
+    Reference:
+        Srivastava et al., 2014, "Dropout" (https://jmlr.org/papers/v15/srivastava14a.html).
     """
     p = check_call(input, p, training, 1)
     return drop_units(input, p, 2, inplace=inplace, generator=generator)[0]
 
 
-@described_in(dropout)
 def dropout2d(
     input: Tensor,
     p: float = 0.5,
@@ -226,6 +233,13 @@ def dropout2d(
     Example:
         >>> y = dropout2d(torch.ones(2, 3, 8, 8), 0.5)
 
+    Args:
+        input: floating-point tensor of the shape (N, C, H, W).
+        p: chance of a channel to be dropped, in [0, 1].
+        training: False returns `input`.
+        inplace: write the result into `input`.
+        generator: source of random numbers; torch's global one by default.
+
     Reference:
         Tompson et al., 2015 (https://arxiv.org/abs/1411.4280).
     """
@@ -233,7 +247,6 @@ def dropout2d(
     return drop_units(input, p, 2, inplace=inplace, generator=generator)[0]
 
 
-@described_in(dropout2d)
 def dropout3d(
     input: Tensor,
     p: float = 0.5,
@@ -246,12 +259,21 @@ def dropout3d(
 
     Example:
         >>> y = dropout3d(torch.ones(2, 3, 4, 8, 8), 0.5)
+
+    Args:
+        input: floating-point tensor of the shape (N, C, D, H, W).
+        p: chance of a channel to be dropped, in [0, 1].
+        training: False returns `input`.
+        inplace: write the result into `input`.
+        generator: source of random numbers; torch's global one by default.
+
+    Reference:
+        Tompson et al., 2015 (https://arxiv.org/abs/1411.4280).
     """
     p = check_call(input, p, training, 3)
     return drop_units(input, p, 2, inplace=inplace, generator=generator)[0]
 
 
-@described_in(dropout)
 def drop_path(
     input: Tensor,
     p: float = 0.0,
@@ -266,7 +288,11 @@ def drop_path(
         >>> y = drop_path(torch.ones(4, 3, 8, 8), 0.5)
 
     Args:
+        input: floating-point tensor (N, ...).
+        p: chance of a sample to be dropped, in [0, 1].
+        training: False returns `input`.
         scale_by_keep: True multiplies the kept samples by 1 / (1 - p).
+        generator: source of random numbers; torch's global one by default.
 
     Reference:
         Larsson et al., 2017, "FractalNet" (https://arxiv.org/abs/1605.07648).
@@ -275,7 +301,6 @@ def drop_path(
     return drop_units(input, p, 1, rescale=scale_by_keep, generator=generator)[0]
 
 
-@described_in(drop_path)
 def stochastic_depth(
     input: Tensor,
     p: float,
@@ -293,9 +318,12 @@ def stochastic_depth(
 
     Args:
         input: the branch, as in torchvision; with `shortcut`, the output of the whole block.
+        p: chance of a sample to be dropped, in [0, 1].
         mode: ``"row"`` decides for each sample, ``"batch"`` for all at once.
+        training: False returns `input`.
         shortcut: the input of the block, of the same shape; gives
             ``shortcut + drop(input - shortcut)``, so dropped samples pass the block unchanged.
+        generator: source of random numbers; torch's global one by default.
 
     Reference:
         Huang et al., 2016 (https://arxiv.org/abs/1603.09382).
@@ -307,7 +335,6 @@ def stochastic_depth(
     return drop_residual(input, shortcut, p, mode, generator)[0]
 
 
-@described_in(dropout)
 def gaussian_noise(
     input: Tensor, std: float, training: bool = True, *, generator: torch.Generator | None = None
 ) -> Tensor:
@@ -317,7 +344,10 @@ def gaussian_noise(
         >>> y = gaussian_noise(torch.zeros(1000), 0.1)
 
     Args:
+        input: floating-point tensor of any shape.
         std: standard deviation in the units of the tensor, a number >= 0.
+        training: False returns `input`.
+        generator: source of random numbers; torch's global one by default.
 
     Reference:
         Bishop, 1995, "Training with Noise is Equivalent to Tikhonov Regularization".
@@ -329,7 +359,6 @@ def gaussian_noise(
     return add_noise(input, std, generator)
 
 
-@described_in(dropout)
 def gaussian_dropout(
     input: Tensor, p: float, training: bool = True, *, generator: torch.Generator | None = None
 ) -> Tensor:
@@ -339,7 +368,10 @@ def gaussian_dropout(
         >>> y = gaussian_dropout(torch.ones(1000), 0.2)
 
     Args:
+        input: floating-point tensor of any shape.
         p: sets the variance of the noise to p / (1 - p), a number in [0, 1).
+        training: False returns `input`.
+        generator: source of random numbers; torch's global one by default.
 
     Reference:
         Srivastava et al., 2014, section 10 (https://jmlr.org/papers/v15/srivastava14a.html).

@@ -6,7 +6,6 @@ from typing import Any
 import torch
 
 from ..checks import as_count
-from ..registry import described_in
 from ..warn import warn
 from .driver import TrainerDriver
 
@@ -16,7 +15,6 @@ except ImportError:  # under the older name
     from pytorch_lightning import Callback
 
 
-@described_in(TrainerDriver)
 class Regularize(Callback, TrainerDriver):  # type: ignore[misc]  # of a skipped package
     """A callback that puts regularizers on a LightningModule during ``trainer.fit``.
 
@@ -31,12 +29,16 @@ class Regularize(Callback, TrainerDriver):  # type: ignore[misc]  # of a skipped
         True
 
     Args:
+        spec: any spec that `attach` accepts.
+        unit: of the schedules: ``"epoch"``, or ``"step"`` for steps of the optimizer.
         log_every_n_steps: also pass rates and shares to ``log_dict`` every so many steps, not only
             at the end of each epoch.
+        root: name of the submodule where names begin.
         epochs: length of the training in `unit`, instead of the trainer's.
         fractions: whether the time moves within an epoch, by ``1 / num_training_batches`` a batch.
         rng_state: whether checkpoints of a single process hold torch's random state, so that a
             resumed run draws the same masks.
+        strict: False loads the matching parts of the state of another spec.
 
     Raises:
         SpecError: before the first training step, for a spec that does not fit the module.

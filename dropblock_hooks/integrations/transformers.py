@@ -4,12 +4,10 @@ from typing import Any
 
 from transformers.trainer_callback import ExportableState, TrainerCallback
 
-from ..registry import described_in
 from ..specs.spec import Spec
 from .driver import TrainerDriver
 
 
-@described_in(TrainerDriver)
 class Regularize(TrainerCallback, ExportableState, TrainerDriver):  # type: ignore[misc]  # of a skipped package
     """A callback that puts regularizers on the model of a Trainer, for its training.
 
@@ -22,6 +20,12 @@ class Regularize(TrainerCallback, ExportableState, TrainerDriver):  # type: igno
         >>> from dropblock_hooks.integrations.transformers import Regularize
         >>> callback = Regularize({"bert.encoder.layer.*": Dropout(p=LinearSchedule(0.0, 0.1))})
         >>> trainer = Trainer(model, args, callbacks=[callback])  # doctest: +SKIP
+
+    Args:
+        spec: any spec that `attach` accepts.
+        unit: of the schedules: ``"epoch"``, or ``"step"`` for steps of the optimizer.
+        root: name of the submodule where names begin.
+        strict: False loads the matching parts of the state of another spec.
 
     Raises:
         SpecError: for a bad spec; when training begins, for one that does not fit the model.

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from ..axes.view import View
 from ..functional.masks import wide_dtype
-from ..registry import documented
 from ..regularizers.base import Regularizer
 from ..tables import Columns
 
@@ -89,7 +88,6 @@ class Compiled(NamedTuple):
     before: int = 0
 
 
-@documented
 @dataclass(frozen=True, repr=False)
 class Observer(Regularizer):
     """Base of the classes that measure a layer and change nothing.
@@ -114,9 +112,17 @@ class Observer(Regularizer):
 
     Args:
         at: observe the layer's ``"output"`` or its ``"input"``, where no gradients are seen.
+        index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
+            keyword. None takes the only tensor.
+        layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
+            for tokens. ``"auto"`` reads them from the model, or refuses.
+        grid: size of the map that tokens form, ``(height, width)``, each at least 1; None asks the
+            model.
+        prefix_tokens: number of class and register tokens before the map, at least 0, which stay
+            unchanged. None asks the model.
+        active: ``"train"`` (while the layer is in training mode) or ``"always"``.
         when: see the activation ``"after"`` the regularizers of the layer, or ``"before"`` them. An
             observer of gradients alone sees them after, or before, the gradient regularizers.
-        active: ``"train"`` (while the layer is in training mode) or ``"always"``.
     """
 
     when: Literal["after", "before"] = field(default="after", kw_only=True)

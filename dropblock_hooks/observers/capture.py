@@ -96,6 +96,17 @@ class Capture(Observer):
         detach: False keeps the autograd graph of the values, which compiled code refuses.
         at: observe the layer's ``"output"`` or its ``"input"``, where no gradients are seen.
             At the input, without `index`, the value is ``(arguments, keywords)``.
+        index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
+            keyword. None takes the only tensor.
+        layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
+            for tokens. ``"auto"`` reads them from the model, or refuses.
+        grid: size of the map that tokens form, ``(height, width)``, each at least 1; None asks the
+            model.
+        prefix_tokens: number of class and register tokens before the map, at least 0, which stay
+            unchanged. None asks the model.
+        active: ``"train"`` (while the layer is in training mode) or ``"always"``.
+        when: see the activation ``"after"`` the regularizers of the layer, or ``"before"`` them. An
+            observer of gradients alone sees them after, or before, the gradient regularizers.
     """
 
     gradients: bool = False

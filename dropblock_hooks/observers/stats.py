@@ -238,6 +238,25 @@ class ActivationStats(Measuring):
         >>> seen = attached.report()[0].observed
         >>> seen.values, seen.channels
         (12, 3)
+
+    Args:
+        every: measure each n-th call of an epoch, the first included; at least 1. In eager mode,
+            the other calls start no operator of torch. 1 measures each call.
+        low: lower bound of the histogram of magnitudes, at least 1e-30, rounded down to a power of
+            2. Its bins are octaves.
+        high: upper bound of the histogram, above `low`, at most 1e30; rounded up to a power of 2.
+        at: observe the layer's ``"output"`` or its ``"input"``, where no gradients are seen.
+        index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
+            keyword. None takes the only tensor.
+        layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
+            for tokens. ``"auto"`` reads them from the model, or refuses.
+        grid: size of the map that tokens form, ``(height, width)``, each at least 1; None asks the
+            model.
+        prefix_tokens: number of class and register tokens before the map, at least 0, which stay
+            unchanged. None asks the model.
+        active: ``"train"`` (while the layer is in training mode) or ``"always"``.
+        when: see the activation ``"after"`` the regularizers of the layer, or ``"before"`` them. An
+            observer of gradients alone sees them after, or before, the gradient regularizers.
     """
 
     channelwise: ClassVar[bool] = True
@@ -305,6 +324,25 @@ class GradientStats(Measuring):
         >>> model(torch.ones(4, 2)).sum().backward()
         >>> attached.report()[0].observed.values
         12
+
+    Args:
+        every: measure each n-th call of an epoch, the first included; at least 1. In eager mode,
+            the other calls start no operator of torch. 1 measures each call.
+        low: lower bound of the histogram of magnitudes, at least 1e-30, rounded down to a power of
+            2. Its bins are octaves.
+        high: upper bound of the histogram, above `low`, at most 1e30; rounded up to a power of 2.
+        at: observe the layer's ``"output"`` or its ``"input"``, where no gradients are seen.
+        index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
+            keyword. None takes the only tensor.
+        layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
+            for tokens. ``"auto"`` reads them from the model, or refuses.
+        grid: size of the map that tokens form, ``(height, width)``, each at least 1; None asks the
+            model.
+        prefix_tokens: number of class and register tokens before the map, at least 0, which stay
+            unchanged. None asks the model.
+        active: ``"train"`` (while the layer is in training mode) or ``"always"``.
+        when: see the activation ``"after"`` the regularizers of the layer, or ``"before"`` them. An
+            observer of gradients alone sees them after, or before, the gradient regularizers.
     """
 
     low: float = 1e-12
@@ -330,6 +368,20 @@ class WeightStats(Observer):
         >>> seen = attached.report()[0].observed
         >>> seen.values, list(seen.norms), seen.updates
         (9, ['weight', 'bias'], {'weight': 0.0, 'bias': 0.0})
+
+    Args:
+        at: observe the layer's ``"output"`` or its ``"input"``, where no gradients are seen.
+        index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
+            keyword. None takes the only tensor.
+        layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
+            for tokens. ``"auto"`` reads them from the model, or refuses.
+        grid: size of the map that tokens form, ``(height, width)``, each at least 1; None asks the
+            model.
+        prefix_tokens: number of class and register tokens before the map, at least 0, which stay
+            unchanged. None asks the model.
+        active: ``"train"`` (while the layer is in training mode) or ``"always"``.
+        when: see the activation ``"after"`` the regularizers of the layer, or ``"before"`` them. An
+            observer of gradients alone sees them after, or before, the gradient regularizers.
     """
 
     acts_on: ClassVar[Literal["activation", "gradient"]] = "gradient"  # as what parameters take

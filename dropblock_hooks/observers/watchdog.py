@@ -81,6 +81,18 @@ class Watchdog(Observer):
 
     Args:
         rules: the name of a rule or several names, or ``"all"``.
+        at: ``"output"``; no other value is allowed.
+        index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
+            keyword. None takes the only tensor.
+        layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
+            for tokens. ``"auto"`` reads them from the model, or refuses.
+        grid: size of the map that tokens form, ``(height, width)``, each at least 1; None asks the
+            model.
+        prefix_tokens: number of class and register tokens before the map, at least 0, which stay
+            unchanged. None asks the model.
+        active: ``"train"`` (while the layer is in training mode) or ``"always"``.
+        when: see the activation ``"after"`` the regularizers of the layer, or ``"before"`` them. An
+            observer of gradients alone sees them after, or before, the gradient regularizers.
         action: ``"warn"``; ``"raise"``, which raises a `WatchdogError`; or a function to call
             with each `Finding`, whose errors stop the training. It cannot be written to a file.
         every: look at each n-th training forward of the model, at least 1, and measure some of the
@@ -91,7 +103,6 @@ class Watchdog(Observer):
         max_saturated: the largest share of a layer's values that may be saturated, in (0, 1).
         min_calls: with fewer measured forwards, or gradients, only ``nonfinite`` is judged; at
             least 1.
-        at: ``"output"``; no other value is allowed.
     """
 
     rules: tuple[str, ...] | str = "all"

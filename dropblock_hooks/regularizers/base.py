@@ -33,7 +33,7 @@ Applied = tuple[Tensor, Tensor | int | None]
 """What ``apply`` returns."""
 
 
-_OF_APPLY = ("linear", "idle_at_zero", "traced", "counts_itself", "off")
+_OF_APPLY = ("function", "linear", "idle_at_zero", "traced", "counts_itself", "off")
 """The class variables that describe ``apply``, which a class with another ``apply`` sets again."""
 
 
@@ -120,6 +120,7 @@ class Regularizer:
     sees_gradients: ClassVar[bool] = False  # whether it measures gradients: see `Observer`
 
     # what it does
+    function: ClassVar[Callable[..., Any] | None] = None  # the pure function of its equation
     unit: ClassVar[Unit | None] = None  # what it drops as a whole; None if it drops no activations
     random: ClassVar[bool] = True  # whether it draws random numbers
     linear: ClassVar[bool] = False  # whether it multiplies by numbers that do not depend on ``x``

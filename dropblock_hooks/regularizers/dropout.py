@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar
 
 from torch import Tensor
 
+from .. import functional
 from ..checks import Range, check_block_size
 from ..functional import operators
 from ..functional.dropblock import (
@@ -33,22 +34,14 @@ from .base import (
 
 
 class DropsShare:
-    """Mix-in of regularizers that drop the share p on average.
-
-    Args:
-        p: expected share of the elements to drop, a number in [0, 1] or a schedule.
-    """
+    """Mix-in of regularizers that drop the share p on average."""
 
     def expected_share(self, values: Mapping[str, float], map_size: MapSize) -> float | None:
         return values["p"]
 
 
 class _DropsUnits(DropsShare, Regularizer):
-    """Base of dropouts of elements and channels.
-
-    Equation:
-        ``y = x * keep / (1 - p)``, with one ``keep`` for each of them: 0 with chance p, else 1.
-    """
+    """Base of dropouts of elements and channels."""
 
     linear: ClassVar[bool] = True
     idle_at_zero: ClassVar[bool] = True
@@ -67,9 +60,30 @@ class Dropout(_DropsUnits):
 
     Example:
         >>> spec = {"fc": Dropout(0.2)}
+
+    Args:
+        p: expected share of the elements to drop, a number in [0, 1] or a schedule.
+        at: regularize the layer's ``"output"`` or its ``"input"``.
+        index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
+            keyword. None takes the only tensor.
+        layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
+            for tokens. ``"auto"`` reads them from the model, or refuses.
+        grid: size of the map that tokens form, ``(height, width)``, each at least 1; None asks the
+            model.
+        prefix_tokens: number of class and register tokens before the map, at least 0, which stay
+            unchanged. None asks the model.
+        active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
+            dropout in evaluation).
+
+    Equation:
+        ``y = x * keep / (1 - p)``, with one ``keep`` for each element: 0 with chance p, else 1.
+
+    Reference:
+        Srivastava et al., 2014, "Dropout" (https://jmlr.org/papers/v15/srivastava14a.html).
     """
 
     p: Probability = 0.5
+    function = staticmethod(functional.dropout)
     unit: ClassVar[Unit] = "elements"
 
 
@@ -80,9 +94,30 @@ class Dropout1d(_DropsUnits):
 
     Example:
         >>> spec = {"blocks.*": Dropout1d(0.2, layout="NLC")}
+
+    Args:
+        p: expected share of the elements to drop, a number in [0, 1] or a schedule.
+        at: regularize the layer's ``"output"`` or its ``"input"``.
+        index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
+            keyword. None takes the only tensor.
+        layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
+            for tokens. ``"auto"`` reads them from the model, or refuses.
+        grid: size of the map that tokens form, ``(height, width)``, each at least 1; None asks the
+            model.
+        prefix_tokens: number of class and register tokens before the map, at least 0, which stay
+            unchanged. None asks the model.
+        active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
+            dropout in evaluation).
+
+    Equation:
+        ``y = x * keep / (1 - p)``, with one ``keep`` for each channel: 0 with chance p, else 1.
+
+    Reference:
+        Srivastava et al., 2014, "Dropout" (https://jmlr.org/papers/v15/srivastava14a.html).
     """
 
     p: Probability = 0.5
+    function = staticmethod(functional.dropout1d)
     spatial: ClassVar[int] = 1
     unit: ClassVar[Unit] = "channels"
 
@@ -94,9 +129,30 @@ class Dropout2d(_DropsUnits):
 
     Example:
         >>> spec = {"stage:-1": Dropout2d(0.2, layout="NHWC")}
+
+    Args:
+        p: expected share of the elements to drop, a number in [0, 1] or a schedule.
+        at: regularize the layer's ``"output"`` or its ``"input"``.
+        index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
+            keyword. None takes the only tensor.
+        layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
+            for tokens. ``"auto"`` reads them from the model, or refuses.
+        grid: size of the map that tokens form, ``(height, width)``, each at least 1; None asks the
+            model.
+        prefix_tokens: number of class and register tokens before the map, at least 0, which stay
+            unchanged. None asks the model.
+        active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
+            dropout in evaluation).
+
+    Equation:
+        ``y = x * keep / (1 - p)``, with one ``keep`` for each channel: 0 with chance p, else 1.
+
+    Reference:
+        Tompson et al., 2015 (https://arxiv.org/abs/1411.4280).
     """
 
     p: Probability = 0.5
+    function = staticmethod(functional.dropout2d)
     spatial: ClassVar[int] = 2
     unit: ClassVar[Unit] = "channels"
 
@@ -108,9 +164,30 @@ class Dropout3d(_DropsUnits):
 
     Example:
         >>> spec = {"stage:-1": Dropout3d(0.2)}
+
+    Args:
+        p: expected share of the elements to drop, a number in [0, 1] or a schedule.
+        at: regularize the layer's ``"output"`` or its ``"input"``.
+        index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
+            keyword. None takes the only tensor.
+        layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
+            for tokens. ``"auto"`` reads them from the model, or refuses.
+        grid: size of the map that tokens form, ``(height, width)``, each at least 1; None asks the
+            model.
+        prefix_tokens: number of class and register tokens before the map, at least 0, which stay
+            unchanged. None asks the model.
+        active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
+            dropout in evaluation).
+
+    Equation:
+        ``y = x * keep / (1 - p)``, with one ``keep`` for each channel: 0 with chance p, else 1.
+
+    Reference:
+        Tompson et al., 2015 (https://arxiv.org/abs/1411.4280).
     """
 
     p: Probability = 0.5
+    function = staticmethod(functional.dropout3d)
     spatial: ClassVar[int] = 3
     unit: ClassVar[Unit] = "channels"
 
@@ -123,12 +200,31 @@ class DropPath(DropsShare, Regularizer):
     Example:
         >>> spec = {"layer3.*.bn2": DropPath(p=0.1)}
 
+    Args:
+        p: expected share of the elements to drop, a number in [0, 1] or a schedule.
+        scale_by_keep: True multiplies the kept samples by 1 / (1 - p).
+        at: regularize the layer's ``"output"`` or its ``"input"``.
+        index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
+            keyword. None takes the only tensor.
+        layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
+            for tokens. ``"auto"`` reads them from the model, or refuses.
+        grid: size of the map that tokens form, ``(height, width)``, each at least 1; None asks the
+            model.
+        prefix_tokens: number of class and register tokens before the map, at least 0, which stay
+            unchanged. None asks the model.
+        active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
+            dropout in evaluation).
+
     Equation:
         ``y = x * keep / (1 - p)``, with one ``keep`` for each sample: 0 with chance p, else 1.
+
+    Reference:
+        Larsson et al., 2017, "FractalNet" (https://arxiv.org/abs/1605.07648).
     """
 
     p: Probability
     scale_by_keep: bool = True
+    function = staticmethod(functional.drop_path)
     unit: ClassVar[Unit] = "samples"
     samplewise: ClassVar[bool] = True
     linear: ClassVar[bool] = True
@@ -148,12 +244,31 @@ class StochasticDepth(DropsShare, Regularizer):
     Example:
         >>> spec = {"layer3.*": StochasticDepth(p=0.1)}
 
+    Args:
+        p: expected share of the elements to drop, a number in [0, 1] or a schedule.
+        mode: ``"row"`` decides for each sample, ``"batch"`` for all at once.
+        at: regularize the layer's ``"output"`` or its ``"input"``.
+        index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
+            keyword. None takes the only tensor.
+        layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
+            for tokens. ``"auto"`` reads them from the model, or refuses.
+        grid: size of the map that tokens form, ``(height, width)``, each at least 1; None asks the
+            model.
+        prefix_tokens: number of class and register tokens before the map, at least 0, which stay
+            unchanged. None asks the model.
+        active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
+            dropout in evaluation).
+
     Equation:
         ``y = x + (block(x) - x) * keep / (1 - p)``, where ``keep`` is 0 with chance p, else 1.
+
+    Reference:
+        Huang et al., 2016 (https://arxiv.org/abs/1603.09382).
     """
 
     p: Probability
     mode: Mode = "row"
+    function = staticmethod(functional.stochastic_depth)
     unit: ClassVar[Unit] = "samples"
     needs_input: ClassVar[bool] = True
     traced: ClassVar[bool] = True
@@ -184,11 +299,29 @@ class GaussianNoise(Regularizer):
     Example:
         >>> spec = {"conv1": GaussianNoise(std=0.1, at="input")}
 
+    Args:
+        std: standard deviation in the units of the tensor, a number >= 0.
+        at: regularize the layer's ``"output"`` or its ``"input"``.
+        index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
+            keyword. None takes the only tensor.
+        layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
+            for tokens. ``"auto"`` reads them from the model, or refuses.
+        grid: size of the map that tokens form, ``(height, width)``, each at least 1; None asks the
+            model.
+        prefix_tokens: number of class and register tokens before the map, at least 0, which stay
+            unchanged. None asks the model.
+        active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
+            dropout in evaluation).
+
     Equation:
         ``y = x + std * z``, where z is standard normal noise.
+
+    Reference:
+        Bishop, 1995, "Training with Noise is Equivalent to Tikhonov Regularization".
     """
 
     std: NonNegative
+    function = staticmethod(functional.gaussian_noise)
     idle_at_zero: ClassVar[bool] = True
     traced: ClassVar[bool] = True
     off: ClassVar[Mapping[str, float]] = {"std": 0.0}
@@ -205,11 +338,29 @@ class GaussianDropout(Regularizer):
     Example:
         >>> spec = {"fc": GaussianDropout(p=0.2)}
 
+    Args:
+        p: sets the variance of the noise to p / (1 - p), a number in [0, 1).
+        at: regularize the layer's ``"output"`` or its ``"input"``.
+        index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
+            keyword. None takes the only tensor.
+        layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
+            for tokens. ``"auto"`` reads them from the model, or refuses.
+        grid: size of the map that tokens form, ``(height, width)``, each at least 1; None asks the
+            model.
+        prefix_tokens: number of class and register tokens before the map, at least 0, which stay
+            unchanged. None asks the model.
+        active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
+            dropout in evaluation).
+
     Equation:
         ``y = x * (1 + sqrt(p / (1 - p)) * z)``, where z is standard normal noise.
+
+    Reference:
+        Srivastava et al., 2014, section 10 (https://jmlr.org/papers/v15/srivastava14a.html).
     """
 
     p: Annotated[RateLike, Range(0, 1, open_high=True)]
+    function = staticmethod(functional.gaussian_dropout)
     linear: ClassVar[bool] = True
     idle_at_zero: ClassVar[bool] = True
     traced: ClassVar[bool] = True
@@ -252,12 +403,7 @@ class _Blocks(DropsShare, Regularizer):
 
 @dataclass(frozen=True, repr=False)
 class _DropBlocks(_Blocks):
-    """Base of DropBlock1d, 2d and 3d.
-
-    Equation:
-        ``y = x * keep * scale``, where ``keep`` is 0 in the blocks and 1 elsewhere. A block begins
-        with chance γ at each position where it fits; see `functional.block_gamma`.
-    """
+    """Base of DropBlock1d, 2d and 3d."""
 
     calibration: Calibration = "exact"
     normalize: Normalize = "batch"
@@ -305,8 +451,38 @@ class DropBlock1d(_DropBlocks):
 
     Example:
         >>> spec = {"type:Conv1d": DropBlock1d(p=0.1, block_size=5)}
+
+    Args:
+        p: expected share of the elements to drop, a number in [0, 1] or a schedule.
+        block_size: edge of the block, at least 1, or one for each spatial axis; clipped to the map.
+        calibration: ``"exact"`` realizes p, ``"paper"`` drops less; see `block_gamma`.
+        normalize: factor of the kept elements: ``"batch"`` all / kept elements of the batch,
+            ``"sample"`` the same of each sample, ``"expected"`` 1 / (1 - p), None no factor.
+        share_channels: True draws one set of blocks for all channels of a sample.
+        at: regularize the layer's ``"output"`` or its ``"input"``.
+        index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
+            keyword. None takes the only tensor.
+        layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
+            for tokens. ``"auto"`` reads them from the model, or refuses.
+        grid: size of the map that tokens form, ``(height, width)``, each at least 1; None asks the
+            model.
+        prefix_tokens: number of class and register tokens before the map, at least 0, which stay
+            unchanged. None asks the model.
+        active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
+            dropout in evaluation).
+        border: ``"inside"`` puts whole blocks inside the map, as in the paper, so elements at the
+            border are dropped less often than those in the center. With ``"across"`` blocks may
+            reach across the border, and each element is dropped with chance p.
+
+    Equation:
+        ``y = x * keep * scale``, where ``keep`` is 0 in the blocks and 1 elsewhere. A block begins
+        with chance γ at each position where it fits; see `functional.block_gamma`.
+
+    Reference:
+        Ghiasi, Lin and Le, 2018 (https://arxiv.org/abs/1810.12890).
     """
 
+    function = staticmethod(functional.drop_block1d)
     spatial: ClassVar[int] = 1
 
 
@@ -318,8 +494,38 @@ class DropBlock2d(_DropBlocks):
 
     Example:
         >>> spec = {"layer[34].*": DropBlock2d(p=0.2, block_size=5)}
+
+    Args:
+        p: expected share of the elements to drop, a number in [0, 1] or a schedule.
+        block_size: edge of the block, at least 1, or one for each spatial axis; clipped to the map.
+        calibration: ``"exact"`` realizes p, ``"paper"`` drops less; see `block_gamma`.
+        normalize: factor of the kept elements: ``"batch"`` all / kept elements of the batch,
+            ``"sample"`` the same of each sample, ``"expected"`` 1 / (1 - p), None no factor.
+        share_channels: True draws one set of blocks for all channels of a sample.
+        at: regularize the layer's ``"output"`` or its ``"input"``.
+        index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
+            keyword. None takes the only tensor.
+        layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
+            for tokens. ``"auto"`` reads them from the model, or refuses.
+        grid: size of the map that tokens form, ``(height, width)``, each at least 1; None asks the
+            model.
+        prefix_tokens: number of class and register tokens before the map, at least 0, which stay
+            unchanged. None asks the model.
+        active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
+            dropout in evaluation).
+        border: ``"inside"`` puts whole blocks inside the map, as in the paper, so elements at the
+            border are dropped less often than those in the center. With ``"across"`` blocks may
+            reach across the border, and each element is dropped with chance p.
+
+    Equation:
+        ``y = x * keep * scale``, where ``keep`` is 0 in the blocks and 1 elsewhere. A block begins
+        with chance γ at each position where it fits; see `functional.block_gamma`.
+
+    Reference:
+        Ghiasi, Lin and Le, 2018 (https://arxiv.org/abs/1810.12890).
     """
 
+    function = staticmethod(functional.drop_block2d)
     spatial: ClassVar[int] = 2
 
 
@@ -330,8 +536,38 @@ class DropBlock3d(_DropBlocks):
 
     Example:
         >>> spec = {"stage:-1": DropBlock3d(p=0.2, block_size=3)}
+
+    Args:
+        p: expected share of the elements to drop, a number in [0, 1] or a schedule.
+        block_size: edge of the block, at least 1, or one for each spatial axis; clipped to the map.
+        calibration: ``"exact"`` realizes p, ``"paper"`` drops less; see `block_gamma`.
+        normalize: factor of the kept elements: ``"batch"`` all / kept elements of the batch,
+            ``"sample"`` the same of each sample, ``"expected"`` 1 / (1 - p), None no factor.
+        share_channels: True draws one set of blocks for all channels of a sample.
+        at: regularize the layer's ``"output"`` or its ``"input"``.
+        index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
+            keyword. None takes the only tensor.
+        layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
+            for tokens. ``"auto"`` reads them from the model, or refuses.
+        grid: size of the map that tokens form, ``(height, width)``, each at least 1; None asks the
+            model.
+        prefix_tokens: number of class and register tokens before the map, at least 0, which stay
+            unchanged. None asks the model.
+        active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
+            dropout in evaluation).
+        border: ``"inside"`` puts whole blocks inside the map, as in the paper, so elements at the
+            border are dropped less often than those in the center. With ``"across"`` blocks may
+            reach across the border, and each element is dropped with chance p.
+
+    Equation:
+        ``y = x * keep * scale``, where ``keep`` is 0 in the blocks and 1 elsewhere. A block begins
+        with chance γ at each position where it fits; see `functional.block_gamma`.
+
+    Reference:
+        Ghiasi, Lin and Le, 2018 (https://arxiv.org/abs/1810.12890).
     """
 
+    function = staticmethod(functional.drop_block3d)
     spatial: ClassVar[int] = 3
 
 
@@ -345,13 +581,34 @@ class Disout(_Blocks):
 
     Args:
         p: expected share of the elements to distort, a number in [0, 1] or a schedule.
+        block_size: edge of the block, at least 1, or one for each spatial axis; clipped to the map.
+        alpha: strength of the noise in standard deviations of the tensor, a number >= 0.
+        share_channels: True draws one set of blocks for all channels of a sample.
+        at: regularize the layer's ``"output"`` or its ``"input"``.
+        index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
+            keyword. None takes the only tensor.
+        layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
+            for tokens. ``"auto"`` reads them from the model, or refuses.
+        grid: size of the map that tokens form, ``(height, width)``, each at least 1; None asks the
+            model.
+        prefix_tokens: number of class and register tokens before the map, at least 0, which stay
+            unchanged. None asks the model.
+        active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
+            dropout in evaluation).
+        border: ``"inside"`` puts whole blocks inside the map, as in the paper, so elements at the
+            border are dropped less often than those in the center. With ``"across"`` blocks may
+            reach across the border, and each element is dropped with chance p.
 
     Equation:
         ``y = x + m * alpha * std(x) * z`` with standard normal z; m is 1 in blocks, else 0.
+
+    Reference:
+        Tang et al., 2020 (https://arxiv.org/abs/2002.11022); https://github.com/huawei-noah/Disout.
     """
 
     alpha: NonNegative = 1.0
     share_channels: bool = False
+    function = staticmethod(functional.disout)
     spatial: ClassVar[int] = 2
     idle_at_zero: ClassVar[bool] = True
     traced: ClassVar[bool] = True

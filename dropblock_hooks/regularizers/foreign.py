@@ -15,7 +15,7 @@ from .._torch import children_of, parameters_of
 from ..checks import Range
 from ..functional.dropout import drop_units
 from ..quoting import kind_of, label, quote
-from ..registry import documented, register, store
+from ..registry import register, store
 from ..schedules import Schedule
 from ..selectors.dropouts import Unit, unit_of_layer
 from .base import Applied, Now, Probability, RateLike, Regularizer
@@ -24,7 +24,6 @@ from .dropout import Dropout, Dropout1d, Dropout2d, Dropout3d, DropPath, DropsSh
 _DEFAULTS = {f.name: f.default for f in fields(Regularizer)}  # of the options of all regularizers
 
 
-@documented
 @dataclass(frozen=True, init=False, repr=False)
 class Foreign(Regularizer):
     """Wraps a module class without parameters, a module, or a function of a tensor.
@@ -42,6 +41,17 @@ class Foreign(Regularizer):
         target: the class, module or function.
         kwargs: arguments of the class; numbers may be schedules. With `grid`, tokens come as a map
             (N, C, height, width).
+        at: regularize the layer's ``"output"`` or its ``"input"``.
+        index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
+            keyword. None takes the only tensor.
+        layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
+            for tokens. ``"auto"`` reads them from the model, or refuses.
+        grid: size of the map that tokens form, ``(height, width)``, each at least 1; None asks the
+            model.
+        prefix_tokens: number of class and register tokens before the map, at least 0, which stay
+            unchanged. None asks the model.
+        active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
+            dropout in evaluation).
     """
 
     target: Any
@@ -175,6 +185,12 @@ class Retune(DropsShare, Regularizer):
         at: ``"output"``; no other value is allowed.
         index: None; no other value is allowed.
         layout: ``"auto"``; no other value is allowed.
+        grid: size of the map that tokens form, ``(height, width)``, each at least 1; None asks the
+            model.
+        prefix_tokens: number of class and register tokens before the map, at least 0, which stay
+            unchanged. None asks the model.
+        active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
+            dropout in evaluation).
     """
 
     p: Probability

@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from .. import functional
 from .._torch import foreach_mul_, foreach_zero_
 from ..checks import POSITIVE, as_number
 from ..functional import foreach, gradients
@@ -52,12 +53,30 @@ class ClampGrad(OnGradients, Regularizer):
     Example:
         >>> spec = {"fc": ClampGrad(-1.0, 1.0)}
 
+    Args:
+        min: lower bound, any number; None for no bound.
+        max: upper bound, any number >= `min`; None for no bound. One of the two is needed.
+        at: regularize the layer's ``"output"`` or its ``"input"``.
+        index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
+            keyword. None takes the only tensor.
+        layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
+            for tokens. ``"auto"`` reads them from the model, or refuses.
+        grid: size of the map that tokens form, ``(height, width)``, each at least 1; None asks the
+            model.
+        prefix_tokens: number of class and register tokens before the map, at least 0, which stay
+            unchanged. None asks the model.
+        active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
+            dropout in evaluation).
+        when: ``"backward"`` acts in each backward. ``"accumulated"``, for parameters only, acts on
+            the sum of the gradients when the optimizer given to ``attach`` begins its step.
+
     Equation:
         ``g' = minimum(maximum(g, min), max)``; Inf and NaN pass.
     """
 
     min: Rate | None = None
     max: Rate | None = None
+    function = staticmethod(functional.clamp_grad)
     reads_grad_scale: ClassVar[bool] = True
     bounds: ClassVar[Mapping[str, int]] = {"min": -1, "max": 1}
     traced: ClassVar[bool] = True
@@ -82,19 +101,38 @@ class ClipGradNorm(OnGradients, Regularizer):
         >>> spec = {"param:**": ClipGradNorm(1.0, group=True)}
 
     Args:
+        max_norm: largest norm, in the unit of the gradient, a number > 0.
+        norm_type: order of the norm, above 0; inf allowed.
         per: one norm for the whole ``"tensor"``, for each ``"sample"`` or for each ``"channel"``
             (of a parameter: its axis 0).
         group: True takes one norm over all parameters of the entry, like
             ``torch.nn.utils.clip_grad_norm_``, once per update.
+        at: regularize the layer's ``"output"`` or its ``"input"``.
+        index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
+            keyword. None takes the only tensor.
+        layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
+            for tokens. ``"auto"`` reads them from the model, or refuses.
+        grid: size of the map that tokens form, ``(height, width)``, each at least 1; None asks the
+            model.
+        prefix_tokens: number of class and register tokens before the map, at least 0, which stay
+            unchanged. None asks the model.
+        active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
+            dropout in evaluation).
+        when: ``"backward"`` acts in each backward. ``"accumulated"``, for parameters only, acts on
+            the sum of the gradients when the optimizer given to ``attach`` begins its step.
 
     Equation:
         ``g' = g * minimum(1, max_norm / norm(g))``; a norm that is not finite passes.
+
+    Reference:
+        Pascanu et al., 2013 (https://arxiv.org/abs/1211.5063).
     """
 
     max_norm: Positive
     norm_type: float = 2.0
     per: gradients.Per = "tensor"
     group: bool = False
+    function = staticmethod(functional.clip_grad_norm)
     reads_grad_scale: ClassVar[bool] = True
     bounds: ClassVar[Mapping[str, int]] = {"max_norm": 1}
     traced: ClassVar[bool] = True
@@ -157,6 +195,19 @@ class ScaleGrad(OnGradients, Regularizer):
 
     Args:
         scale: factor of the gradient, any finite number or a schedule.
+        at: regularize the layer's ``"output"`` or its ``"input"``.
+        index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
+            keyword. None takes the only tensor.
+        layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
+            for tokens. ``"auto"`` reads them from the model, or refuses.
+        grid: size of the map that tokens form, ``(height, width)``, each at least 1; None asks the
+            model.
+        prefix_tokens: number of class and register tokens before the map, at least 0, which stay
+            unchanged. None asks the model.
+        active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
+            dropout in evaluation).
+        when: ``"backward"`` acts in each backward. ``"accumulated"``, for parameters only, acts on
+            the sum of the gradients when the optimizer given to ``attach`` begins its step.
 
     Equation:
         ``g' = scale * g``
@@ -185,6 +236,21 @@ class ZeroGrad(OnGradients, Regularizer):
     Example:
         >>> spec = {"layer2": ZeroGrad()}
 
+    Args:
+        at: regularize the layer's ``"output"`` or its ``"input"``.
+        index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
+            keyword. None takes the only tensor.
+        layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
+            for tokens. ``"auto"`` reads them from the model, or refuses.
+        grid: size of the map that tokens form, ``(height, width)``, each at least 1; None asks the
+            model.
+        prefix_tokens: number of class and register tokens before the map, at least 0, which stay
+            unchanged. None asks the model.
+        active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
+            dropout in evaluation).
+        when: ``"backward"`` acts in each backward. ``"accumulated"``, for parameters only, acts on
+            the sum of the gradients when the optimizer given to ``attach`` begins its step.
+
     Equation:
         ``g' = 0``
     """
@@ -211,6 +277,19 @@ class GradNoise(OnGradients, Regularizer):
 
     Args:
         std: standard deviation in units of the unscaled loss, a number >= 0 or a schedule.
+        at: regularize the layer's ``"output"`` or its ``"input"``.
+        index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
+            keyword. None takes the only tensor.
+        layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
+            for tokens. ``"auto"`` reads them from the model, or refuses.
+        grid: size of the map that tokens form, ``(height, width)``, each at least 1; None asks the
+            model.
+        prefix_tokens: number of class and register tokens before the map, at least 0, which stay
+            unchanged. None asks the model.
+        active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
+            dropout in evaluation).
+        when: ``"backward"`` acts in each backward. ``"accumulated"``, for parameters only, acts on
+            the sum of the gradients when the optimizer given to ``attach`` begins its step.
 
     Equation:
         ``g' = g + std * z``, where z is standard normal noise.
@@ -237,8 +316,24 @@ class DropGrad2d(DropsShare, OnGradients, Regularizer):
     Example:
         >>> spec = {"layer2": DropGrad2d(0.2)}
 
+    Args:
+        p: expected share of the elements to drop, a number in [0, 1] or a schedule.
+        at: regularize the layer's ``"output"`` or its ``"input"``.
+        index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
+            keyword. None takes the only tensor.
+        layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
+            for tokens. ``"auto"`` reads them from the model, or refuses.
+        grid: size of the map that tokens form, ``(height, width)``, each at least 1; None asks the
+            model.
+        prefix_tokens: number of class and register tokens before the map, at least 0, which stay
+            unchanged. None asks the model.
+        active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
+            dropout in evaluation).
+        when: ``"backward"`` acts in each backward. ``"accumulated"``, for parameters only, acts on
+            the sum of the gradients when the optimizer given to ``attach`` begins its step.
+
     Equation:
-        ``g' = g * keep / (1 - p)``, with one ``keep`` for each of them: 0 with chance p, else 1.
+        ``g' = g * keep / (1 - p)``, with one ``keep`` for each channel: 0 with chance p, else 1.
     """
 
     p: Probability = 0.5
@@ -273,13 +368,35 @@ class AdaptiveClipGrad(_OfParameters):
     Example:
         >>> spec = {"param:layer*.**": AdaptiveClipGrad(0.02)}
 
+    Args:
+        clip_factor: largest ratio of the norms, a number > 0.
+        eps: least norm of weights, above 0, so that zero weights can learn.
+        norm_type: order of the norm, above 0; inf allowed.
+        at: regularize the layer's ``"output"`` or its ``"input"``.
+        index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
+            keyword. None takes the only tensor.
+        layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
+            for tokens. ``"auto"`` reads them from the model, or refuses.
+        grid: size of the map that tokens form, ``(height, width)``, each at least 1; None asks the
+            model.
+        prefix_tokens: number of class and register tokens before the map, at least 0, which stay
+            unchanged. None asks the model.
+        active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
+            dropout in evaluation).
+        when: ``"backward"`` acts in each backward. ``"accumulated"``, for parameters only, acts on
+            the sum of the gradients when the optimizer given to ``attach`` begins its step.
+
     Equation:
         ``g' = g * minimum(1, clip_factor * maximum(norm(w), eps) / norm(g))``
+
+    Reference:
+        Brock et al., 2021 (https://arxiv.org/abs/2102.06171), section 4.
     """
 
     clip_factor: Positive = 0.01
     eps: float = 1e-3
     norm_type: float = 2.0
+    function = staticmethod(functional.adaptive_clip_grad)
     reads_grad_scale: ClassVar[bool] = True
     bounds: ClassVar[Mapping[str, int]] = {"clip_factor": 1}
 
@@ -311,9 +428,29 @@ class CentralizeGrad(_OfParameters):
     Example:
         >>> spec = {"param:**.weight": CentralizeGrad()}
 
+    Args:
+        at: regularize the layer's ``"output"`` or its ``"input"``.
+        index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
+            keyword. None takes the only tensor.
+        layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
+            for tokens. ``"auto"`` reads them from the model, or refuses.
+        grid: size of the map that tokens form, ``(height, width)``, each at least 1; None asks the
+            model.
+        prefix_tokens: number of class and register tokens before the map, at least 0, which stay
+            unchanged. None asks the model.
+        active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
+            dropout in evaluation).
+        when: ``"backward"`` acts in each backward. ``"accumulated"``, for parameters only, acts on
+            the sum of the gradients when the optimizer given to ``attach`` begins its step.
+
     Equation:
         ``g' = g - mean(g)``, the mean over all axes but the first.
+
+    Reference:
+        Yong et al., 2020 (https://arxiv.org/abs/2004.01461).
     """
+
+    function = staticmethod(functional.centralize_grad)
 
     def apply(self, x: Tensor, now: Now) -> Applied:
         return gradients.centralize_grad(x), None

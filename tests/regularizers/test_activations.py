@@ -28,26 +28,26 @@ def at_seed(function, *arguments, seed=3, **options):
 # Class against function -------------------------------------------------------------------------
 
 ELEMENTWISE = [
-    (r.Dropout(0.3), r.functional.dropout, (0.3,)),
-    (r.Dropout1d(0.3), r.functional.dropout1d, (0.3,)),
-    (r.Dropout2d(0.3), r.functional.dropout2d, (0.3,)),
-    (r.Dropout3d(0.3), r.functional.dropout3d, (0.3,)),
-    (r.DropPath(0.3), r.functional.drop_path, (0.3,)),
-    (r.DropPath(0.3, scale_by_keep=False), r.functional.drop_path, (0.3, True, False)),
-    (r.GaussianNoise(0.3), r.functional.gaussian_noise, (0.3,)),
-    (r.GaussianDropout(0.3), r.functional.gaussian_dropout, (0.3,)),
+    (r.Dropout(0.3), (0.3,)),
+    (r.Dropout1d(0.3), (0.3,)),
+    (r.Dropout2d(0.3), (0.3,)),
+    (r.Dropout3d(0.3), (0.3,)),
+    (r.DropPath(0.3), (0.3,)),
+    (r.DropPath(0.3, scale_by_keep=False), (0.3, True, False)),
+    (r.GaussianNoise(0.3), (0.3,)),
+    (r.GaussianDropout(0.3), (0.3,)),
 ]
 
 
 @pytest.mark.parametrize(
-    ("regularizer", "function", "arguments"),
+    ("regularizer", "arguments"),
     [pytest.param(*case, id=str(case[0])) for case in ELEMENTWISE],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_output_is_the_functions(dtype, regularizer, function, arguments):
+def test_output_is_the_functions(dtype, regularizer, arguments):
     x = torch.randn(SHAPES[regularizer.spatial or 2]).to(dtype)
     y, dropped = run(regularizer, x)
-    assert torch.equal(y, at_seed(function, x, *arguments))
+    assert torch.equal(y, at_seed(regularizer.function, x, *arguments))
     if "Gaussian" in regularizer.label:
         assert dropped is None
     else:
@@ -71,9 +71,8 @@ def test_drop_block_is_the_functions(block_size, options, cls):
     if block_size == "per axis":
         block_size = (2, 3, 1)[: cls.spatial]
     x = torch.randn(SHAPES[cls.spatial])
-    function = getattr(r.functional, f"drop_block{cls.spatial}d")
     y, dropped = run(cls(0.3, block_size, **options), x)
-    assert torch.equal(y, at_seed(function, x, 0.3, block_size, **options))
+    assert torch.equal(y, at_seed(cls.function, x, 0.3, block_size, **options))
     assert dropped == (y == 0).sum()
 
 
