@@ -2,17 +2,16 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
-from .checks import as_number
+from . import schedules
 from .planning.recording import record_forward
 from .quoting import shown
 from .regularizers.base import RateLike, Regularizer
 from .regularizers.dropout import DropBlock2d, Dropout, DropPath, StochasticDepth
-from .schedules import ByDepth, Schedule, StepSchedule
+from .schedules import ByDepth
 from .selectors.index import Index
 from .selectors.select import Select, matching
 from .selectors.wrappers import unwrap
@@ -89,8 +88,7 @@ def by_stage(
         raise TypeError(f"{what}, got {shown(regularizer)}")
 
     name, rate = next(iter(regularizer.rates.items()))
-    rising = rate if isinstance(rate, ByDepth) else ByDepth(scaled(rate, first), rate)
-    spread = regularizer.with_rates(**{name: rising})
+    spread = regularizer.with_rates(**{name: ByDepth.rising(rate, first)})
     selector = Select(stages=stages if isinstance(stages, int) else tuple(stages))
     return Spec([(selector, spread)])
 
@@ -118,7 +116,7 @@ def stochastic_depth(
         Huang et al., 2016, the linear decay rule (https://arxiv.org/abs/1603.09382).
     """
     kind = "residual block that keeps its shape: use drop_path"
-    regularizer = StochasticDepth(_rising(p), **options)
+    regularizer = StochasticDepth(ByDepth.rising(p), **options)
     return _on(model, residual_blocks(model, example_input), kind, regularizer)
 
 
@@ -145,7 +143,7 @@ def drop_path(model: nn.Module, p: RateLike = 0.1, example_input: Any = None) ->
     called = record_forward(unwrap(model), example_input)
     names = [name for name in matching("**.drop_path*", called) if called[name].calls]
     kind = "layer drop_path on its branches: use stochastic_depth"
-    return _on(model, names, kind, DropPath(_rising(p)))
+    return _on(model, names, kind, DropPath(ByDepth.rising(p)))
 
 
 def layer_drop(model: nn.Module, p: RateLike = 0.1, **options: Any) -> Spec:
@@ -192,11 +190,6 @@ def residual_dropout(model: nn.Module, p: RateLike = 0.1, **options: Any) -> Spe
     """
     kind = "projection called o_proj, out_proj, down_proj, fc2 or the like: use stochastic_depth"
     return _on(model, _outermost(model, _PROJECTIONS), kind, Dropout(p, **options))
-
-
-def _rising(p: RateLike) -> ByDepth:
-    """A rate that rises from 0 to `p`; a `ByDepth` says both ends."""
-    return p if isinstance(p, ByDepth) else ByDepth(0.0, p)
 
 
 def _outermost(model: nn.Module, pattern: str) -> list[str]:
@@ -257,14 +250,7 @@ def scaled(rate: RateLike, factor: float) -> RateLike:
         factor: any finite number.
 
     Raises:
-        TypeError: for a function that is no `Schedule`.
+        TypeError: for a function that is no `Schedule`, and a `Schedule` without ``scaled``.
     """
-    if isinstance(rate, StepSchedule):
-        return StepSchedule({t: value * factor for t, value in dict(rate.values).items()})
-
-    if isinstance(rate, Schedule):
-        names = [name for name in vars(rate) if name in ("value", "start", "stop", "outside")]
-        values = {name: scaled(getattr(rate, name), factor) for name in names}
-        if values:
-            return replace(rate, **values)  # type: ignore[type-var]  # a schedule with fields is a dataclass
-    return as_number("p", rate, "a number or a schedule of this package") * factor
+    scaled_rate: RateLike = schedules.scaled(rate, factor)
+    return scaled_rate

@@ -2,6 +2,7 @@
 
 import inspect
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar, dataclass_transform
 
@@ -81,9 +82,13 @@ def name_of(cls: type) -> str:
 
 def brief(obj: Any) -> str:
     """The repr of an object with its `stated_fields`; a field without a name stands alone."""
-    stated = stated_fields(obj).items()
-    arguments = [f"{name}={text(value)}" if name else value for name, value in stated]
-    return f"{name_of(type(obj))}({', '.join(arguments)})"
+    return as_call(type(obj), stated_fields(obj))
+
+
+def as_call(cls: type, arguments: Mapping[str, Any]) -> str:
+    """The text of a call of a class; a value without a name is the text of an argument itself."""
+    texts = [f"{name}={text(value)}" if name else value for name, value in arguments.items()]
+    return f"{name_of(cls)}({', '.join(texts)})"
 
 
 def text(value: Any) -> str:

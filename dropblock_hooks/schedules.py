@@ -51,8 +51,31 @@ class Schedule:
         """The smallest and the largest value; (-inf, inf) if unknown, which is the default."""
         return -math.inf, math.inf
 
+    def span_here(self) -> tuple[float, float]:
+        """The span at the site that `at` has fitted the schedule to; that of all sites before."""
+        return self.span()
+
+    def moves(self) -> bool:
+        """Whether the value changes, or may change, with the epoch."""
+        low, high = self.span()
+        return low != high
+
+    def scaled(self, factor: float) -> Schedule:
+        """The schedule whose values are those of this one times a factor.
+
+        A class of your own may define it, for the presets that scale rates.
+        """
+        raise TypeError(f"{type(self).__name__} can't be scaled: define scaled(factor) in it")
+
     def at(self, i: int, n: int, epochs: int | None = None) -> Schedule:
         """The schedule of site `i` of `n` sites, in a training of so many epochs if known."""
+        return self
+
+    def without_epochs(self, epochs: int | None) -> Schedule:
+        """The schedule before `at`, if its length is the one that this training gives it.
+
+        So the schedules of a training and of a longer one can be compared.
+        """
         return self
 
     def __repr__(self) -> str:
@@ -67,6 +90,18 @@ def length_of(rate: Any) -> float | None:
 def spread_rate(rate: Any, i: int, n: int, epochs: int | None) -> Any:
     """`Schedule.at` of a rate; a number or a function is the same at all sites."""
     return rate.at(i, n, epochs) if isinstance(rate, Schedule) else rate
+
+
+def without_epochs(rate: Any, epochs: int | None) -> Any:
+    """`Schedule.without_epochs` of a rate; everything else as it is."""
+    return rate.without_epochs(epochs) if isinstance(rate, Schedule) else rate
+
+
+def scaled(rate: Any, factor: float) -> Any:
+    """A rate times a factor; TypeError for a function that is no `Schedule`."""
+    if isinstance(rate, Schedule):
+        return rate.scaled(factor)
+    return as_number("p", rate, "a number or a schedule of this package") * factor
 
 
 def placed(rates: Mapping[str, Any], epochs: int | None, i: int, n: int) -> dict[str, Any]:
@@ -84,6 +119,11 @@ def span_of(rate: Any) -> tuple[float, float]:
     if callable(rate):
         return -math.inf, math.inf
     return float(rate), float(rate)
+
+
+def span_here(rate: Any) -> tuple[float, float]:
+    """`Schedule.span_here` of a rate; (-inf, inf) for a function."""
+    return rate.span_here() if isinstance(rate, Schedule) else span_of(rate)
 
 
 def value_at(rate: Any, t: float) -> float:
@@ -142,6 +182,9 @@ class ConstantSchedule(Schedule):
     def span(self) -> tuple[float, float]:
         return self.value, self.value
 
+    def scaled(self, factor: float) -> Schedule:
+        return replace(self, value=self.value * factor)
+
 
 @register
 class LinearSchedule(Schedule):
@@ -166,14 +209,16 @@ class LinearSchedule(Schedule):
     stop: float
     epochs: int | None = None
     delay: float = 0.0
-    length: ClassVar[float | None] = None
 
     def __post_init__(self) -> None:
         _set_numbers(self, "start", "stop")
         store(self, delay=as_number("delay", self.delay, allowed=NON_NEGATIVE))
         if self.epochs is not None:
             store(self, epochs=as_count("epochs", self.epochs))
-            store(self, length=self.delay + self.epochs)
+
+    @property
+    def length(self) -> float | None:  # type: ignore[override]  # of each object
+        return None if self.epochs is None else self.delay + self.epochs
 
     def __call__(self, t: float) -> float:
         if self.epochs is None:
@@ -197,11 +242,23 @@ class LinearSchedule(Schedule):
 
         if self.delay >= epochs:
             raise ValueError(f"delay={self.delay:g} leaves nothing of {epochs} epochs of training")
+        return replace(self, epochs=self._rest_of(epochs))
+
+    def without_epochs(self, epochs: int | None) -> Schedule:
+        if epochs is None or self.epochs != self._rest_of(epochs):
+            return self
+        return replace(self, epochs=None)
+
+    def _rest_of(self, epochs: int) -> int:
+        """The length of the ramp in a training of so many epochs."""
         rest = epochs - math.ceil(self.delay)  # in integers, because a float rounds large numbers
-        return replace(self, epochs=rest or 1)
+        return rest or 1
 
     def span(self) -> tuple[float, float]:
         return min(self.start, self.stop), max(self.start, self.stop)
+
+    def scaled(self, factor: float) -> Schedule:
+        return replace(self, start=self.start * factor, stop=self.stop * factor)
 
 
 @register
@@ -253,8 +310,11 @@ class StepSchedule(Schedule):
             raise ValueError(f"{rule} and has no time twice, got {quote(self.values)}")
 
         store(self, values=tuple(steps))  # a tuple can be hashed
-        last = times[-1]
-        store(self, length=last + 1 if last else 0.0)
+
+    @property
+    def length(self) -> float:  # type: ignore[override]  # of each object
+        last = max(dict(self.values))
+        return last + 1 if last else 0.0
 
     def __call__(self, t: float) -> float:
         steps = dict(self.values)
@@ -264,6 +324,9 @@ class StepSchedule(Schedule):
     def span(self) -> tuple[float, float]:
         values = dict(self.values).values()
         return min(values), max(values)
+
+    def scaled(self, factor: float) -> Schedule:
+        return StepSchedule({time: value * factor for time, value in dict(self.values).items()})
 
     def _stated(self) -> dict[str, Any]:
         return {"values": dict(self.values)}
@@ -295,7 +358,10 @@ class WindowSchedule(Schedule):
         _set_numbers(self, "value", "begin", "end", "outside")
         if self.begin >= self.end:
             raise ValueError(f"begin must be before end, got begin={self.begin}, end={self.end}")
-        store(self, length=self.end)
+
+    @property
+    def length(self) -> float:  # type: ignore[override]  # of each object
+        return self.end
 
     def __call__(self, t: float) -> float:
         is_within = self.begin <= t < self.end
@@ -303,6 +369,9 @@ class WindowSchedule(Schedule):
 
     def span(self) -> tuple[float, float]:
         return min(self.value, self.outside), max(self.value, self.outside)
+
+    def scaled(self, factor: float) -> Schedule:
+        return replace(self, value=self.value * factor, outside=self.outside * factor)
 
 
 @register
@@ -339,12 +408,20 @@ class ByDepth(Schedule):
                 store(self, **{name: as_number(name, end, "a number or a schedule")})
         store(self, share=as_number("share", self.share, allowed=PROBABILITY))
 
+    @classmethod
+    def rising(cls, rate: Any, first: float = 0.0) -> ByDepth:
+        """A rate that rises with depth to `rate`, from `first` times it; a `ByDepth` as it is."""
+        if isinstance(rate, ByDepth):
+            return rate
+        return cls(scaled(rate, first) if first else 0.0, rate)
+
+    @property
+    def length(self) -> float | None:  # type: ignore[override]  # of each object
         start_length = length_of(self.start)
         stop_length = length_of(self.stop)
         if start_length is None or stop_length is None:
-            store(self, length=None)
-        else:
-            store(self, length=max(start_length, stop_length))
+            return None
+        return max(start_length, stop_length)
 
     def __call__(self, t: float) -> float:
         first = value_at(self.start, t)
@@ -357,15 +434,30 @@ class ByDepth(Schedule):
         share = i / (n - 1) if n > 1 else 1.0
         return replace(self, start=start, stop=stop, share=share)
 
+    def without_epochs(self, epochs: int | None) -> Schedule:
+        start = without_epochs(self.start, epochs)
+        stop = without_epochs(self.stop, epochs)
+        return replace(self, start=start, stop=stop)
+
     def span(self) -> tuple[float, float]:
         low_of_start, high_of_start = span_of(self.start)
         low_of_stop, high_of_stop = span_of(self.stop)
         return min(low_of_start, low_of_stop), max(high_of_start, high_of_stop)
 
+    def span_here(self) -> tuple[float, float]:
+        low_of_start, high_of_start = span_of(self.start)
+        low_of_stop, high_of_stop = span_of(self.stop)
+        low = between(low_of_start, low_of_stop, self.share)
+        high = between(high_of_start, high_of_stop, self.share)
+        return min(low, high), max(low, high)
+
+    def moves(self) -> bool:
+        return is_moving(self.start) or is_moving(self.stop)
+
+    def scaled(self, factor: float) -> Schedule:
+        return replace(self, start=scaled(self.start, factor), stop=scaled(self.stop, factor))
+
 
 def is_moving(rate: Any) -> bool:
-    """Whether a rate changes, or may change, with the epoch."""
-    if isinstance(rate, ByDepth):  # its span is that of all sites, so it does not tell
-        return is_moving(rate.start) or is_moving(rate.stop)
-    low, high = span_of(rate)
-    return low != high
+    """`Schedule.moves` of a rate; True for a function."""
+    return rate.moves() if isinstance(rate, Schedule) else callable(rate)

@@ -3,7 +3,7 @@
 import copy
 import math
 import pickle
-from dataclasses import fields
+from dataclasses import dataclass, fields
 
 import numpy as np
 import pytest
@@ -23,6 +23,7 @@ from dropblock_hooks import (
     WindowSchedule,
 )
 from dropblock_hooks.schedules import is_moving, span_of, value_at
+from tests.classes import own_classes
 
 properties = settings(derandomize=True, deadline=None, max_examples=100)
 values = st.floats(-1e6, 1e6)
@@ -171,6 +172,65 @@ def test_a_schedule_of_ones_own():
     assert is_moving(Square())
     with pytest.raises(NotImplementedError, match="Schedule must define __call__"):
         Schedule()(0)
+
+
+SCALED = [  # by class of the package: a schedule, and half of it
+    (ConstantSchedule(0.4), ConstantSchedule(0.2)),
+    (LinearSchedule(0.2, 0.4, 5, delay=1), LinearSchedule(0.1, 0.2, 5, delay=1)),
+    (CosineSchedule(0.2, 0.4), CosineSchedule(0.1, 0.2)),
+    (StepSchedule({0: 0.2, 5: 0.4}), StepSchedule({0: 0.1, 5: 0.2})),
+    (WindowSchedule(0.2, 1, 3, outside=0.4), WindowSchedule(0.1, 1, 3, outside=0.2)),
+    (
+        ByDepth(0.2, LinearSchedule(0.2, 0.4, 5), share=0.5),
+        ByDepth(0.1, LinearSchedule(0.1, 0.2, 5), share=0.5),
+    ),
+]
+
+
+@pytest.mark.parametrize(("schedule", "half"), SCALED, ids=lambda case: type(case).__name__)
+def test_scaled_by_a_factor(schedule, half):
+    assert schedule.scaled(0.5) == half
+    assert {type(schedule) for schedule, _ in SCALED} == set(own_classes(Schedule).values())
+
+
+@dataclass(frozen=True, repr=False)
+class Halved(Schedule):
+    start: float
+
+    def __call__(self, t):
+        return self.start / 2**t
+
+    def scaled(self, factor):
+        return Halved(self.start * factor)
+
+
+def test_one_of_your_own_is_scaled_by_its_method():
+    assert ByDepth(0.0, Halved(0.4)).scaled(0.5) == ByDepth(0.0, Halved(0.2))
+    with pytest.raises(TypeError, match=r"Unscaled can't be scaled: define scaled\(factor\) in it"):
+        ByDepth(0.0, Unscaled()).scaled(0.5)
+
+
+class Unscaled(Schedule):
+    def __call__(self, t):
+        return 0.1
+
+
+def test_the_length_that_a_training_gives_is_taken_back():
+    ramp = LinearSchedule(0.0, 0.2, delay=1.5)
+    for rate in (ramp, ByDepth(0.0, ramp)):
+        fitted = rate.at(1, 2, 9)
+        assert fitted.length == 8.5
+        assert fitted.without_epochs(9).length is None
+        assert fitted.without_epochs(8) == fitted
+        assert fitted.without_epochs(None) == fitted
+
+
+def test_the_span_at_a_site():
+    spread = ByDepth(LinearSchedule(0.0, 0.2, 5), 0.4)
+    assert spread.span() == (0.0, 0.4)
+    assert spread.at(0, 3).span_here() == (0.0, 0.2)
+    assert spread.at(1, 3).span_here() == pytest.approx((0.2, 0.3))
+    assert spread.at(2, 3).span_here() == (0.4, 0.4)
 
 
 def test_a_plain_function_is_a_schedule():

@@ -1,24 +1,24 @@
 """The state of an attachment as plain numbers and text, and back."""
 
 import copy
-import math
-import re
 import types
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from .. import messages
 from ..checks import NON_NEGATIVE, as_number
 from ..findings import Finding, tell
 from ..observers.base import Watch
+from ..registry import as_call, stated_fields
 from ..regularizers.base import Regularizer
 from ..regularizers.foreign import Foreign
+from ..schedules import without_epochs
 from ..sites.counter import Snapshot
 from ..sites.run import Run
 from ..sites.site import Site
 from ..warn import warn
 
-_VERSION = 3
+_VERSION = 4
 _ELEMENTS = {"affected": int, "total": int, "expected": float}  # counts, and how they are read
 
 
@@ -26,35 +26,58 @@ class Saved(NamedTuple):
     """A state that was read, with its parts by the keys of the sites."""
 
     epoch: float
-    epochs: int  # the length of the training, 0 if it was not given
     stepped: bool
     forwards: int
-    regularizers: dict[str, str]  # their reprs
+    regularizers: dict[str, "Description"]
     counts: dict[str, tuple[Snapshot, Snapshot]]  # the totals and the open window
     memories: dict[str, Any]  # of the sites whose regularizer has a memory
+
+
+class Description(NamedTuple):
+    """The text of a regularizer, to compare it with that of the same site in another process.
+
+    Attributes:
+        text: its repr.
+        without_epochs: the same, without the lengths that its schedules have from the training.
+    """
+
+    text: str
+    without_epochs: str
+
+    @classmethod
+    def of(cls, regularizer: Regularizer, epochs: int | None) -> Self:
+        """Describe a regularizer in a training of this length, or of unknown length."""
+        stated = stated_fields(regularizer)
+        fitted = {name: without_epochs(value, epochs) for name, value in stated.items()}
+        return cls(repr(regularizer), as_call(type(regularizer), fitted))
+
+    def is_that_of(self, other: "Description") -> bool:
+        """Return whether both describe the same regularizer, in trainings of any lengths."""
+        return self.text == other.text or self.without_epochs == other.without_epochs
 
 
 def save(sites: Sequence[Site], run: Run) -> dict[str, Any]:
     """Return the state of an attachment as plain numbers and text."""
     run.take_counts()
-    saved_sites = {site.key: _saved_site(site) for site in sites}
+    saved_sites = {site.key: _saved_site(site, run.epochs) for site in sites}
     tell(_not_saved(sites, run), run.told)
     return {
         "version": _VERSION,
         "epoch": run.epoch,
-        "epochs": run.epochs or 0,
         "stepped": run.stepped,
         "forwards": run.counter.life().calls,
         "sites": saved_sites,
     }
 
 
-def _saved_site(site: Site) -> dict[str, Any]:
-    """Return the state of a site."""
+def _saved_site(site: Site, epochs: int | None) -> dict[str, Any]:
+    """Return the state of a site in a training of this length, or of unknown length."""
     life = site.tally.read().life()
     window = site.tally.window()
+    description = Description.of(site.regularizer, epochs)
     saved = {
-        "regularizer": repr(site.regularizer),
+        "regularizer": description.text,
+        "without_epochs": description.without_epochs,
         "calls": life.calls,
         "active_calls": life.active,
         **_elements(life._asdict()),
@@ -117,13 +140,13 @@ def check(state: Any, sites: Sequence[Site], run: Run, strict: bool) -> Saved:
             f"this is not the state_dict of an Attachment in version {_VERSION}: its version is "
             f"{version}"
         )
-    here = {site.key: repr(site.regularizer) for site in sites}
+    here = {site.key: Description.of(site.regularizer, run.epochs) for site in sites}
     try:
         saved = _read(state)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise ValueError(f"the state of the Attachment is damaged: {error!r}") from error
 
-    different = _differences(saved, here, run)
+    different = _differences(saved.regularizers, here)
     if strict and different:
         lines = "\n".join(different)
         raise ValueError(f"the state is of another spec (strict=False takes what fits):\n{lines}")
@@ -135,44 +158,34 @@ def check(state: Any, sites: Sequence[Site], run: Run, strict: bool) -> Saved:
 def _read(state: Mapping[str, Any]) -> Saved:
     """Read the parts of a state; any of several errors if it is damaged."""
     epoch = as_number("epoch", state["epoch"], allowed=NON_NEGATIVE)
-    epochs = int(state["epochs"])
     forwards = int(state["forwards"])
     stepped = bool(state["stepped"])
     sites = state["sites"]
     return Saved(
         epoch=epoch,
-        epochs=epochs,
         stepped=stepped,
         forwards=forwards,
-        regularizers={key: str(saved["regularizer"]) for key, saved in sites.items()},
+        regularizers={key: _description(saved) for key, saved in sites.items()},
         counts={key: _counts(saved) for key, saved in sites.items()},
         memories={key: saved["memory"] for key, saved in sites.items() if "memory" in saved},
     )
 
 
-def _differences(saved: Saved, here: dict[str, str], run: Run) -> list[str]:
+def _description(saved: Mapping[str, Any]) -> Description:
+    """Return the description of the regularizer of a site in a state."""
+    return Description(str(saved["regularizer"]), str(saved["without_epochs"]))
+
+
+def _differences(there: Mapping[str, Description], here: Mapping[str, Description]) -> list[str]:
     """Describe the sites whose regularizer in the state is not the one of the model, by key."""
+    none = Description("none", "none")
     lines = []
-    for key in here | saved.regularizers:
-        theirs = saved.regularizers.get(key, "none")
-        ours = here.get(key, "none")
-        if theirs == ours:
-            continue
-        if _timeless(theirs, saved.epochs) != _timeless(ours, run.epochs):
-            lines.append(f"  - {key}: the state has {theirs}, the model has {ours}")
+    for key in {**here, **there}:
+        theirs = there.get(key, none)
+        ours = here.get(key, none)
+        if not theirs.is_that_of(ours):
+            lines.append(f"  - {key}: the state has {theirs.text}, the model has {ours.text}")
     return lines
-
-
-def _timeless(regularizer: str, epochs: int | None) -> str:
-    """Return the text of a regularizer without lengths of schedules that follow the training."""
-
-    def length(schedule: re.Match[str]) -> str:
-        epochs_text, delay_text, delay = schedule.groups()
-        rest = (epochs or 0) - math.ceil(float(delay or 0))
-        follows = float(epochs_text) == (rest or 1)
-        return f"epochs=all{delay_text or ''}" if follows else schedule[0]
-
-    return re.sub(r"epochs=([^,)]+)(, delay=([^,)]+))?", length, regularizer)
 
 
 def restore(saved: Saved, sites: Sequence[Site], run: Run) -> None:

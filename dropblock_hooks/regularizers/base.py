@@ -16,7 +16,7 @@ from ..axes.view import check_axes
 from ..checks import NON_NEGATIVE, POSITIVE, PROBABILITY, Range, as_number, check_option
 from ..quoting import label, quote, shown
 from ..registry import brief, check_fields, name_of, store
-from ..schedules import ByDepth, Schedule, between, same_kind, span_of, value_at
+from ..schedules import Schedule, same_kind, span_here, span_of, value_at
 from ..selectors.dropouts import Unit
 
 RateLike = float | Schedule | Callable[[float], float]
@@ -288,12 +288,7 @@ def rate_range(regularizer: Regularizer) -> tuple[float, float] | None:
     if not regularizer.rates:
         return None
 
-    rate = next(iter(regularizer.rates.values()))
-    low, high = span_of(rate)
-    if isinstance(rate, ByDepth):  # which knows its place in the model by now
-        ends = zip(span_of(rate.start), span_of(rate.stop), strict=True)
-        low, high = sorted(between(start, stop, rate.share) for start, stop in ends)
-
+    low, high = span_here(next(iter(regularizer.rates.values())))
     if not math.isfinite(high - low):
         first = next(iter(regularizer.values(0.0).values()))
         return first, first

@@ -297,6 +297,7 @@ def test_the_state_is_read_without_pickled_code(net):
 
 WHOLE = {
     "regularizer": "Dropout(p=0.1)",
+    "without_epochs": "Dropout(p=0.1)",
     "calls": 1,
     "active_calls": 1,
     "affected": 0,
