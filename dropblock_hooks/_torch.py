@@ -277,6 +277,22 @@ def copying_as_fake(mode: Any) -> Any:
     return find_private("torch._subclasses.fake_tensor.FakeCopyMode", None)(mode)
 
 
+def watching_operators(see: Callable[[Any], None]) -> Any:
+    """A context manager that calls `see` with each operator before it runs, for benchmarks."""
+    base = find_private("torch.utils._python_dispatch.TorchDispatchMode", None)
+    if base is None:
+        _missing("TorchDispatchMode", "a benchmark that counts operators")
+
+    class Watching(base):  # type: ignore[misc]  # a class that is looked up
+        def __torch_dispatch__(
+            self, operator: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            see(operator)
+            return operator(*args, **(kwargs or {}))
+
+    return Watching()
+
+
 def store_of_processes() -> Any:
     """The key-value store that all processes of a training share; None if it can't be had."""
     find = find_private("torch.distributed.distributed_c10d._get_default_store", None)

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from dropblock_hooks import (
     ActivationStats,
@@ -29,6 +28,7 @@ from dropblock_hooks import (
     Watchdog,
     ZeroGrad,
 )
+from dropblock_hooks._torch import watching_operators
 from dropblock_hooks.functional.kernels import launch
 from experiments.overhead.memory import Step, synchronize
 
@@ -72,23 +72,6 @@ FREE = {
 }
 
 
-class Operators(TorchDispatchMode):
-    """Counts the operators that start a kernel, by name."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: Counter[str] = Counter()
-
-    def __torch_dispatch__(
-        self, operator: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        """Count an operator, and run it."""
-        name = operator.overloadpacket.__name__
-        if not (operator.is_view or name in FREE):
-            self.names[name] += 1
-        return operator(*args, **(kwargs or {}))
-
-
 def launches_of(step: Step, device: torch.device) -> int:
     """The number of kernels that a step starts.
 
@@ -110,10 +93,17 @@ def launches_of(step: Step, device: torch.device) -> int:
 
 def operators_of(step: Step) -> Counter[str]:
     """The operators of torch and the Triton kernels that a step starts, by name."""
+    names: Counter[str] = Counter()
+
+    def count(operator: Any) -> None:
+        """Count an operator if it starts a kernel."""
+        name = operator.overloadpacket.__name__
+        if not (operator.is_view or name in FREE):
+            names[name] += 1
+
     before = launch.launched
-    with Operators() as operators:
+    with watching_operators(count):
         step()
-    names = operators.names
     names["a Triton kernel"] = launch.launched - before
     return names
 

@@ -11,13 +11,13 @@ import multiprocessing
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 import torch
-import torch._inductor.config
 from torch import Tensor
 
 from experiments.overhead.launches import launches_of
@@ -119,10 +119,15 @@ class Apart:
         self.cache = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         self.process = spawn.Process(
             target=serve,
-            args=(other_end, recipe, device, torch.get_num_threads(), threads, self.cache.name),
+            args=(other_end, recipe, device, torch.get_num_threads()),
             daemon=False,  # the compiler starts processes, too
         )
-        self.process.start()
+        of_compiler = {
+            "TORCHINDUCTOR_CACHE_DIR": self.cache.name,  # the first call must find no old kernels
+            "TORCHINDUCTOR_COMPILE_THREADS": str(threads),
+        }
+        with environment(of_compiler):
+            self.process.start()
         other_end.close()
 
     def look(self, deadline: float) -> Facts:
@@ -172,19 +177,25 @@ class Failure:
     reason: str
 
 
-def serve(
-    connection: Connection,
-    recipe: Recipe,
-    device: torch.device,
-    threads: int,
-    compile_threads: int,
-    cache: str,
-) -> None:
+@contextmanager
+def environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables, which a process that is started meanwhile inherits."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def serve(connection: Connection, recipe: Recipe, device: torch.device, threads: int) -> None:
     """Make a step, say what is measured once, and time the step as often as it is asked."""
     try:
         set_up(device, threads)
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache  # or the first call would find old kernels
-        torch._inductor.config.compile_threads = compile_threads
         variant = Here(recipe(device), device)
         connection.send(variant.look(deadline=0.0))
         if device.type == "cuda":
