@@ -283,7 +283,7 @@ def watching_operators(see: Callable[[Any], None]) -> Any:
     if base is None:
         _missing("TorchDispatchMode", "a benchmark that counts operators")
 
-    class Watching(base):  # type: ignore[misc]  # a class that is looked up
+    class Watching(base):  # type: ignore[misc, valid-type]  # a class that is looked up
         def __torch_dispatch__(
             self, operator: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:

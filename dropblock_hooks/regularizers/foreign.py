@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
@@ -21,7 +21,8 @@ from ..selectors.dropouts import Unit, unit_of_layer
 from .base import Applied, Now, Probability, RateLike, Regularizer
 from .dropout import Dropout, Dropout1d, Dropout2d, Dropout3d, DropPath, DropsShare
 
-_DEFAULTS = {f.name: f.default for f in fields(Regularizer)}  # of the options of all regularizers
+_DEFAULTS = {option.name: option.default for option in fields(Regularizer)}
+"""The defaults of the options that all regularizers have."""
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -59,8 +60,12 @@ class Foreign(Regularizer):
     made: Any = field(init=False, repr=False, compare=False)  # what each site gets a copy of
 
     def __init__(self, target: Callable[..., Any], /, **kwargs: Any) -> None:
-        options = {name: kwargs.pop(name, default) for name, default in _DEFAULTS.items()}
-        store(self, target=target, kwargs=tuple(kwargs.items()), **options)
+        options = {}
+        for name, default in _DEFAULTS.items():
+            options[name] = kwargs.pop(name, default)
+
+        arguments = tuple(kwargs.items())
+        store(self, target=target, kwargs=arguments, **options)
         self.__post_init__()
 
     def __post_init__(self) -> None:
@@ -74,26 +79,31 @@ class Foreign(Regularizer):
         """
         target = self.target
         is_class = inspect.isclass(target)
-        if not callable(target) or (is_class and not issubclass(target, nn.Module)):
+        is_other_class = is_class and not issubclass(target, nn.Module)
+        if is_other_class or not callable(target):
             raise TypeError(f"Foreign takes a module, its class or a function, got {quote(target)}")
         if self.kwargs and not is_class:
             raise TypeError(f"{self.label} takes no arguments: it is not a class")
 
         if is_class:
-            arguments = {**dict(self.kwargs), **self.values(0.0)}
-            made = target(**arguments).train()
+            arguments = dict(self.kwargs)
+            arguments.update(self.values(0.0))
+            made = target(**arguments)
         elif isinstance(target, nn.Module):
-            made = copy.deepcopy(target).train()
+            made = copy.deepcopy(target)
         else:
             return target
 
-        if next(made.parameters(), None) is not None:
+        parameters = list(made.parameters())
+        if parameters:
             raise ValueError(f"{self.label} has parameters, which no optimizer would train")
-        return made
+        return made.train()
 
     @property
     def spatial(self) -> int | None:  # type: ignore[override]  # of each object, not of the class
-        return None if self.grid is None else len(self.grid)
+        if self.grid is None:
+            return None
+        return len(self.grid)
 
     @property
     def unit(self) -> Unit | None:  # type: ignore[override]
@@ -105,14 +115,17 @@ class Foreign(Regularizer):
 
     def check(self, values: Mapping[str, float]) -> None:
         for name, rate in self.rates.items():
-            if isinstance(rate, Schedule) and not hasattr(self.made, name):
+            is_missing = not hasattr(self.made, name)
+            if is_missing and isinstance(rate, Schedule):
                 raise ValueError(f"{self.label} has no attribute {name!r} for a schedule to set")
 
     def bind(self) -> Callable[[Tensor, Now], Applied]:
         instance = self.made
         if isinstance(instance, nn.Module):
             instance = copy.deepcopy(instance)
-        return functools.partial(_applied, instance, [*self.rates])
+
+        names = list(self.rates)
+        return functools.partial(_applied, instance, names)
 
     @property
     def label(self) -> str:
@@ -120,33 +133,46 @@ class Foreign(Regularizer):
 
     @property
     def rates(self) -> dict[str, RateLike]:
-        return {name: value for name, value in self.kwargs if isinstance(value, float | Schedule)}
+        rates: dict[str, RateLike] = {}
+        for name, value in self.kwargs:
+            if isinstance(value, float | Schedule):
+                rates[name] = value
+        return rates
 
     def ranges(self) -> Mapping[str, Range]:
-        return dict.fromkeys(self.rates, Range())  # the wrapped class checks its rates
+        any_number = Range()  # because the wrapped class checks its rates
+        return dict.fromkeys(self.rates, any_number)
 
     def _options(self) -> dict[str, Any]:
-        """The options that all regularizers have, by name."""
+        """Return the options that all regularizers have, by name."""
         return {name: getattr(self, name) for name in _DEFAULTS}
 
     def with_rates(self, **rates: Any) -> Foreign:
-        arguments = {**dict(self.kwargs), **rates, **self._options()}
-        return Foreign(self.target, **arguments)
+        arguments = dict(self.kwargs)
+        arguments.update(rates)
+        return Foreign(self.target, **arguments, **self._options())
 
     def _stated(self) -> dict[str, Any]:
-        """The parts of the repr by name: the target, its arguments and changed options."""
-        options = self._options().items()
-        changed = {name: value for name, value in options if value != _DEFAULTS[name]}
-        return {"": _name(self.target), **dict(self.kwargs), **changed}
+        """Return the parts of the repr by name: the target, its arguments and changed options."""
+        stated = {"": _name(self.target)}
+        stated.update(self.kwargs)
+        for name, value in self._options().items():
+            if value != _DEFAULTS[name]:
+                stated[name] = value
+        return stated
 
 
-def _applied(target: Any, rates: list[str], x: Tensor, now: Now) -> Applied:
-    """Call a module or a function; no module of the model holds the module."""
+def _applied(target: Any, rates: Sequence[str], x: Tensor, now: Now) -> Applied:
+    """Call the module or the function of a site, and count the values that became zero.
+
+    The module follows the tensor to its device, because no module of the model holds it.
+    """
     for name in rates:
         setattr(target, name, getattr(now, name))
-    buffers = target.buffers() if isinstance(target, nn.Module) else ()
-    if any(buffer.device != x.device for buffer in buffers):
-        target.to(x.device)
+    if isinstance(target, nn.Module):
+        is_elsewhere = any(buffer.device != x.device for buffer in target.buffers())
+        if is_elsewhere:
+            target.to(x.device)
 
     nonzero = x.detach() != 0  # before a call that may work in place
     y = target(x)
@@ -159,8 +185,9 @@ def _applied(target: Any, rates: list[str], x: Tensor, now: Now) -> Applied:
 
 
 def _name(target: object) -> str:
-    """The name of a class or function, or of the class of a module."""
-    return label(getattr(target, "__name__", kind_of(target)))
+    """Return the name of a class or function, or of the class of a module."""
+    name = getattr(target, "__name__", kind_of(target))
+    return label(name)
 
 
 @register
@@ -204,7 +231,8 @@ class Retune(DropsShare, Regularizer):
     off: ClassVar[Mapping[str, float]] = {"p": 0.0}
 
     def check(self, values: Mapping[str, float]) -> None:
-        if self.at != "output" or self.index is not None or self.layout != "auto":
+        is_default = self.at == "output" and self.index is None and self.layout == "auto"
+        if not is_default:
             raise ValueError("Retune sets the rate of a layer: it takes no at, index or layout")
 
     @property
@@ -234,25 +262,32 @@ class Retune(DropsShare, Regularizer):
             return x, None
 
         spatial = self.ours.spatial
-        if spatial in (1, 3) and x.ndim == spatial + 1:  # torch reads it as unbatched: (C, ...)
-            return drop_units(x, now.p, 1)
+        if spatial in (1, 3):
+            is_unbatched = x.ndim == spatial + 1  # torch reads it as (C, ...)
+            if is_unbatched:
+                return drop_units(x, now.p, 1)
         return self.ours.apply(x, now)
 
 
 def held_rate(regularizer: Regularizer) -> str:
-    """The attribute of its layer that a `Retune` sets; ``""`` of another regularizer."""
-    return regularizer.attribute if isinstance(regularizer, Retune) else ""
+    """Return the attribute of its layer that a `Retune` sets; ``""`` for another regularizer."""
+    if isinstance(regularizer, Retune):
+        return regularizer.attribute
+    return ""
 
 
 def in_place_of(module: nn.Module) -> Regularizer | None:
-    """The regularizer of this package that equals the layer; None if the layer is unknown."""
+    """Return the regularizer of this package that equals the layer; None if it is unknown."""
     if "forward" in vars(module):
         return None  # replaced on this one layer
-    if unit_of_layer(type(module).__name__) != "samples":
-        return _OF_TORCH.get(type(module).forward)
 
-    mode = getattr(module, "mode", "row")
-    if children_of(module) or parameters_of(module) or mode != "row":
+    cls = type(module)
+    if unit_of_layer(cls.__name__) != "samples":
+        return _OF_TORCH.get(cls.forward)
+
+    drops_rows = getattr(module, "mode", "row") == "row"
+    has_content = children_of(module) or parameters_of(module)
+    if has_content or not drops_rows:
         return None
     scale_by_keep = bool(getattr(module, "scale_by_keep", True))
     return DropPath(0.0, scale_by_keep=scale_by_keep)
