@@ -47,7 +47,6 @@ class Kind(_Described):
     ZERO_RATE = "zero_rate", "the rate was never above 0, so nothing was dropped"
     NO_BATCH = "no_batch", "whole samples are meant, and axis 0 is not as long as the batch"
     OWN_RATE = "own_rate", "other code has changed the rate that a Retune sets"
-    NOT_SAVED = "not_saved", "a class of your own has a memory that is not in the state"
     CLIPPED = "clipped", "the block is as large as the map, or larger"
 
     # the training loop

@@ -151,12 +151,6 @@ ZERO_RATE = Message(
     "the rate was 0 in each of {calls}, so it changed nothing",
     "Give it a rate, or a schedule that rises above 0, or leave it out of the spec",
 )
-NOT_SAVED = Message(
-    Kind.NOT_SAVED,
-    "what its bind() keeps between calls is not in the state, so a resumed training differs",
-    "Return an object from bind() that has state_dict() and load_state_dict(state); without a "
-    "memory, let state_dict() return {{}}",
-)
 
 # the training loop
 

@@ -350,7 +350,8 @@ class Attachment:
         """Epoch and counts, as plain numbers and text; not the statistics of observers.
 
         The memory of a class of your own is in it, if ``bind`` returns an object with
-        ``state_dict`` and ``load_state_dict``.
+        ``state_dict`` and ``load_state_dict``. TypeError if it returns another object that may have
+        a memory, such as a closure.
         """
         return save(self.sites, self._run)
 

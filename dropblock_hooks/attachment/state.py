@@ -1,14 +1,16 @@
 """The state of an attachment as plain numbers and text, and back."""
 
 import copy
+import dis
 import types
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
-from .. import messages
+import torch
+
 from ..checks import NON_NEGATIVE, as_number
-from ..findings import Finding, tell
 from ..observers.base import Watch
+from ..quoting import listed
 from ..registry import as_call, stated_fields
 from ..regularizers.base import Regularizer
 from ..regularizers.foreign import Foreign
@@ -57,10 +59,13 @@ class Description(NamedTuple):
 
 
 def save(sites: Sequence[Site], run: Run) -> dict[str, Any]:
-    """Return the state of an attachment as plain numbers and text."""
+    """Return the state of an attachment as plain numbers and text.
+
+    TypeError if a regularizer may have a memory that can't be saved.
+    """
+    _check_memories(sites)
     run.take_counts()
     saved_sites = {site.key: _saved_site(site, run.epochs) for site in sites}
-    tell(_not_saved(sites, run), run.told)
     return {
         "version": _VERSION,
         "epoch": run.epoch,
@@ -88,20 +93,20 @@ def _saved_site(site: Site, epochs: int | None) -> dict[str, Any]:
     return saved
 
 
-def _not_saved(sites: Sequence[Site], run: Run) -> list[Finding]:
-    """Find the sites whose regularizer may have a memory that is not in the state."""
+def _check_memories(sites: Sequence[Site]) -> None:
+    """Raise TypeError if what `Regularizer.bind` returned may have a memory that can't be saved."""
     keys = [site.key for site in sites if _may_forget(site)]
     if not keys:
-        return []
-
-    return [messages.NOT_SAVED.finding(*keys, epoch=run.epoch)]
+        return
+    raise TypeError(
+        f"{listed(keys, 8)}: what its bind() keeps between calls can't be saved, so a resumed "
+        "training would differ: return an object from bind() that has state_dict() and "
+        "load_state_dict(state); without a memory, let state_dict() return {}"
+    )
 
 
 def _may_forget(site: Site) -> bool:
-    """Return whether what `Regularizer.bind` returned may keep something between calls.
-
-    A method of the regularizer, or a function without a closure, keeps nothing.
-    """
+    """Return whether what `Regularizer.bind` returned may keep something between calls."""
     bound = site.bound
     regularizer = site.regularizer
     if isinstance(bound, Watch) or hasattr(bound, "state_dict"):
@@ -109,8 +114,20 @@ def _may_forget(site: Site) -> bool:
     if type(regularizer).bind is Regularizer.bind or isinstance(regularizer, Foreign):
         return False
     is_method = getattr(bound, "__self__", None) is regularizer
-    is_plain_function = isinstance(bound, types.FunctionType) and bound.__closure__ is None
-    return not is_method and not is_plain_function
+    return not is_method and not _keeps_nothing(bound)
+
+
+def _keeps_nothing(bound: Any) -> bool:
+    """Return whether it is a function that reads only constants from the function around it.
+
+    A function that assigns to such a name (``nonlocal``) keeps what it assigns.
+    """
+    if not isinstance(bound, types.FunctionType):
+        return False
+    constant = (bool, int, float, str, torch.dtype, types.FunctionType, Regularizer)
+    contents = [cell.cell_contents for cell in bound.__closure__ or ()]
+    assigns = any(step.opname == "STORE_DEREF" for step in dis.get_instructions(bound))
+    return not assigns and all(isinstance(content, constant) for content in contents)
 
 
 def _elements(counts: Mapping[str, Any]) -> dict[str, Any]:
