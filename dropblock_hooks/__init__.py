@@ -24,6 +24,7 @@ The ``__init__`` of each folder has a map of its modules. All folders use these 
 ``messages``       the texts and cures of all findings, in one table
 ``tables``         tables of text: names shortened, equal rows in one line
 ``warn``           a warning at the line of the user's code
+``pickling``       functions in fields of regularizers and schedules, which pickle may refuse
 ``quoting``        how names and values stand in messages
 ``checks``         the types and ranges of arguments, and the closest known names
 ``registry``       the names of classes in specs

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 from .checks import NON_NEGATIVE, PROBABILITY, as_count, as_number
+from .pickling import set_state, state_of
 from .quoting import described, quote
 from .registry import brief, check_fields, register, store
 
@@ -43,6 +44,12 @@ class Schedule:
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         check_fields(cls)
         return super().__new__(cls)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return state_of(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        set_state(self, state)
 
     def __call__(self, t: float) -> float:
         raise NotImplementedError(f"{type(self).__name__} must define __call__(t)")

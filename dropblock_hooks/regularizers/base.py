@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ..axes.view import check_axes
 from ..checks import NON_NEGATIVE, POSITIVE, PROBABILITY, Range, as_number, check_option
+from ..pickling import set_state, state_of
 from ..quoting import label, quote, shown
 from ..registry import brief, check_fields, name_of, store
 from ..schedules import Schedule, same_kind, span_here, span_of, value_at
@@ -131,6 +132,12 @@ class Regularizer:
     # how compiled code runs it
     traced: ClassVar[bool] = False  # whether ``apply`` is traced, with rates as tensors
     counts_itself: ClassVar[bool] = False  # whether it has ``apply_counted``
+
+    def __getstate__(self) -> dict[str, Any]:
+        return state_of(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        set_state(self, state)
 
     def apply(self, x: Tensor, now: Now) -> Applied:
         """Return the new tensor, or `x` itself, and how many elements were dropped or changed.
