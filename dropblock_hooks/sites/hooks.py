@@ -37,8 +37,12 @@ from .observed import observe
 from .run import Run
 from .site import Site, act, is_due, may_get_grad, see, see_grad
 
-_QUANTIZED = "torch.ao.nn.quantized"
-"""The package of layers that only infer. ``torch.ao.quantization.convert`` makes them in training
+_QUANTIZED = (
+    "torch.ao.nn.quantized",
+    "torch.ao.nn.intrinsic.quantized",
+    "torch.ao.nn.sparse.quantized",
+)
+"""The packages of layers that only infer. ``torch.ao.quantization.convert`` makes them in training
 mode, and moves hooks to them.
 """
 

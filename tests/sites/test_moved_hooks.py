@@ -96,13 +96,13 @@ def test_moved_hooks_act_are_reported_and_removed(move):
 
 
 @pytest.mark.filterwarnings("ignore:.*quantiz:DeprecationWarning", "ignore::UserWarning")
-@pytest.mark.parametrize("kind", ["dynamic", "static"])
+@pytest.mark.parametrize("kind", ["dynamic", "static", "fused"])
 def test_quantized_layers_are_those_of_the_bare_model(kind):
     """They are made in training mode, inside a model in evaluation mode."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     bare = copy.deepcopy(model)
-    attach(model, {"0": Dropout(0.5)})
+    attach(model, {"1" if kind == "fused" else "0": Dropout(0.5)})
     x = torch.randn(8, 3)
     outputs = []
     for net in (bare, model):
@@ -110,6 +110,8 @@ def test_quantized_layers_are_those_of_the_bare_model(kind):
         if kind == "dynamic":
             quantized = torch.ao.quantization.quantize_dynamic(net, {nn.Linear})
         else:
+            if kind == "fused":
+                net = torch.ao.quantization.fuse_modules(net, [["0", "1"]])
             stubs = torch.ao.quantization.QuantWrapper(net).eval()
             stubs.qconfig = torch.ao.quantization.default_qconfig
             prepared = torch.ao.quantization.prepare(stubs)
