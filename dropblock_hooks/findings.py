@@ -43,6 +43,7 @@ class Kind(_Described):
     NEVER_ACTIVE = "never_active", "the layer was called, and the regularizer never acted"
     REPLACED = "replaced", "the layer was replaced or removed, or the hook was taken off"
     LOST = "lost", "the parameter is another tensor now, or gets no gradient any more"
+    OVERWRITTEN = "overwritten", "other code writes a gradient after it was regularized"
     SHARDED = "sharded", "FSDP keeps the parameter in a form that a hook cannot use"
     ZERO_RATE = "zero_rate", "the rate was never above 0, so nothing was dropped"
     NO_BATCH = "no_batch", "whole samples are meant, and axis 0 is not as long as the batch"

@@ -40,6 +40,14 @@ FROZEN = Message(
     Severity.ERROR,
 )
 
+OVERWRITTEN = Message(
+    Kind.OVERWRITTEN,
+    "the parameter has gradients of each sample (grad_sample), of which the optimizer's step makes "
+    "its gradient, so a regularizer of the gradient of the backward has no effect",
+    'Use when="accumulated" and pass the optimizer, attach(..., optimizer=optimizer)',
+    Severity.ERROR,
+)
+
 # a site that did nothing, and the causes
 
 NEVER_CALLED = Message(

@@ -16,6 +16,7 @@ from ..sites.site import Site
 from .alerts import new_alerts, tell_alerts
 from .endings import not_stepped
 from .idle import find_idle
+from .lost import find_overwritten
 
 
 class ForwardChecks:
@@ -38,6 +39,7 @@ class ForwardChecks:
         run.in_float16 = _is_under_float16_autocast(model)
         run.no_batch = find_no_batch(sites, inputs)
         findings = [*run.no_batch, *_without_optimizer(hook), *find_unknown_scaler(run, sites)]
+        findings += find_overwritten(model, run, hook.parameters)
         tell(findings, run.told)
 
     def new_alerts(self, hook: ModelHook, model: nn.Module, statistics: bool) -> list[Finding]:

@@ -78,3 +78,21 @@ def _has_frozen(hook: ParameterHook, base: nn.Module) -> bool:
     """Return whether the parameter of a hook is still in the model, and frozen."""
     owner = hook.find(base)
     return owner is not None and hook.is_frozen(owner)
+
+
+def find_overwritten(base: nn.Module, run: Run, hooks: Iterable[SiteHook]) -> list[Finding]:
+    """Find the sites whose gradient is written anew at the optimizer's step.
+
+    Opacus computes gradients of each sample in hooks, keeps them in ``grad_sample`` of the
+    parameters, and makes ``grad`` of them in the step of its optimizer.
+    """
+    keys = []
+    for hook in hooks:
+        if not isinstance(hook, ParameterHook) or hook.site.regularizer.accumulates:
+            continue
+        owner = hook.find(base)
+        if owner is not None and hasattr(hook.held(owner), "grad_sample"):
+            keys.append(hook.site.key)
+    if not keys:
+        return []
+    return [messages.OVERWRITTEN.finding(*keys, epoch=run.epoch)]

@@ -19,7 +19,7 @@ from .alerts import new_alerts, tell_alerts
 from .endings import find_zero_rates, not_stepped
 from .first import find_unknown_scaler
 from .idle import diagnose, find_idle
-from .lost import find_frozen
+from .lost import find_frozen, find_overwritten
 
 
 def find_faults(base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> list[Finding]:
@@ -48,6 +48,7 @@ def find_faults(base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> list[Fi
 
     findings += run.no_batch
     findings += find_frozen(base, run, hooks)
+    findings += find_overwritten(base, run, hooks)
     if run.epoch >= 1:
         findings += find_zero_rates(run, sites)
     return findings + not_stepped(sites)
