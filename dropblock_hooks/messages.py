@@ -107,6 +107,11 @@ NOT_IN_COMPILED_CODE = Cause(
     "Call torch.compiler.reset() after attach, and find graph breaks with fullgraph=True; if the "
     "same is told without torch.compile, name the parent",
 )
+SELDOM_CALLED = Message(
+    Kind.NEVER_CALLED,
+    "its layer was called in {calls} and others in {most}: {why}",
+    "{cure}",
+)
 CONTAINER = Cause(
     "a branch not taken, or a container that the model loops over, as checkpointing does",
     "Name the layers inside it",

@@ -34,6 +34,7 @@ class ForwardChecks:
         window = replace(opened, backward=False)
         called = [site_hook for site_hook in hook.hooks if site_hook.by_call]
         tell(find_idle(model, called, window), run.told)
+        run.first_calls = {key: counts.trained for key, counts in window.sites.items()}
 
         sites = [site_hook.site for site_hook in hook.hooks]
         run.in_float16 = _is_under_float16_autocast(model)

@@ -16,6 +16,7 @@ from ..sites.run import Run, Window, windows
 from ..tables import counted
 from ..warn import warn
 from .alerts import new_alerts, tell_alerts
+from .behind import find_behind
 from .endings import find_zero_rates, not_stepped
 from .first import find_unknown_scaler
 from .idle import diagnose, find_idle
@@ -46,6 +47,7 @@ def find_faults(base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> list[Fi
         if fault is not None:
             findings.append(fault)
 
+    findings += find_behind(run, hooks, window)
     findings += run.no_batch
     findings += find_frozen(base, run, hooks)
     findings += find_overwritten(base, run, hooks)
@@ -83,7 +85,8 @@ def find_before_step(
     was_off = window.has("off")
     if window.has("trained", "active") and not was_off:
         had_backward = _had_backward(base, hooks, window)
-        return find_idle(base, hooks, replace(window, backward=had_backward))
+        judged = replace(window, backward=had_backward)
+        return find_idle(base, hooks, judged) + find_behind(run, hooks, window)
 
     time_was_set = epochs != 1 or run.fresh
     if was_off or time_was_set or _leaves_no_trace(hooks):

@@ -63,6 +63,7 @@ class Run:
     looked: bool = False  # whether the first training forward of this window was looked at
     compiled: bool = False  # whether compiled code has called a site: not all calls are counted
     compiled_time: int = 0  # the times of calls in compiled code begin here
+    first_calls: dict[str, int] = field(default_factory=dict)  # in the first forward, by site
     no_batch: list[Finding] = field(default_factory=list)  # of the first forward of this window
     comparison: int | None = None  # its number, once the other ranks can read the random seed
     compared: bool = False  # whether it was compared with those of all other ranks

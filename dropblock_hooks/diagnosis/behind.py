@@ -1,0 +1,47 @@
+"""Layers that compiled code has almost stopped to call."""
+
+from collections.abc import Iterable
+
+from .. import messages
+from ..findings import Finding
+from ..sites.hooks import SiteHook
+from ..sites.run import Run, Window
+from ..tables import counted
+
+_FEWEST_FORWARDS = 20  # with fewer, layers that are called at random may differ much
+_FEW_CALLS = 0.1  # a layer is reported that was called in fewer forwards, as a part of the most
+
+
+def find_behind(run: Run, hooks: Iterable[SiteHook], window: Window) -> list[Finding]:
+    """Find the sites of layers that compiled code has almost stopped to call.
+
+    The calls in the first forward of the window tell how often each layer is called in a forward.
+    Experts and layers that are skipped at random are called less often than others, so only few
+    calls are a fault. In eager mode each of them is a decision of the model.
+    """
+    if not run.compiled:
+        return []
+    forwards = {}  # the forwards of the window in which the layer was called
+    for hook in hooks:
+        key = hook.site.key
+        calls = run.first_calls.get(key, 0)
+        if hook.by_call and calls:
+            forwards[key] = window.sites[key].trained / calls
+
+    most = max(forwards.values(), default=0)
+    if most < _FEWEST_FORWARDS:
+        return []
+    behind = {key: number for key, number in forwards.items() if 0 < number <= _FEW_CALLS * most}
+    findings = []
+    for key, number in behind.items():
+        cause = messages.NOT_IN_COMPILED_CODE
+        finding = messages.SELDOM_CALLED.finding(
+            key,
+            epoch=run.epoch,
+            calls=counted(round(number), "training forward"),
+            most=round(most),
+            why=cause.why,
+            cure=cause.cure,
+        )
+        findings.append(finding)
+    return findings
