@@ -66,6 +66,7 @@ from .regularizers.dropout import (
     StochasticDepth,
 )
 from .regularizers.foreign import Foreign, Retune
+from .regularizers.freeze_norm import FreezeNorm
 from .regularizers.gradients import (
     AdaptiveClipGrad,
     CentralizeGrad,
@@ -118,6 +119,7 @@ __all__ = [
     "Dropout3d",
     "Finding",
     "Foreign",
+    "FreezeNorm",
     "GaussianDropout",
     "GaussianNoise",
     "GradNoise",

@@ -196,7 +196,7 @@ def remove_forward_hook(module: nn.Module, number: int) -> None:
     """Remove a forward hook, or pre-hook, of this number."""
     names = ("_forward_hooks", "_forward_pre_hooks")
     for name in names:
-        for kind in (name, f"{name}_with_kwargs"):
+        for kind in (name, f"{name}_with_kwargs", f"{name}_always_called"):
             getattr(module, kind, {}).pop(number, None)
 
 

@@ -64,7 +64,7 @@ def check_fields(cls: type) -> None:
         raise TypeError(f"{cls.__name__} has fields ({', '.join(names)}): put @register above it")
 
 
-def store(frozen: object, **values: Any) -> None:
+def store(frozen: object, /, **values: Any) -> None:
     """Store checked or derived values in a frozen object, in its ``__post_init__``."""
     for name, value in values.items():
         object.__setattr__(frozen, name, value)

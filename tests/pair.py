@@ -11,12 +11,23 @@ import subprocess
 import sys
 import time
 import warnings
+from contextlib import contextmanager
 from datetime import timedelta
 
 import torch
 from torch import distributed
 
 ROOT = pathlib.Path(__file__).parents[1]
+
+
+@contextmanager
+def one_process():
+    """A process group of gloo with this process alone, for DistributedDataParallel."""
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        distributed.destroy_process_group()
 
 
 def run_pair(folder, module, calls, warn="error", seconds=240):

@@ -150,7 +150,7 @@ def own_calls(model, x):
         (Dropout2d(0.1), True, 25),
         (ClampGrad(-1, 1), True, 13),
         (DropBlock2d(0.0, 7), True, 8),
-        (Dropout2d(0.0, at="input"), True, 11),
+        (Dropout2d(0.0, at="input"), True, 12),
         (DropBlock2d(0.1, 7), False, 3),
     ],
     ids=repr,

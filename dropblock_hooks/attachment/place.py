@@ -21,7 +21,7 @@ from ..selectors.dropouts import rate_attribute
 from ..selectors.index import Index, NoMatchError, Target
 from ..selectors.kinds import ATTRIBUTE, LAYER, PARAMETER, TargetKind
 from ..selectors.select import Select, match
-from ..sites.held import ParameterHook, RetuneHook
+from ..sites.held import FreezeHook, ParameterHook, RetuneHook
 from ..sites.hooks import ObserveHook, SiteHook, hooks_on
 from ..sites.model_hook import ModelHook
 from ..sites.run import Run
@@ -31,7 +31,7 @@ from .attachment import Attachment
 
 # the hooks for each kind of target; the first one that takes a regularizer is used
 HOOKS: dict[TargetKind, tuple[type[SiteHook], ...]] = {
-    LAYER: (RetuneHook, ObserveHook, SiteHook),
+    LAYER: (RetuneHook, FreezeHook, ObserveHook, SiteHook),
     PARAMETER: (ParameterHook,),
     ATTRIBUTE: (RetuneHook,),
 }

@@ -1,4 +1,7 @@
-"""The hooks of values that a module holds: of parameters, and of rates (`Retune`)."""
+"""The hooks of values that a module holds.
+
+These are parameters, rates (`Retune`), and the mode of a norm (`FreezeNorm`).
+"""
 
 from __future__ import annotations
 
@@ -25,6 +28,7 @@ from ..compiling import is_exporting
 from ..findings import tell
 from ..regularizers.base import Regularizer
 from ..regularizers.foreign import Retune, in_place_of
+from ..regularizers.freeze_norm import FreezeNorm
 from ..selectors.dropouts import RATES, is_read_above, rate_attribute
 from ..selectors.index import Index, Target
 from ..selectors.wrappers import bare_type, shard_refusal
@@ -135,6 +139,87 @@ class RetuneHook(SiteHook):
         tensors = indexing.flat(tuple(call)).tensors
         if tensors:
             compiled.note(self.site, tensors[0].device, module.training)
+
+
+class FreezeHook(SiteHook):
+    """Puts a norm into evaluation mode before each of its forwards, and back after it.
+
+    Attributes:
+        frozen: whether the norm is frozen now. Compiled code is made for either value.
+        holds: whether the norm is in evaluation mode because of this hook.
+        switched_off: the parameters whose ``requires_grad`` this hook has set to False.
+    """
+
+    takes = FreezeNorm
+    turn = Turn.BEFORE
+
+    def __init__(self, site: Site, local: str = "") -> None:
+        super().__init__(site, local)
+        self.frozen = False
+        self.holds = False
+        self.switched_off: set[str] = set()
+
+    @classmethod
+    def refusals(cls, target: Target, regularizer: Any) -> Iterator[str | None]:
+        yield from super().refusals(target, regularizer)
+        if regularizer.parameters:
+            yield shard_refusal(target.module)
+
+    def install(self, module: nn.Module) -> None:
+        # before all other hooks, and also when the forward of the norm raises an error
+        module.register_forward_hook(self.__call__, prepend=True, always_call=True)
+        module.register_forward_pre_hook(self.freeze)
+        self.put(module)
+
+    def restore(self, module: nn.Module) -> None:
+        super().restore(module)
+        self.put(module)
+
+    def put(self, module: nn.Module) -> None:
+        """Note whether the norm is frozen now, and freeze its parameters or give them back."""
+        self.frozen = self.run.installed and self.run.enabled and bool(self.site.rate)
+        if self.frozen:
+            self._freeze_parameters(module)
+            return
+        for name in self.switched_off:
+            parameter = parameters_of(module).get(name)
+            if parameter is not None:
+                parameter.requires_grad_(True)
+        self.switched_off = set()
+
+    def _freeze_parameters(self, module: nn.Module) -> None:
+        """Freeze the weight and the bias, if asked for, also if other code has unfrozen them."""
+        regularizer: Any = self.site.regularizer
+        if not regularizer.parameters:
+            return
+        for name in ("weight", "bias"):
+            parameter = parameters_of(module).get(name)
+            if parameter is not None and parameter.requires_grad and parameter.is_leaf:
+                parameter.requires_grad_(False)
+                parameter.grad = None  # an optimizer would still use it
+                self.switched_off.add(name)
+
+    def freeze(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        """Forward pre-hook: put the norm into evaluation mode."""
+        if not (self.frozen and module.training):
+            return
+        module.training = False
+        self.holds = True
+        if not is_compiling():
+            self._freeze_parameters(module)
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
+        if self.holds:
+            module.training = True
+            self.holds = False
+        return super().__call__(module, args, *rest)
+
+    def _act(self, module: nn.Module, args: tuple[Any, ...], rest: tuple[Any, ...]) -> Any:
+        if is_compiling():
+            return super()._act(module, args, rest)
+        if graph_task() == NO_TASK:
+            self.site.tally.add(None, 0, 0.0)
+        return None
 
 
 class ParameterHook(SiteHook):

@@ -431,11 +431,15 @@ class ObserveHook(SiteHook):
 
 
 def _move_notes_back(module: nn.Module) -> None:
-    """Move the hooks that note the input behind those that change it."""
+    """Move the hooks that note the input behind those that change it; the freezing one is last.
+
+    A hook that freezes changes the mode of the layer, which the others read.
+    """
     hooks = forward_pre_hooks(module)
-    for key, hook in list(hooks.items()):
-        if getattr(hook, "__name__", "") == "note_input":
-            hooks[key] = hooks.pop(key)
+    for name in ("note_input", "freeze"):
+        for key, hook in list(hooks.items()):
+            if getattr(hook, "__name__", "") == name and ours(hook) is not None:
+                hooks[key] = hooks.pop(key)
 
 
 def _turn(regularizer: Regularizer) -> Turn:
