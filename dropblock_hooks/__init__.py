@@ -78,6 +78,7 @@ from .regularizers.gradients import (
     ScaleGrad,
     ZeroGrad,
 )
+from .regularizers.neftune import NEFTune
 from .schedules import (
     ByDepth,
     ConstantSchedule,
@@ -127,6 +128,7 @@ __all__ = [
     "HookWarning",
     "Kind",
     "LinearSchedule",
+    "NEFTune",
     "NonNegative",
     "Now",
     "Observer",

@@ -8,14 +8,16 @@ from torch import nn
 
 from . import schedules
 from .planning.recording import record_forward
-from .quoting import shown
+from .quoting import listed, quote, shown
 from .regularizers.base import RateLike, Regularizer
 from .regularizers.dropout import DropBlock2d, Dropout, DropPath, StochasticDepth
+from .regularizers.neftune import NEFTune, is_embedding
 from .schedules import ByDepth
 from .selectors.index import Index
 from .selectors.select import Select, matching
-from .selectors.wrappers import unwrap
+from .selectors.wrappers import find_module, unwrap
 from .specs.spec import Spec
+from .warn import warn
 
 # names of layers in language models, such as model.layers.0, transformer.h.0 or blocks.0
 _LAYERS = r"(.*?\.)??(layers?|h|blocks?)\.\d+\b"
@@ -24,6 +26,9 @@ _PROJECTIONS = (
     r".*?(\.(o|[wW]o|[co]_proj|out_(proj|lin)|down_proj|fc2|fc_out|lin2|dense_4h_to_h)"
     r"|(output|attention|attn)\.dense)\b"
 )
+
+# attributes by which models multiply their embeddings, as Gemma and Granite do
+_SCALES = ("embed_scale", "embedding_multiplier")
 
 
 def drop_block_resnet(
@@ -190,6 +195,92 @@ def residual_dropout(model: nn.Module, p: RateLike = 0.1, **options: Any) -> Spe
     """
     kind = "projection called o_proj, out_proj, down_proj, fc2 or the like: use stochastic_depth"
     return _on(model, _outermost(model, _PROJECTIONS), kind, Dropout(p, **options))
+
+
+def neftune(model: nn.Module, alpha: RateLike = 5.0, **options: Any) -> Spec:
+    """`NEFTune` on the input embedding of a language or vision-language model; the spec names it.
+
+    The embedding is the one that ``model.get_input_embeddings()`` of Transformers returns, or the
+    only embedding of another model. A warning names an embedding that is scaled, as Gemma's.
+
+    Example:
+        >>> model = nn.Sequential(nn.Embedding(100, 8), nn.Linear(8, 100))
+        >>> neftune(model, alpha=5.0)
+        Spec({'0': NEFTune(alpha=5.0)})
+
+    Args:
+        model: any model with an embedding of tokens.
+        alpha: scale of the noise; the paper uses 5, 10 and 15.
+        options: of `NEFTune`.
+
+    Raises:
+        ValueError: for a model without an embedding of tokens, or with several.
+
+    Reference:
+        Jain et al., 2023 (https://arxiv.org/abs/2310.05914).
+    """
+    bare = unwrap(model)
+    name = _input_embedding(bare)
+    _tell_scale(bare, name)
+    return Spec({name or ".": NEFTune(alpha, **options)})
+
+
+def _input_embedding(model: nn.Module) -> str:
+    """The name of the input embedding of a model; ValueError if it is not known."""
+    kind = type(model).__name__
+    modules = Index(model).modules
+    for name, target in modules.items():
+        embedding = _told_embedding(target.module)
+        if embedding is None:
+            continue
+        inside = [other for other in modules if modules[other].module is embedding]
+        if inside and is_embedding(embedding):
+            return inside[0]
+        raise ValueError(
+            f"the input embedding of {kind} is a {type(embedding).__name__}, no embedding of "
+            f"tokens: name an nn.Embedding in {quote(name or '.')}"
+        )
+
+    names = [name for name, target in modules.items() if is_embedding(target.module)]
+    if len(names) == 1:
+        return names[0]
+    if not names:
+        raise ValueError(f"{kind} has no embedding of tokens (nn.Embedding)")
+    raise ValueError(f"{kind} has several embeddings: put NEFTune on one of {listed(names, 8)}")
+
+
+def _told_embedding(module: nn.Module) -> Any:
+    """What ``get_input_embeddings()`` of Transformers returns; None without such a method."""
+    method = getattr(module, "get_input_embeddings", None)
+    if method is None:
+        return None
+    try:
+        return method()
+    except NotImplementedError:
+        return None
+
+
+def _tell_scale(model: nn.Module, name: str) -> None:
+    """Warn if an embedding, or the module around it, multiplies the embeddings by a number."""
+    parent, _, _ = name.rpartition(".")
+    consequences = {
+        name: "the noise is added after that, as Transformers does, so it is relatively smaller",
+        parent: "the noise is added before that, as Transformers does, and is multiplied as well",
+    }
+    for holder, consequence in consequences.items():
+        module = find_module(model, holder)
+        for attribute in _SCALES:
+            scale = getattr(module, attribute, 1.0)
+            if not getattr(scale, "is_meta", False) and float(scale) != 1.0:
+                warn(
+                    f"NEFTune on {name}: {attribute} of {holder or 'the model'} multiplies the "
+                    f"embeddings by {float(scale):g}, and {consequence}. Choose alpha accordingly"
+                )
+
+
+def _rising(p: RateLike) -> ByDepth:
+    """A rate that rises from 0 to `p`; a `ByDepth` says both ends."""
+    return p if isinstance(p, ByDepth) else ByDepth(0.0, p)
 
 
 def _outermost(model: nn.Module, pattern: str) -> list[str]:

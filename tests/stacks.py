@@ -18,7 +18,7 @@ from tests.classes import own_regularizers
 CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
-OF_SOME_LAYERS = {"FreezeNorm"}  # which have files of their own in tests/regularizers
+OF_SOME_LAYERS = {"FreezeNorm", "NEFTune"}  # which have files of their own in tests/regularizers
 # what a constructor needs that is not a rate; all else is filled in
 ARGUMENTS = {
     "ClampGrad": {"min": -1e-3, "max": 1e-3},

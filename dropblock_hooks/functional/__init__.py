@@ -4,6 +4,7 @@ A value outside the range that a docstring states is a ValueError, and another t
 
 dropout     dropout of elements, channels, samples and residual branches; Gaussian noise
 dropblock   dropout and noise (Disout) in blocks; the seed rate at which blocks drop a given share
+embeddings  noise on the embeddings of tokens
 gradients   bounds of gradients by value and by norm, adaptive clipping, centralization
 foreach     the same by norm, for all gradients of an update in a constant number of operators
 masks       random masks and noise, and their application to a tensor
@@ -25,6 +26,7 @@ from .dropout import (
     gaussian_noise,
     stochastic_depth,
 )
+from .embeddings import neftune
 from .gradients import adaptive_clip_grad, centralize_grad, clamp_grad, clip_grad_norm
 
 __all__ = [
@@ -44,5 +46,6 @@ __all__ = [
     "dropout3d",
     "gaussian_dropout",
     "gaussian_noise",
+    "neftune",
     "stochastic_depth",
 ]

@@ -81,6 +81,20 @@ def normal_like(
     return in_format_of(x, noise)
 
 
+def uniform_like(
+    x: Tensor, bound: float | Tensor, generator: torch.Generator | None = None
+) -> Tensor:
+    """Uniform noise in ±bound, drawn as by `normal_like`; in the memory format of `x`."""
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    if not isinstance(bound, Tensor):
+        empty = torch.empty(x.shape, dtype=dtype, device=x.device)
+        return in_format_of(x, empty.uniform_(-bound, bound, generator=generator))
+
+    # in compiled code, which fuses these operators
+    noise = (torch.rand(x.shape, dtype=dtype, device=x.device) * 2 - 1) * bound.to(dtype)
+    return in_format_of(x, noise)
+
+
 def in_format_of(x: Tensor, y: Tensor) -> Tensor:
     """`y` in the memory format of ``torch.empty_like(x)``: itself, or a copy."""
     like = torch.empty_like(x, dtype=y.dtype)

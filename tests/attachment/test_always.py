@@ -20,8 +20,9 @@ from dropblock_hooks import (
     attach,
 )
 from tests.classes import own_regularizers
+from tests.stacks import OF_SOME_LAYERS
 
-OWN = list(own_regularizers().values())
+OWN = [cls for name, cls in own_regularizers().items() if name not in OF_SOME_LAYERS]
 ON_ACTIVATIONS = [cls for cls in OWN if cls.random and cls.acts_on == "activation"]
 OF_PARAMETERS = (AdaptiveClipGrad, CentralizeGrad)
 OTHERS = [cls for cls in OWN if cls.acts_on == "gradient" and cls not in OF_PARAMETERS]

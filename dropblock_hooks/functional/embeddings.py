@@ -1,0 +1,50 @@
+"""Noise on the embeddings of tokens."""
+
+import torch
+from torch import Tensor
+
+from ..checks import NON_NEGATIVE, as_number, check_floating
+from .masks import uniform_like
+
+
+def add_embedding_noise(
+    x: Tensor, alpha: float | Tensor, generator: torch.Generator | None = None
+) -> Tensor:
+    """Add uniform noise to embeddings (N, L, d); a rate in a tensor is that of compiled code."""
+    check_floating(x)
+    if x.ndim != 3:
+        raise ValueError(f"needs embeddings of the shape (N, L, d), got shape {tuple(x.shape)}")
+    is_off = not isinstance(alpha, Tensor) and alpha == 0.0  # a tensor is never read
+    if is_off or x.numel() == 0:
+        return x
+
+    _, length, width = x.shape
+    bound = alpha / (length * width) ** 0.5
+    return (x + uniform_like(x, bound, generator)).to(x.dtype)
+
+
+def neftune(
+    input: Tensor, alpha: float, training: bool = True, *, generator: torch.Generator | None = None
+) -> Tensor:
+    """Adds uniform noise in ±alpha / sqrt(L * d) to embeddings of the shape (N, L, d).
+
+    With alpha = 0 or in evaluation, `input` itself is returned and no random number is drawn.
+
+    Example:
+        >>> y = neftune(torch.zeros(2, 16, 64), 5.0)
+
+    Args:
+        input: floating-point tensor (N, L, d): N sequences of L tokens, padding among them, with d
+            channels each.
+        alpha: scale of the noise, a number >= 0.
+        training: False returns `input`.
+        generator: source of random numbers; torch's global one by default.
+
+    Reference:
+        Jain et al., 2023, "NEFTune: Noisy Embeddings Improve Instruction Finetuning"
+        (https://arxiv.org/abs/2310.05914).
+    """
+    alpha = as_number("alpha", alpha, allowed=NON_NEGATIVE)
+    if not training:
+        return input
+    return add_embedding_noise(input, alpha, generator)

@@ -1,0 +1,59 @@
+"""Noise on the embeddings of a language model."""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from ..functional.embeddings import add_embedding_noise
+from ..registry import register
+from .base import Applied, NonNegative, Now, Regularizer
+
+
+@register
+class NEFTune(Regularizer):
+    """Adds uniform noise to the embeddings of tokens; see `functional.neftune`.
+    Use it on the input embedding while you tune a language model on instructions.
+
+    The noise is that of Transformers' ``neftune_noise_alpha``. `presets.neftune` finds the input
+    embedding of a model. The paper uses an `alpha` of 5, 10 or 15.
+
+    Example:
+        >>> spec = {"model.embed_tokens": NEFTune(alpha=5.0)}
+
+    Args:
+        at: ``"output"``; no other value is allowed.
+        index: None; no other value is allowed.
+
+    Equation:
+        ``y = x + alpha / sqrt(L * d) * u`` with u uniform in [-1, 1], for L tokens of d channels.
+    """
+
+    alpha: NonNegative
+
+    unit: ClassVar[None] = None
+    idle_at_zero: ClassVar[bool] = True
+    traced: ClassVar[bool] = True
+    off: ClassVar[Mapping[str, float]] = {"alpha": 0.0}
+
+    def check(self, values: Mapping[str, float]) -> None:
+        if self.at != "output" or self.index is not None:
+            raise ValueError(
+                "NEFTune adds noise to the output of an embedding: it takes no at or index"
+            )
+
+    def refusal(self, module: nn.Module, parameter: nn.Parameter | None) -> str | None:
+        if is_embedding(module):
+            return None
+        return (
+            f"a {type(module).__name__} is no embedding of tokens (nn.Embedding): "
+            "presets.neftune(model) finds the input embedding of a language model"
+        )
+
+    def apply(self, x: Tensor, now: Now) -> Applied:
+        return add_embedding_noise(x, now.alpha), None
+
+
+def is_embedding(module: nn.Module) -> bool:
+    """Whether a module is an ``nn.Embedding``, or a class of another library with such a name."""
+    return isinstance(module, nn.Embedding) or type(module).__name__.endswith("Embedding")
