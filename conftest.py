@@ -1,6 +1,8 @@
 """What all tests and doctests share."""
 
+import gc
 import os
+import sys
 from collections import defaultdict
 
 import numpy as np
@@ -19,6 +21,7 @@ torch.set_num_threads(1)  # the tensors are tiny, and a worker per core would on
 # Before any fake tensor: after one, torch starts the threads of devices that are not there in the
 # first backward pass, and no forked process can go backward any more.
 torch.ones((), requires_grad=True).backward()
+modules_left_out = 0
 # A seed for a device that is not there is kept for later, with the stack of its call.
 for device in (torch.cuda, torch.xpu, torch.mtia):
     if not device.is_available():
@@ -63,6 +66,25 @@ def sampled(cases, slow):
 def steps(slow=1, plain=1):
     """The arguments of the mark every, by whether a case is slow."""
     return {True: slow, False: plain}
+
+
+@pytest.fixture(autouse=True)
+def _what_was_loaded_is_not_searched(monkeypatch):
+    """`plan` searches through all objects for fake tensors; leave out what modules hold.
+
+    These are very many objects, once torch compiles. They stay left out, because nothing may thaw
+    them.
+    """
+    global modules_left_out
+    monkeypatch.setattr(gc, "unfreeze", lambda: None)
+    if len(sys.modules) > modules_left_out + 50:
+        gc.collect()
+        gc.freeze()
+        modules_left_out = len(sys.modules)
+
+
+def pytest_unconfigure():
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)
