@@ -19,7 +19,9 @@ from ..observers.capture import Capture, Record
 from ..quoting import kind_of
 from ..selectors.select import Select
 from ..sites.hooks import SiteHook, take_off
-from ..sites.run import Run, checked_scaler, world_size
+from ..sites.processes import world_size
+from ..sites.run import Run
+from ..sites.scaler import checked_scaler
 from ..sites.site import Site
 from ..sites.updates import checked_optimizers, use_optimizers
 from ..tables import Table, counted

@@ -12,7 +12,8 @@ from ..quoting import described
 from ..registry import stated_fields, text
 from ..regularizers.base import Regularizer
 from ..sites.counter import Counter
-from ..sites.run import Run, gathered
+from ..sites.processes import gathered
+from ..sites.run import Run
 from ..sites.site import Site
 from ..tables import Columns, Section, Short, Table, Varying, named
 from ..tables import shown as cell

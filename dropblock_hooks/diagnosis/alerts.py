@@ -13,7 +13,8 @@ from ..observers.watchdog import Clock
 from ..quoting import listed
 from ..sites.hooks import SiteHook
 from ..sites.run import Run
-from .nonfinite import find_nonfinite, is_scaled
+from ..sites.scaler import is_enabled
+from .nonfinite import find_nonfinite
 from .rules import judge_statistics
 from .sights import Sight, sights_of, with_rule
 
@@ -33,7 +34,7 @@ def new_alerts(
     if not sights or not run.installed:
         return []
 
-    if is_scaled(run):
+    if is_enabled(run.scaler):
         clock.note_scale(run.scaler.get_scale())
     if statistics:
         clock.begin()

@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from .. import messages
 from ..findings import Finding
 from ..sites.hooks import SiteHook
-from ..sites.run import Run, Window
+from ..sites.run import Run
+from ..sites.windows import Window
 from ..tables import counted
 
 _FEWEST_FORWARDS = 20  # with fewer, layers that are called at random may differ much

@@ -11,8 +11,9 @@ from .. import messages
 from .._torch import tree_leaves
 from ..findings import Finding, tell
 from ..sites.model_hook import ModelHook
-from ..sites.run import Run, windows
+from ..sites.run import Run
 from ..sites.site import Site
+from ..sites.windows import windows
 from .alerts import new_alerts, tell_alerts
 from .endings import not_stepped
 from .idle import find_idle

@@ -14,7 +14,7 @@ from ..selectors.wrappers import find_module
 from ..sites.counter import Snapshot
 from ..sites.held import ParameterHook
 from ..sites.hooks import SiteHook
-from ..sites.run import Window
+from ..sites.windows import Window
 from ..tables import counted
 from .lost import find_frozen, find_lost
 

@@ -10,15 +10,11 @@ from .._torch import local_values
 from ..findings import Finding
 from ..observers.watchdog import Clock
 from ..quoting import listed
-from ..sites.run import Run, is_enabled
+from ..sites.run import Run
+from ..sites.scaler import is_enabled
 from .sights import Sight
 
 _SMALLEST_SCALE = 1.0  # a GradScaler below it is not recovering from its overflows
-
-
-def is_scaled(run: Run) -> bool:
-    """Return whether a GradScaler that the attachment knows scales the loss."""
-    return bool(run.scaler) and is_enabled(run.scaler)
 
 
 def find_nonfinite(run: Run, sights: list[Sight]) -> Iterator[Finding]:
@@ -34,7 +30,7 @@ def find_nonfinite(run: Run, sights: list[Sight]) -> Iterator[Finding]:
     first_in_backward = min(sights, key=lambda sight: sight.watched.grad_bad)
     bad_gradient_first = first_in_backward.watched.grad_bad < worst.watched.worse
 
-    scaled = is_scaled(run)
+    scaled = is_enabled(run.scaler)
     # overflows are how a GradScaler finds its scale
     searching = scaled and run.scaler.get_scale() >= _SMALLEST_SCALE
     if bad_gradient_first and not searching:

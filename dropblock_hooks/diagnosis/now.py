@@ -12,7 +12,8 @@ from ..checkpointing import NO_TASK, graph_task
 from ..findings import Finding, tell
 from ..selectors.wrappers import bare_type
 from ..sites.hooks import SiteHook
-from ..sites.run import Run, Window, windows
+from ..sites.run import Run
+from ..sites.windows import Window, windows
 from ..tables import counted
 from ..warn import warn
 from .alerts import new_alerts, tell_alerts

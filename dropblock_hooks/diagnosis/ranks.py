@@ -12,7 +12,8 @@ from torch import distributed
 from .. import messages
 from .._torch import store_of_processes
 from ..findings import Finding, tell
-from ..sites.run import Run, gathered, world_size
+from ..sites.processes import gathered, world_size
+from ..sites.run import Run
 from ..sites.site import Site
 
 

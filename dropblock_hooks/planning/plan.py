@@ -25,8 +25,9 @@ from ..selectors.index import Index
 from ..selectors.wrappers import bare_type
 from ..sites.counter import Snapshot
 from ..sites.hooks import SiteHook
-from ..sites.run import Run, Window
+from ..sites.run import Run
 from ..sites.site import Site, SiteError
+from ..sites.windows import Window
 from ..specs.spec import Draft
 from ..tables import Section, Short, Table, counted, named, range_of, ranged, shown
 from .builtin import find_doubled

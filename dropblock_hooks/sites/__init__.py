@@ -16,7 +16,9 @@ site              `Site`: a regularizer on a layer, its state, and its calls, wh
                   unless a checkpoint recomputes them
 counter           `Counter`: totals that only grow, and windows of them; histograms of norms;
                   `JointCounts`: what is counted for several sites at once
-run               `Run`: the time and the switches of an attachment, and its windows; the loss
-                  scale, and the search for a GradScaler that nobody gave; all processes
+run               `Run`: the state that the sites of an attachment share: the time, the switches
+windows           what was counted in an epoch
+scaler            the GradScaler of the training loop, and its scale
+processes         the number of processes, and what each of them has
 indexing          tensors inside the inputs and outputs of a layer
 """

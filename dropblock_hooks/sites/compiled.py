@@ -17,7 +17,7 @@ from ..functional.cells import CALLED, FIRST_RATE, ON, SIZE, added, code_of
 from ..functional.operators import count, count_in_backward, count_norms_in_backward
 from ..regularizers.base import Now
 from .counter import with_norms
-from .run import as_factor
+from .scaler import as_factor
 from .site import Site, channels_first, in_place_of, may_get_grad
 
 

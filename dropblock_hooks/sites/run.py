@@ -1,48 +1,18 @@
-"""The state that the sites of an attachment share: time, switches, loss scale; and windows."""
+"""The state that the sites of an attachment share, such as the time and the switches."""
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor
 
-from .._torch import scale_tensor
 from ..axes.grids import Grids
 from ..findings import Finding
-from ..functional.masks import wide_dtype
 from .board import Board
-from .counter import Counter, Snapshot
-
-_WRAPPED = ("_scaler", "scaler", "grad_scaler", "_precision", "precision_plugin", "accelerator")
-"""Where timm's NativeScaler, Lightning's precision plugins and trainers, accelerate's Accelerator
-and optimizers, Fabric and Transformers' Trainer keep theirs."""
-
-
-def checked_scaler(given: Any) -> Any:
-    """The scaler (an object with ``get_scale``) that is given or inside; False or None without."""
-    if given is False or given is None or callable(getattr(given, "get_scale", None)):
-        return given
-    for name in _WRAPPED:
-        if hasattr(given, name):
-            return checked_scaler(getattr(given, name))
-    raise TypeError(
-        f"grad_scaler must have get_scale(), got {type(given).__name__}: give the GradScaler "
-        "itself, or an object that holds it as .scaler; or False, if the loss is not scaled"
-    )
-
-
-def is_enabled(scaler: Any) -> bool:
-    return bool(getattr(scaler, "is_enabled", lambda: True)())
-
-
-def as_factor(scale: Any, device: torch.device) -> float | Tensor:
-    """The scale of a loss for gradients on a device; None is 1."""
-    if isinstance(scale, Tensor):
-        # wide, so that bound * scale fits; a copy, since the scaler changes its own in place
-        return scale.to(device, wide_dtype(device), copy=True, non_blocking=True).reshape(())
-    return 1.0 if scale is None else float(scale)
+from .counter import Counter
+from .scaler import loss_scale
 
 
 @dataclass(eq=False)
@@ -79,28 +49,36 @@ class Run:
     boards: dict[torch.device, Board] = field(default_factory=dict)  # once there is compiled code
 
     def __getstate__(self) -> dict[str, Any]:
-        scaler = False if self.scaler is False else None  # a GradScaler is not saved
-        told = {*self.told, (".", "not_trained")}  # an average of the weights is never trained
-        own: dict[str, Any] = {"scaler": scaler, "optimizers": [], "always": False, "boards": {}}
-        own["ticker"] = None
-        return {**self.__dict__, **own, "told": told}
+        """Return what a copy or a file has; a copy may be an average, which is never trained."""
+        return {
+            **self.__dict__,
+            "scaler": False if self.scaler is False else None,  # a GradScaler is not saved
+            "told": {*self.told, (".", "not_trained")},
+            "optimizers": [],
+            "always": False,
+            "boards": {},
+            "ticker": None,
+        }
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Run":
-        copied = memo[id(self)] = Run()
-        # the copy is trained with the GradScaler of the training loop
-        vars(copied).update(copy.deepcopy(self.__getstate__(), memo), scaler=self.scaler)
+        copied = Run()
+        memo[id(self)] = copied
+        for name, value in self.__getstate__().items():
+            setattr(copied, name, copy.deepcopy(value, memo))
+        copied.scaler = self.scaler  # the training loop of the copy has the same GradScaler
         return copied
 
     def board_on(self, device: torch.device) -> Board:
-        """The board on a device, which is made for the first compiled code there."""
+        """Return the board on a device, and make it for the first compiled code there."""
         if device not in self.boards:
             self.boards[device] = Board(self.sites, device)
         return self.boards[device]
 
     def counts_on_meta(self) -> bool:
-        """Whether compiled code counts in tensors without numbers, so that calls are not known."""
+        """Return whether compiled code counts on the meta device, so that no count is known."""
         observed = [site.observed for site in self.sites if site.observed is not None]
-        return torch.device("meta") in self.boards or any(each.state.is_meta for each in observed)
+        has_board = torch.device("meta") in self.boards
+        return has_board or any(state.state.is_meta for state in observed)
 
     def write(self) -> None:
         """Write the present rates and switches to the boards, where compiled code reads them."""
@@ -153,59 +131,24 @@ class Run:
 
     def loss_scale(self, device: torch.device) -> float | Tensor:
         """Return the number that the loss is multiplied by, without waiting for the device."""
-        if not self.scaler or not is_enabled(self.scaler):
-            return 1.0
-        scale = scale_tensor(self.scaler)
-        return as_factor(self.scaler.get_scale() if scale is None else scale, device)
+        return loss_scale(self.scaler, device)
 
 
 def _order_of_returns(names: Sequence[str]) -> list[int]:
-    """The place of each layer in the order in which layers return: those inside one before it.
+    """Return the place of each layer in the order in which layers return.
 
-    The names are in the order of ``named_modules``, in which a layer comes before those inside it.
+    The layers inside a layer return before it. The names are in the order of ``named_modules``, in
+    which a layer comes before those inside it.
     """
-    inside = [f"{name}." if name else "" for name in names]
-    last = [max(j for j, other in enumerate(inside) if other.startswith(own)) for own in inside]
-    order = sorted(range(len(names)), key=lambda i: (last[i], -i))
+    prefixes = [f"{name}." if name else "" for name in names]
+    last_inside = [_last_that_starts_with(prefix, prefixes) for prefix in prefixes]
+    order = sorted(range(len(names)), key=lambda i: (last_inside[i], -i))
+
     places = [0] * len(names)
     for place, i in enumerate(order):
         places[i] = place
     return places
 
 
-def world_size() -> int:
-    has_group = distributed.is_available() and distributed.is_initialized()
-    return distributed.get_world_size() if has_group else 0
-
-
-def gathered(local: Any) -> list[Any]:
-    """Return the objects of all ranks, in the order of the ranks."""
-    if not world_size():
-        raise RuntimeError(
-            "distributed=True needs a process group: call torch.distributed.init_process_group "
-            "first, or leave distributed= out"
-        )
-    objects: list[Any] = [None] * world_size()
-    distributed.all_gather_object(objects, local)
-    return objects
-
-
-@dataclass(frozen=True)
-class Window:
-    sites: Mapping[str, Snapshot]  # the counts of each site, by its key
-    model: Snapshot  # the forwards of the model; none if it was compiled
-    backward: bool = True  # False before a backward, when no gradient can be missing yet
-
-    def has(self, *names: str) -> bool:
-        """Whether the model or a site has any of these counts: ``"trained"``, say."""
-        every = (self.model, *self.sites.values())
-        return any(getattr(each, name) for name in names for each in every)
-
-
-def windows(run: Run, hooks: Iterable[Any]) -> tuple[Window, Window]:
-    """The open window, and the one that closed last."""
-    run.take_counts()
-    counters = {hook.site.key: hook.site.tally for hook in hooks}
-    opened = {key: counter.window() for key, counter in counters.items()}
-    closed = {key: counter.closed for key, counter in counters.items()}
-    return Window(opened, run.counter.window()), Window(closed, run.counter.closed)
+def _last_that_starts_with(prefix: str, names: Sequence[str]) -> int:
+    return max(i for i, name in enumerate(names) if name.startswith(prefix))

@@ -34,7 +34,8 @@ from ..selectors.index import Target
 from ..selectors.wrappers import bare_type
 from .board import Board, Observed
 from .counter import Counter, Norms, has_data
-from .run import Run, is_enabled
+from .run import Run
+from .scaler import is_enabled
 
 NOT_DENSE = "the gradient is not dense: build the layer without sparse=True"
 Rates: TypeAlias = Mapping[str, Any]

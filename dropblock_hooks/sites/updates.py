@@ -17,7 +17,9 @@ from ..regularizers.base import Now
 from ..regularizers.gradients import ClipGradNorm
 from ..selectors.wrappers import shard_refusal
 from .counter import JointCounts
-from .run import Run, as_factor, world_size
+from .processes import world_size
+from .run import Run
+from .scaler import as_factor
 from .site import NOT_DENSE, Rates, Site, name_site, regularize_grad
 
 _WRAPPED = ("_base_optimizer", "base_optimizer", "_optimizer", "original_optimizer", "optimizer")

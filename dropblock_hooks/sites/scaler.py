@@ -1,0 +1,52 @@
+"""The GradScaler of the training loop, which multiplies the loss, and its scale."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._torch import scale_tensor
+from ..functional.masks import wide_dtype
+
+_WRAPPED = ("_scaler", "scaler", "grad_scaler", "_precision", "precision_plugin", "accelerator")
+"""Where timm's NativeScaler, Lightning's precision plugins and trainers, accelerate's Accelerator
+and optimizers, Fabric and Transformers' Trainer keep theirs."""
+
+
+def checked_scaler(given: Any) -> Any:
+    """Return the scaler (an object with ``get_scale``) that is given or inside; or False or None.
+
+    A TypeError says what is allowed.
+    """
+    if given is False or given is None or callable(getattr(given, "get_scale", None)):
+        return given
+    for name in _WRAPPED:
+        if hasattr(given, name):
+            return checked_scaler(getattr(given, name))
+    raise TypeError(
+        f"grad_scaler must have get_scale(), got {type(given).__name__}: give the GradScaler "
+        "itself, or an object that holds it as .scaler; or False, if the loss is not scaled"
+    )
+
+
+def is_enabled(scaler: Any) -> bool:
+    """Return whether a scaler is there, and switched on."""
+    if not scaler:
+        return False
+    return bool(scaler.is_enabled()) if hasattr(scaler, "is_enabled") else True
+
+
+def loss_scale(scaler: Any, device: torch.device) -> float | Tensor:
+    """Return the number that the loss is multiplied by, without waiting for the device."""
+    if not is_enabled(scaler):
+        return 1.0
+    scale = scale_tensor(scaler)
+    return as_factor(scaler.get_scale() if scale is None else scale, device)
+
+
+def as_factor(scale: Any, device: torch.device) -> float | Tensor:
+    """Return the scale of a loss for gradients on a device; None stands for 1."""
+    if isinstance(scale, Tensor):
+        # wide, so that bound * scale fits; a copy, because the scaler changes its own in place
+        return scale.to(device, wide_dtype(device), copy=True, non_blocking=True).reshape(())
+    return 1.0 if scale is None else float(scale)
