@@ -1,4 +1,4 @@
-"""Findings: everything that is wrong or suspicious, in one type, and how it is reported."""
+"""Findings: one type for everything that is wrong or suspicious, and how it is reported."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -183,7 +183,7 @@ class WatchdogError(ComposedError, RuntimeError):
 
 
 def merged(findings: Iterable[Finding]) -> list[Finding]:
-    """One finding for each cause, with the sites of all findings that say the same."""
+    """Merge the findings that say the same about several sites."""
     by_cause: dict[tuple[str, str, str], Finding] = {}
     for finding in findings:
         cause = (finding.kind, finding.text, finding.cure)
@@ -195,7 +195,7 @@ def merged(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def grouped(findings: Iterable[Finding]) -> list[str]:
-    """A line for each cause."""
+    """Return the texts of the merged findings."""
     return [str(finding) for finding in merged(findings)]
 
 

@@ -10,7 +10,7 @@ from torch import nn
 from ..axes.facts import Facts, ModelFacts
 from ..axes.view import FIRST
 from ..checks import as_count
-from ..diagnosis.endings import tell_at_end_of_process
+from ..diagnosis.endings import remember_until_exit
 from ..diagnosis.first import ForwardChecks
 from ..observers.base import Observer
 from ..quoting import listed, quote
@@ -383,7 +383,7 @@ def install(
         hooks = [hook for _, hook in installed]
         run.model_hook = ModelHook(run, hooks, base, ForwardChecks())
         run.model_hook.put_on(base)
-        tell_at_end_of_process(run.model_hook)
+        remember_until_exit(run.model_hook)
     except BaseException:
         attachment.remove()
         raise

@@ -1,4 +1,4 @@
-"""The report of all sites, as a table; with several processes, of the sums of their counts."""
+"""The report of all sites as a table, also with the sums of the counts of several processes."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -174,7 +174,7 @@ def frozen_cell(row: Any) -> str:
 
 
 def entry_of(selector: str, row: Any) -> str | None:
-    """Return the spec entry and the class, which rows have in common that print as one line."""
+    """Return the spec entry and the class. Rows that share both may print as one line."""
     return None if row.aliases else f"{selector}/{row.site.rpartition('/')[2]}"
 
 

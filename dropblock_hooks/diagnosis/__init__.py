@@ -1,6 +1,6 @@
-"""What is wrong with an attachment, and why; reported as findings.
+"""Finds what is wrong with an attachment, and why.
 
-now        everything that is wrong now, for ``verify``; and what an epoch that ends has shown
+now        everything that is wrong now, for ``verify``, and faults of an epoch that ends
 first      what the first training forward of an epoch shows, such as a tensor without a batch axis
 idle       why a site did nothing: one function for each cause
 behind     layers that compiled code has almost stopped to call

@@ -1,4 +1,4 @@
-"""When the numbers of a `Watchdog` are judged, and the first cause of what is found."""
+"""Judges the numbers of a `Watchdog` when it looks, and finds the first cause of its findings."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -80,6 +80,7 @@ def _first_cause(findings: Sequence[Finding], sights: Sequence[Sight]) -> list[F
     last_calls = {sight.site.key: sight.watched.at for sight in sights}
 
     def order(finding: Finding) -> tuple[bool, int, int]:
+        """Sort by kind, then by the time of the last call."""
         time = last_calls[finding.sites[0]]
         in_backward = finding.kind in _OF_BACKWARD
         stage = in_backward + (finding.kind in _OF_BACKWARD[1:])  # a missing gradient comes first

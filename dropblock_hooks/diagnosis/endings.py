@@ -1,4 +1,4 @@
-"""Finds what is wrong with a training as a whole: rates that were always 0, no training forward.
+"""Finds what is wrong with a training as a whole, such as a rate that was always 0.
 
 These findings are reported when an attachment is removed, or when the process ends.
 """
@@ -23,22 +23,22 @@ from ..sites.run import Run
 from ..sites.site import Site
 from ..tables import counted
 
-_FEWEST = 10  # with fewer calls, somebody only tries something
+_FEWEST = 10  # fewer calls are a trial, not a training
 _MOST_TIMES = 1_000  # a schedule is evaluated at so many times
 
 
 _installed: WeakSet[ModelHook] = WeakSet()
-"""The hooks of all attachments. Those of copies are not in it, because copies may be averages."""
+"""The hooks of all attachments. Copies are not in it, because they may be averages of weights."""
 
 
-def tell_at_end_of_process(hook: ModelHook) -> None:
-    """Warn when the process ends, if a training script has forgotten something until then."""
+def remember_until_exit(hook: ModelHook) -> None:
+    """Remember an attachment, because a script may end without `remove` or ``verify``."""
     _installed.add(hook)
 
 
 @atexit.register
 def tell_at_exit() -> None:
-    """Warn of what was forgotten in the attachments that were not removed."""
+    """Warn of what a script has forgotten, for the attachments that it has not removed."""
     for model_hook in list(_installed):
         run = model_hook.run
         if run.installed and model_hook.model is not None:
@@ -47,7 +47,7 @@ def tell_at_exit() -> None:
 
 
 def find_forgotten(run: Run, sites: Sequence[Site]) -> list[Finding]:
-    """Find what somebody has forgotten, when a training has ended."""
+    """Find what the user has forgotten, when a training has ended."""
     return not_stepped(sites) or _find_at_end(run, sites)
 
 
@@ -85,7 +85,7 @@ def has_risen(rate: Any, t: float) -> bool:
 
 
 def not_stepped(sites: Iterable[Site]) -> list[Finding]:
-    """Find out whether schedules are moving and nobody has called ``step``: one finding or none."""
+    """Find out whether a schedule is moving and nobody has called ``step``."""
     for site in sites:
         if site.moves and site.counter.trained and not site.run.stepped:
             values = {"key": site.key, "rate": site.rate, "calls": site.calls}

@@ -1,4 +1,4 @@
-"""What the first training forward of a window shows, and the checks that a `ModelHook` runs."""
+"""Checks in forwards of the model, mostly in the first training forward of a window."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -45,7 +45,7 @@ class ForwardChecks:
         tell(findings, run.told)
 
     def new_alerts(self, hook: ModelHook, model: nn.Module, statistics: bool) -> list[Finding]:
-        """Return what a `Watchdog` finds; without `statistics`, only NaN and Inf."""
+        """Return the new findings of a `Watchdog`, without `statistics` those about NaN and Inf."""
         return new_alerts(model, hook.run, hook.hooks, statistics)
 
     def tell_alerts(self, hook: ModelHook, alerts: Sequence[Finding]) -> None:

@@ -1,4 +1,4 @@
-"""Why a site did nothing in a window: each cause is one function, and the first that holds counts.
+"""Why a site did nothing in a window: one function for each cause, of which the first counts.
 
 A cause takes the `IdleSite` and returns its `Cause` from ``messages``, or None if it does not hold.
 """
@@ -134,7 +134,7 @@ def _idle_site(site: IdleSite) -> Finding | None:
 
 
 def _what_is_missing(site: IdleSite) -> Message:
-    """Return what is missing: a call, a call in training mode, or an action in a call."""
+    """Return the message about a missing call, call in training mode, or action in a call."""
     if not site.misses_call:
         return messages.NEVER_ACTIVE
     if site.hook.by_call:

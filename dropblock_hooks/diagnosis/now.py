@@ -1,4 +1,4 @@
-"""Everything that is wrong now, for ``Attachment.verify``; and what an epoch has shown."""
+"""Finds everything that is wrong now, and what is wrong with an epoch that ends."""
 
 import math
 from collections.abc import Iterable, Sequence

@@ -27,7 +27,7 @@ def judge_statistics(base: nn.Module, clock: Clock, sights: list[Sight]) -> Iter
 
 
 class _Norms(NamedTuple):
-    """The mean gradient norms of layers, of which the first quarter and the last are compared."""
+    """The mean gradient norms of the first quarter and of the last quarter of the layers."""
 
     layers: list[Sight]  # in the order of their last calls
     first: list[float]

@@ -1,4 +1,4 @@
-"""The hook of the model: it counts forwards, and has the sites checked when a check is due."""
+"""The hook of the model, which counts forwards and runs the checks that are due."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class Checks(Protocol):
         """Report schedules that nobody steps, after several evaluations."""
 
     def check_first(self, hook: ModelHook, model: nn.Module, inputs: Any) -> None:
-        """Report what the first training forward of a window shows."""
+        """Report the faults that the first training forward of a window shows."""
 
     def new_alerts(self, hook: ModelHook, model: nn.Module, statistics: bool) -> list[Finding]:
-        """Return what a `Watchdog` finds; without `statistics`, only NaN and Inf."""
+        """Return the new findings of a `Watchdog`, without `statistics` those about NaN and Inf."""
 
     def tell_alerts(self, hook: ModelHook, alerts: Sequence[Finding]) -> None:
-        """Report what a `Watchdog` has found."""
+        """Report the findings of a `Watchdog`."""
 
 
 class ModelHook:
