@@ -1,4 +1,4 @@
-"""The texts of all findings, in one table. docs/troubleshooting.md explains each of them.
+"""The texts of all findings and warnings, in one table. docs/troubleshooting.md explains each.
 
 A name in braces is replaced by a value. A finding says what happened, and its cure what to do.
 """
@@ -340,4 +340,42 @@ NO_GRADIENT = Message(
     "no gradient, or only zeros, reached it in {calls} measured calls",
     "Look behind it for a detach(), no_grad(), a mask, dead units, or a branch without loss; a "
     "layer that the model never calls can be removed",
+)
+
+# warnings without a kind
+
+STEP_IN_BACKWARD = (
+    "step() was called during a backward: activation checkpoints that are recomputed after it use "
+    "the new rates, and their gradients are wrong; call step() after backward()"
+)
+NO_SITE_OF_STATE = "the state has none of these sites, so only its epoch is restored"
+NO_STATE_OF_CALLBACK = (
+    "the checkpoint has no state of Regularize, because it was written without it: counts begin "
+    "anew, and rates follow the time of the trainer"
+)
+NO_STATE_IN_FILE = (
+    "{file} has no state of an Attachment, because it was written without one: counts begin anew, "
+    "and rates follow attached.step(epoch)"
+)
+FINDER_WITHOUT_CALLBACK = (
+    "{finder} searches without other callbacks, so without these regularizers: to search with "
+    "them, call attach(module, spec) before, and remove() after it"
+)
+SAMPLE_CALLED_NO_LAYER = (
+    "the {n} forwards called no layer of {sites}: are these layers used in evaluation?"
+)
+EMPTY_MAP = (
+    "no place at layer {layer} speaks for the target in image {images}: the weighted sum is "
+    "nowhere positive, and the map is all zeros"
+)
+_SEVERAL_KERNELS = (
+    "so regularizers on a GPU start several kernels where one would do. Install {triton}. Set "
+    "DROPBLOCK_HOOKS_TRITON=0 to use torch operations without this warning"
+)
+NO_TRITON = "Triton can't be imported ({error}), " + _SEVERAL_KERNELS
+OLD_TRITON = "triton {version} is older than {oldest}, " + _SEVERAL_KERNELS
+KERNEL_FAILED = (
+    "the Triton kernel {kernel} can't be used here ({error}), so regularizers on a GPU use torch "
+    "operations, which start more kernels. Set DROPBLOCK_HOOKS_TRITON=0 to use them without this "
+    "warning"
 )

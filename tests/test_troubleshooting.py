@@ -1,8 +1,8 @@
 """docs/troubleshooting.md and the messages of the package agree.
 
-The texts of findings are the table ``dropblock_hooks.messages``. The page has each of them in bold,
-with "…" for a value, in the section of its kind. Other messages of the page (problems of a spec,
-warnings without a kind and errors) must be somewhere in the source.
+The texts of findings and warnings are the table ``dropblock_hooks.messages``. The page has each of
+them in bold, with "…" for a value, in the section of its kind. Other messages of the page (problems
+of a spec and errors) must be somewhere in the source.
 """
 
 import re
@@ -18,6 +18,11 @@ PACKAGE = Path(dropblock_hooks.__file__).parent
 PAGE = (Path(__file__).parents[1] / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
 
 TABLE = {name: value for name, value in vars(messages).items() if isinstance(value, Message)}
+WARNINGS = {
+    name: value
+    for name, value in vars(messages).items()
+    if isinstance(value, str) and name[0].isalpha() and name != "WITH_EFFECTS"
+}
 CAUSES = {name: value for name, value in vars(messages).items() if isinstance(value, Cause)}
 
 
@@ -52,9 +57,15 @@ def test_each_cause_is_on_the_page(name):
     assert without_values(CAUSES[name].why) in sections()["Causes"]
 
 
+@pytest.mark.parametrize("name", WARNINGS)
+def test_each_warning_is_on_the_page(name):
+    assert without_values(WARNINGS[name]) in sections()["Warnings without a kind"]
+
+
 def test_each_message_of_the_page_is_in_the_package():
     in_table = {without_values(message.text) for message in TABLE.values()}
     in_table |= {without_values(cause.why) for cause in CAUSES.values()}
+    in_table |= set(map(without_values, WARNINGS.values()))
 
     source = " ".join(path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py"))
     source = plain(re.sub(r'"\s+f?"', "", source))  # strings that Python joins

@@ -168,7 +168,7 @@ def check(state: Any, sites: Sequence[Site], run: Run, strict: bool) -> Saved:
         lines = "\n".join(different)
         raise ValueError(f"the state is of another spec (strict=False takes what fits):\n{lines}")
     if here and here.keys().isdisjoint(saved.regularizers):
-        warn("the state has none of these sites, so only its epoch is restored")
+        warn(messages.NO_SITE_OF_STATE)
     return saved
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
+from .. import messages
 from .._torch import children_of, tree_leaves
 from ..checks import check_option
 from ..planning.dry_run import Arguments, arguments_of, shape_of, with_graph
@@ -197,10 +198,7 @@ def _warn_of_empty_maps(raw: Tensor, layer: str) -> None:
     """Warn of the images whose map is all zeros."""
     empty = [str(i) for i, image_map in enumerate(raw) if not bool(image_map.any())]
     if empty:
-        warn(
-            f"no place at layer {quote(layer)} speaks for the target in image "
-            f"{listed(empty, 5)}: the weighted sum is nowhere positive, and the map is all zeros"
-        )
+        warn(messages.EMPTY_MAP.format(layer=quote(layer), images=listed(empty, 5)))
 
 
 def _scaled_to_1(raw: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from .. import messages
 from ..attach import attachments
 from ..checks import as_count
 from ..planning.dry_run import arguments_of
@@ -91,7 +92,7 @@ def sample(
     are_counted = sum(site.calls for site in acting) != calls_before
     if not are_counted and bool((samples == samples[:1]).all()):
         keys = listed([site.key for site in acting], 3)
-        warn(f"the {n} forwards called no layer of {keys}: are these layers used in evaluation?")
+        warn(messages.SAMPLE_CALLED_NO_LAYER.format(n=n, sites=keys))
     return Sampled(mean, std, samples)
 
 

@@ -71,11 +71,7 @@ def find_before_step(
 ) -> list[Finding]:
     """Find the faults to report when the time moves to `t`, which may close the window."""
     if graph_task() != NO_TASK:
-        warn(
-            "step() was called during a backward: activation checkpoints that are recomputed "
-            "after it use the new rates, and their gradients are wrong; call step() after "
-            "backward()"
-        )
+        warn(messages.STEP_IN_BACKWARD)
     if not run.installed:
         return [messages.REMOVED.finding(epoch=run.epoch)]
     epochs = math.floor(t) - math.floor(run.epoch)

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import nn
 
+from .. import messages
 from ..attach import attach
 from ..attachment.attachment import Attachment
 from ..checks import check_option
@@ -86,10 +87,7 @@ class TrainerDriver:
             raise
 
         if resumed and self._loaded is None:
-            warn(
-                "the checkpoint has no state of Regularize, because it was written without it: "
-                "counts begin anew, and rates follow the time of the trainer"
-            )
+            warn(messages.NO_STATE_OF_CALLBACK)
         self._loaded = None
         self._batch = 0
         return attached

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from .. import messages
 from ..checks import as_count
 from ..warn import warn
 from .driver import TrainerDriver
@@ -105,10 +106,7 @@ class Regularize(Callback, TrainerDriver):  # type: ignore[misc]  # of a skipped
         for callback in trainer.callbacks:
             kinds |= {kind.__name__ for kind in type(callback).__mro__}
         for finder in kinds & {"LearningRateFinder", "BatchSizeFinder"}:
-            warn(
-                f"{finder} searches without other callbacks, so without these regularizers: "
-                "to search with them, call attach(module, spec) before, and remove() after it"
-            )
+            warn(messages.FINDER_WITHOUT_CALLBACK.format(finder=finder))
 
     def on_fit_start(self, trainer: Any, module: Any) -> None:
         """Restore the random state, because the loader will draw its order from it."""

@@ -5,6 +5,7 @@ from typing import Any
 
 from timm.utils.checkpoint_saver import load_checkpoint_metadata
 
+from .. import messages
 from ..attachment.attachment import Attachment
 from ..warn import warn
 
@@ -45,10 +46,7 @@ def keep_in_checkpoints(
         if _KEY in saved:
             attached.load_state_dict(saved[_KEY], strict)
         else:
-            warn(
-                f"{resume} has no state of an Attachment, because it was written without one: "
-                "counts begin anew, and rates follow attached.step(epoch)"
-            )
+            warn(messages.NO_STATE_IN_FILE.format(file=resume))
 
     if loss_scaler is not None:
         attached.grad_scaler = loss_scaler

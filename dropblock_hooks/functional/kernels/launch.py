@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from ... import messages
 from ..._torch import is_tracing, transforming
 from ...warn import warn
 
@@ -60,16 +61,15 @@ def is_available() -> bool:
     """Whether Triton is switched on, installed and new enough. A warning tells what is missing."""
     if os.environ.get(SWITCH) == "0":
         return False
-    several = "so regularizers on a GPU start several kernels where one would do. Install triton"
-    how = "Set DROPBLOCK_HOOKS_TRITON=0 to use torch operations without this warning"
     try:
         version = str(importlib.import_module("triton").__version__)
     except ImportError as error:
-        warn(f"Triton can't be imported ({error}), {several}. {how}")
+        warn(messages.NO_TRITON.format(error=error, triton="triton"))
         return False
     if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
         oldest = ".".join(map(str, OLDEST))
-        warn(f"triton {version} is older than {oldest}, {several}>={oldest}. {how}")
+        newer = f"triton>={oldest}"
+        warn(messages.OLD_TRITON.format(version=version, oldest=oldest, triton=newer))
         return False
     return True
 
@@ -102,12 +102,8 @@ def _give_up(kernel: Any, error: Exception) -> None:
     if _failed:
         return
     _failed = True
-    warn(
-        f"the Triton kernel {kernel.__name__} can't be used here "
-        f"({type(error).__name__}: {str(error)[:500]}), so regularizers on a GPU use torch "
-        "operations, which start more kernels. Set DROPBLOCK_HOOKS_TRITON=0 to use them without "
-        "this warning"
-    )
+    reason = f"{type(error).__name__}: {str(error)[:500]}"
+    warn(messages.KERNEL_FAILED.format(kernel=kernel.__name__, error=reason))
 
 
 def or_else(fast: Callable[[], Result], dense: Callable[[], Result]) -> Result:
