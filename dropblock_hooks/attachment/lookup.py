@@ -96,8 +96,12 @@ def _matched_names(selector: str | Select, index: Index) -> tuple[set[str], str]
 
 def _in_model_order(sites: Sequence[Site], index: Index) -> tuple[Site, ...]:
     """Sort sites by their layers; those of layers that are not in the model come last."""
-    order = {name: i for i, name in enumerate(index.modules)}
-    return tuple(sorted(sites, key=lambda site: order.get(site.owner, len(order))))
+    positions = {name: position for position, name in enumerate(index.modules)}
+
+    def position_of(site: Site) -> int:
+        return positions.get(site.owner, len(positions))
+
+    return tuple(sorted(sites, key=position_of))
 
 
 def captures(which: Any, meant: Sequence[Site]) -> dict[str, list[Record]]:
@@ -210,8 +214,10 @@ def _suggested(site: Site, share: float) -> Iterator[Suggestion]:
         reason = f"no bound has this share beyond it: {1 - share:.4g} of the norms are 0"
 
     rounded = float(f"{bound or 0.0:.4g}")
-    bounds = site.regularizer.bounds
-    proposals = {name: sign * rounded for name, sign in bounds.items() if name in site.values}
+    proposals = {}
+    for name, sign in site.regularizer.bounds.items():
+        if name in site.values:
+            proposals[name] = sign * rounded
     arguments = ", ".join(f"{name}={value!r}" for name, value in proposals.items())
     call = f"attached.set({site.key!r}, {arguments})"
     for name, value in proposals.items():

@@ -392,7 +392,8 @@ def install(
 
 def _watch_maps(base: nn.Module, placements: list[Placement], run: Run) -> None:
     """Keep the sizes of maps, if a regularizer acts on maps, or on tokens that were maps."""
-    facts = [p.facts or Facts() for p in placements if (p.regularizer.spatial or 0) > 1]
-    if facts:
+    of_maps = [p for p in placements if (p.regularizer.spatial or 0) > 1]
+    if of_maps:
+        facts = [p.facts or Facts() for p in of_maps]
         only_maps = all((fact.own or fact.inside) == FIRST for fact in facts)
         run.grids.watch(base, only_maps)

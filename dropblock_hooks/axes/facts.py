@@ -80,11 +80,15 @@ class Surroundings:
         self._positions = {leaf: position for position, leaf in enumerate(leaves)}
         self._sides = [kind_of(leaf) for leaf in leaves]
 
-        widths: dict[str, set[int]] = {FIRST: set(), LAST: set(), "": set()}
+        first_widths: set[int] = set()
+        last_widths: set[int] = set()
         for leaf, side in zip(leaves, self._sides, strict=True):
-            widths[side] |= _widths(leaf)
-        self.first_widths = frozenset(widths[FIRST])
-        self.last_widths = frozenset(widths[LAST])
+            if side == FIRST:
+                first_widths |= _widths(leaf)
+            elif side == LAST:
+                last_widths |= _widths(leaf)
+        self.first_widths = frozenset(first_widths)
+        self.last_widths = frozenset(last_widths)
         self.reorders = any(_MAY_REORDER.search(type(m).__name__) for m in modules)
 
     def around(self, module: nn.Module) -> str:
@@ -108,8 +112,7 @@ class ModelFacts:
         self._stages = stage_channels(index)
         self._inner: dict[nn.Module, tuple[str, tuple[int, ...]]] = {}  # layers share ancestors
 
-        second = (type(m).__name__ for m in modules if getattr(m, "batch_first", None) is False)
-        self._samples_second = next(second, "")
+        self._samples_second = _first_with_samples_second(modules)
         self._prefixes = tuple(sorted({0, *map(_prefix, modules)}))
         norms = [module for module in modules if _NORM_LAST.search(type(module).__name__)]
         self._norms_last = any(kind_of(norm) != FIRST for norm in norms)
@@ -158,9 +161,11 @@ class ModelFacts:
 
     def _lineage(self, name: str) -> list[nn.Module]:
         """Return a module and its ancestors, up to the model."""
-        parts = name.split(".")
-        names = [".".join(parts[:n]) for n in range(len(parts), -1, -1)]
-        return [self._targets[name].module for name in names]
+        lineage = [self._targets[name].module]
+        while name:
+            name = name.rpartition(".")[0]
+            lineage.append(self._targets[name].module)
+        return lineage
 
     def _inside_of_nearest(self, lineage: list[nn.Module]) -> tuple[str, tuple[int, ...]]:
         """Return the answer of `_inside` for the first of these modules that has one."""
@@ -190,6 +195,14 @@ class ModelFacts:
         return self._inner[module]
 
 
+def _first_with_samples_second(modules: Sequence[nn.Module]) -> str:
+    """Return the class of the first layer with ``batch_first=False``; "" without one."""
+    for module in modules:
+        if getattr(module, "batch_first", None) is False:
+            return type(module).__name__
+    return ""
+
+
 def kind_of(module: Any) -> str:
     """Return `FIRST` or `LAST` if the type of a layer says where its channels are; else ""."""
     if isinstance(module, nn.GroupNorm | nn.SyncBatchNorm) or _rank(module):
@@ -216,8 +229,10 @@ def _rank(module: nn.Module) -> int:
 
 def _widths(module: Any) -> set[int]:
     """Return the numbers of input and output channels that a layer holds."""
-    values = [value for name, value in vars(module).items() if _WIDTH.fullmatch(name)]
-    values += getattr(module, "normalized_shape", None) or ()
+    values: list[Any] = list(getattr(module, "normalized_shape", None) or ())
+    for name, value in vars(module).items():
+        if _WIDTH.fullmatch(name):
+            values.append(value)
     return {width for width in values if isinstance(width, int) and width}  # lazy layers have 0
 
 
@@ -252,5 +267,6 @@ def _prefix(module: nn.Module) -> int:
     for name, parameter in parameters_of(module).items():
         match = _PREFIX.match(name)
         if match and parameter is not None:
-            tokens[match.group()] = parameter.shape[-2] if parameter.ndim > 1 else 1
+            branch = match.group()
+            tokens[branch] = parameter.shape[-2] if parameter.ndim > 1 else 1
     return sum(tokens.values())

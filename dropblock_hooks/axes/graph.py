@@ -90,9 +90,11 @@ def _side(node: Any, shape: tuple[int, ...], axes: _Axes) -> str:
 
     # the channels are the axis that the operation names, or the only one beside its spatial axes
     is_map = len(axes) > 3
-    if axes[1:2] == (channels,) or (is_map and spatial.issuperset(axes[2:])):
+    rest_if_first = axes[2:]
+    if axes[1:2] == (channels,) or (is_map and spatial.issuperset(rest_if_first)):
         return FIRST
-    if axes[-1:] == (channels,) or (is_map and spatial.issuperset(axes[1:-1])):
+    rest_if_last = axes[1:-1]
+    if axes[-1:] == (channels,) or (is_map and spatial.issuperset(rest_if_last)):
         return LAST
     return ""
 

@@ -196,7 +196,10 @@ def _first_map(
 
 def _warn_of_empty_maps(raw: Tensor, layer: str) -> None:
     """Warn of the images whose map is all zeros."""
-    empty = [str(i) for i, image_map in enumerate(raw) if not bool(image_map.any())]
+    empty = []
+    for number, image_map in enumerate(raw):
+        if not bool(image_map.any()):
+            empty.append(str(number))
     if empty:
         warn(messages.EMPTY_MAP.format(layer=quote(layer), images=listed(empty, 5)))
 
@@ -221,9 +224,8 @@ def default_layers(index: Index, forward: Callable[[], Any]) -> list[str]:
         output = forward()
 
     shapes = _shapes_by_call(index, calls)
-    norms = [
-        name for name, shape in shapes.items() if len(shape) == 3 and "Norm" in _kind(index, name)
-    ]
+    of_tokens = [name for name, shape in shapes.items() if len(shape) == 3]
+    norms = [name for name in of_tokens if "Norm" in _class_name(index, name)]
 
     candidates = list(stage_channels(index))[-1:]  # none if the model declares no stages
     candidates += [name for name in reversed(shapes) if _may_have_features(index, name)]
@@ -235,7 +237,8 @@ def default_layers(index: Index, forward: Callable[[], Any]) -> list[str]:
         if name in shapes:
             layers.append(name)
 
-    returned = {tuple(x.shape[:2]) for x in tree_leaves(output) if getattr(x, "ndim", 0) == 4}
+    maps = [x for x in tree_leaves(output) if getattr(x, "ndim", 0) == 4]
+    returned = {tuple(x.shape[:2]) for x in maps}
     layers.sort(key=lambda name: shapes[name][:2] in returned)
     without_repeats = list(dict.fromkeys(layers))
     return without_repeats[:_TRIES]
@@ -248,7 +251,7 @@ def _shapes_by_call(index: Index, calls: Mapping[str, LayerCalls]) -> dict[str, 
     return {name: calls[name].shape for name in names if _has_places(calls[name].shape)}
 
 
-def _kind(index: Index, name: str) -> str:
+def _class_name(index: Index, name: str) -> str:
     """Return the name of the class of a layer."""
     return type(index.modules[name].module).__name__
 
@@ -256,7 +259,7 @@ def _kind(index: Index, name: str) -> str:
 def _may_have_features(index: Index, name: str) -> bool:
     """Return whether a layer has layers inside, or is no norm, pooling or other such operation."""
     has_children = bool(children_of(index.modules[name].module))
-    return has_children or not _NO_FEATURES.search(_kind(index, name))
+    return has_children or not _NO_FEATURES.search(_class_name(index, name))
 
 
 def _norms_of_last_block(layer: str, norms: list[str]) -> list[str]:

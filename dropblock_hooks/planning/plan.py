@@ -226,7 +226,8 @@ def _run(
     rows: list[PlanRow] = []
     findings: list[Finding] = []
     for trial, placement in zip(trials, placements, strict=True):
-        shape = trial.shapes[-1] if trial.shapes else layers[placement.target.owner].shape
+        calls_of_layer = layers[placement.target.owner]
+        shape = trial.shapes[-1] if trial.shapes else calls_of_layer.shape
         row = _row(placement, trial.hook.site, shape, trial.error)
         rows.append(row)
         findings += _faults(trial, copied_base, window)

@@ -109,8 +109,9 @@ def _is_residual(output: Node | None, source: Node | None) -> bool:
     for node in stream - {source}:
         if _SUM.match(node.name()):
             terms = [term for term, _ in node.next_functions if term]
+            depend = [source in _made_from(term, {source}) for term in terms]
             # both terms depend on the input: a bias or a position embedding is no branch
-            if len(terms) > 1 and all(source in _made_from(term, {source}) for term in terms):
+            if len(terms) > 1 and all(depend):
                 return True
     return False
 
