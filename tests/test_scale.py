@@ -25,7 +25,6 @@ from dropblock_hooks import (
     layers,
     plan,
 )
-from dropblock_hooks.selectors.index import Index
 from tests.cases import rest_slow
 
 WAYS = {
@@ -175,15 +174,14 @@ def test_functions_called_in_a_forward(regularizer, training, most):
     ],
     ids=["attach", "attach with an example", "plan", "builtin", "layers", "capture"],
 )
-def test_a_model_is_indexed_once(use, monkeypatch):
-    indexed = []
-    begin = Index.__init__
-
-    def count(self, *arguments):
-        indexed.append(self)
-        begin(self, *arguments)
-
-    monkeypatch.setattr(Index, "__init__", count)
+def test_a_model_is_indexed_once(use):
     model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 2))
-    use(model, {"1": Retune(0.1), "0": Dropout(0.1), "param:*.weight": ClampGrad(-1)})
-    assert len(indexed) == 1
+    spec = {"1": Retune(0.1), "0": Dropout(0.1), "param:*.weight": ClampGrad(-1)}
+    indexed = 0
+
+    def see(frame, event, argument):
+        nonlocal indexed
+        indexed += event == "call" and frame.f_code.co_qualname == "Index.__init__"
+
+    profiled(lambda: use(model, spec), see)
+    assert indexed == 1

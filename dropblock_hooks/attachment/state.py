@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Self
 
 import torch
 
+from .. import messages
 from ..checks import NON_NEGATIVE, as_number
 from ..observers.base import Watch
 from ..quoting import listed

@@ -21,7 +21,6 @@ from ..selectors.dropouts import is_read_above, rate_attribute, reads_own, unit_
 from ..selectors.index import Index, Target
 from ..selectors.kinds import rates_in
 from ..selectors.select import Select, Selector, match
-from ..selectors.wrappers import bare_type
 from ..sites.hooks import hooks_on
 from ..specs.spec import Spec
 from ..tables import Columns, Table, counted, named, range_of, ranged
@@ -56,7 +55,7 @@ class Builtin(Table[BuiltinRow]):
     def __init__(self, index: Index) -> None:
         self._index = index
         rows = list(rates_of(index))
-        title = f"{counted(len(rows), 'rate')} in {bare_type(index.model).__name__}"
+        title = f"{counted(len(rows), 'rate')} in {index.model_type}"
         super().__init__(rows, _COLUMNS, title)
 
     def spec(self, p: Any = None) -> Spec:
@@ -120,9 +119,8 @@ def builtin(model: nn.Module, *, root: str = "") -> Builtin:
 def rates_of(index: Index) -> Iterator[BuiltinRow]:
     """Yield the rates of the dropout layers and modules of a model, in the order of its modules."""
     for target in dict.fromkeys(index.modules.values()):
-        class_name = bare_type(target.module).__name__
         # layers other than dropouts may mean something else by `p`
-        is_dropout = unit_of_layer(class_name) and not children_of(target.module)
+        is_dropout = unit_of_layer(target.type_name) and not children_of(target.module)
         attribute = rate_attribute(target.module) if is_dropout else None
         if attribute:
             yield _row_of_layer(target, attribute)
@@ -174,7 +172,7 @@ def _row(
 
     return BuiltinRow(
         name=name,
-        type=bare_type(module).__name__,
+        type=target.type_name,
         attribute=attribute,
         rate=float(rate),
         on=rate > 0 and module.training and is_read,

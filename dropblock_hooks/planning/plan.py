@@ -22,7 +22,6 @@ from ..findings import Finding, Kind, Severity, merged
 from ..regularizers.base import Regularizer, rate_range
 from ..regularizers.foreign import held_rate
 from ..selectors.index import Index
-from ..selectors.wrappers import bare_type
 from ..sites.counter import Snapshot
 from ..sites.hooks import SiteHook
 from ..sites.run import Run
@@ -151,7 +150,7 @@ def plan_placements(
             rows.append(_row(placement, site, ran=False))
 
     doubled = find_doubled(index, placements)
-    title = f"{counted(len(placements), 'site')} on {bare_type(index.model).__name__}"
+    title = f"{counted(len(placements), 'site')} on {index.model_type}"
     return Plan(rows, title, [*findings, *of_run, *doubled])
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 from ..selectors.index import Index
-from ..selectors.wrappers import bare_type, named_modules
+from ..selectors.wrappers import named_modules
 from ..tables import Table, named
 from .dry_run import Arguments, dry_run, shape_of
 
@@ -179,7 +179,7 @@ def layers(model: nn.Module, example_input: Any = None) -> Table[LayerRow]:
         if name == target.name:
             row = LayerRow(
                 name=name,
-                type=bare_type(target.module).__name__,
+                type=target.type_name,
                 parameters=sum(x.numel() for x in target.module.parameters()),
                 aliases=target.aliases,
                 shape=calls[name].shape if calls else None,

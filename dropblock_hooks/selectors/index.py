@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from .kinds import KINDS, LAYER, TargetKind
-from .wrappers import named_modules, submodule, unwrap
+from .wrappers import bare_type, named_modules, submodule, unwrap
 
 
 class NoMatchError(ValueError):
@@ -36,6 +36,11 @@ class Target:
     def owner(self) -> str:
         """The name of the module."""
         return self.name if self.kind.is_layer else self.name.rpartition(".")[0]
+
+    @property
+    def type_name(self) -> str:
+        """The name of the class of the module."""
+        return bare_type(self.module).__name__
 
     @property
     def value(self) -> Any:
@@ -80,6 +85,11 @@ class Index:
             self.modules |= dict.fromkeys(names, target)
 
         self._tables = {LAYER: self.modules}
+
+    @property
+    def model_type(self) -> str:
+        """The name of the class of the model."""
+        return self.modules[""].type_name
 
     def table(self, kind: TargetKind) -> dict[str, Target]:
         """Return the targets of a kind, by name."""

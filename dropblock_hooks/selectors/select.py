@@ -14,7 +14,6 @@ from ..registry import brief
 from .index import Index, NoMatchError, Target
 from .kinds import KINDS
 from .stages import stage_target
-from .wrappers import bare_type
 
 ROOT = "."  # the selector of the model itself, whose name is empty
 _OF_LAYERS = ("re", "type", "stage", "stride")  # the prefixes of selectors of layers
@@ -125,7 +124,7 @@ def _named(text: str, index: Index, as_exclude: bool = False) -> list[Target]:
         target for target in matches if not target.kind.is_layer or _has_forward(target.module)
     ]
     if not called:
-        class_name = bare_type(matches[0].module).__name__
+        class_name = matches[0].type_name
         inside = "*" if text == ROOT else f"{text}.*"
         raise NoMatchError(
             f"{quote(text)} is a {class_name}, which is never called "
@@ -172,7 +171,7 @@ def _hint(text: str, index: Index) -> str:
         near = closest(prefix, prefixes)
         return f": unknown prefix {label(prefix)}:{near}; prefixes: {', '.join(prefixes)}"
 
-    known = [f"type:{bare_type(target.module).__name__}" for target in index.modules.values()]
+    known = [f"type:{target.type_name}" for target in index.modules.values()]
     for kind in KINDS.values():
         before = f"{kind.prefix}:" if kind.prefix else ""
         for name in filter(None, index.table(kind)):

@@ -31,7 +31,6 @@ from ..quoting import add_note
 from ..regularizers.base import Now, Regularizer
 from ..schedules import is_moving
 from ..selectors.index import Target
-from ..selectors.wrappers import bare_type
 from .board import Board, Observed
 from .counter import Counter, Norms, has_data
 from .run import Run
@@ -81,7 +80,7 @@ class Site:
         self.name = target.name
         self.owner = target.owner
         self.aliases = target.aliases
-        self.module_type = bare_type(target.module).__name__
+        self.module_type = target.type_name
         self.at: str = item.at if target.kind.is_layer else target.kind.noun
         self.reader = Reader(item, facts, run.grids)
         self.order = 0  # the number of the site in the attachment
