@@ -8,27 +8,31 @@ from .registry import text
 
 
 def shorten(line: str, limit: int = 200) -> str:
-    """`line`, without its middle if it is longer than `limit`: ``layer…conv2``."""
+    """Leave out the middle of a line that is longer than `limit`: ``layer…conv2``."""
     if len(line) <= limit:
         return line
+
+    length_of_end = (limit - 1) // 2
     start = line[: limit // 2]
-    end = line[len(line) - (limit - 1) // 2 :]
+    end = line[len(line) - length_of_end :]
     return f"{start}…{end}"
 
 
 def quote(value: Any, limit: int = 200) -> str:
-    """The repr of a value in at most `limit` characters."""
-    return shorten(" ".join(text(value).split()), limit)
+    """Return the repr of a value in one line of at most `limit` characters."""
+    words = text(value).split()
+    return shorten(" ".join(words), limit)
 
 
 def shown(value: Any) -> str:
-    """A value with its type; of a text like a number also this number: ``'7' (str; ...)``."""
+    """Return a value with its type, and with the number that a text looks like."""
     hint = _number_hint(value) if isinstance(value, str) else ""
-    return f"{quote(value, 100)} ({kind_of(value)}{hint})"
+    quoted = quote(value, 100)
+    return f"{quoted} ({kind_of(value)}{hint})"
 
 
 def _number_hint(value: str) -> str:
-    """The advice to write a number instead of a text that looks like one."""
+    """Return the advice to write a number instead of a text that looks like one."""
     try:
         number = float(value)
     except ValueError:
@@ -36,12 +40,13 @@ def _number_hint(value: str) -> str:
 
     if not math.isfinite(number):
         return ""
-    is_integer = value.strip().isdigit()
-    return f"; that is text, write {int(number) if is_integer else number}"
+    if value.strip().isdigit():
+        number = int(number)
+    return f"; that is text, write {number}"
 
 
 def label(name: str, limit: int = 100) -> str:
-    """A name, shortened to `limit` characters, with escapes for those that do not print."""
+    """Shorten a name to `limit` characters, with escapes for those that do not print."""
     short = shorten(name, limit)
     if short.isprintable():
         return short
@@ -49,30 +54,40 @@ def label(name: str, limit: int = 100) -> str:
 
 
 def listed(names: Iterable[str], most: int) -> str:
-    """The first different names and the number of others; the root is a dot."""
+    """List the first different names and the number of others; the root is a dot."""
     different = list(dict.fromkeys(names))
-    first = ", ".join(label(name) or "." for name in different[:most])
+    labels = [label(name) or "." for name in different[:most]]
+    first = ", ".join(labels)
+
     others = len(different) - most
-    return f"{first} and {others} more" if others > 0 else first
+    if others <= 0:
+        return first
+    return f"{first} and {others} more"
 
 
 def kind_of(value: Any) -> str:
-    """The name of the value's class."""
+    """Return the name of the class of a value."""
     return type(value).__name__
 
 
 def add_note(error: Exception, note: object) -> None:
     """Put a text below the message of an error, once."""
-    if str(note) not in getattr(error, "__notes__", ()):
-        error.add_note(str(note))
+    line = str(note)
+    notes = getattr(error, "__notes__", ())
+    if line not in notes:
+        error.add_note(line)
 
 
 def described(error: BaseException) -> str:
-    """The class, the message and the notes of an error, in one line."""
-    parts = [str(error), *getattr(error, "__notes__", [])]
-    message = "; ".join(part for part in parts if part)
-    line = shorten(" ".join(message.split()))
-    return f"{kind_of(error)}: {line}" if line else kind_of(error)
+    """Return the class, the message and the notes of an error, in one line."""
+    notes = getattr(error, "__notes__", [])
+    parts = [part for part in (str(error), *notes) if part]
+    words = "; ".join(parts).split()
+    if not words:
+        return kind_of(error)
+
+    line = shorten(" ".join(words))
+    return f"{kind_of(error)}: {line}"
 
 
 class ComposedError(Exception):

@@ -39,29 +39,41 @@ def register(cls: type | None = None, /, *, name: str | None = None) -> Any:
     has_method = hasattr(cls, "apply") or hasattr(cls, "span")
     if not isinstance(cls, type) or not has_method:
         raise TypeError(f"register takes a subclass of Regularizer or Schedule, got {cls!r}")
-    if "__dataclass_params__" not in vars(cls):
-        cls = dataclass(frozen=True, repr=False)(cls)
-    elif not vars(cls)["__dataclass_params__"].frozen:
+
+    parameters = vars(cls).get("__dataclass_params__")
+    if parameters is None:
+        make_frozen = dataclass(frozen=True, repr=False)
+        cls = make_frozen(cls)
+    elif not parameters.frozen:
         raise TypeError(f"{cls.__name__} must be a frozen dataclass: @dataclass(frozen=True)")
 
     name = name or cls.__name__
     other = _CLASSES.get(name, cls)
-    if (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
-        raise ValueError(f"the name {name!r} is taken by {other.__module__}.{other.__qualname__}")
+    if _path_of(other) != _path_of(cls):
+        raise ValueError(f"the name {name!r} is taken by {_path_of(other)}")
 
     _CLASSES[name] = cls
     _NAMES[cls] = name
     return cls
 
 
+def _path_of(cls: type) -> str:
+    """Return the module and the name of a class, which stay the same when it is defined again."""
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
 def check_fields(cls: type) -> None:
     """Raise TypeError for fields without the decorator that makes them fields."""
     if "__dataclass_params__" in vars(cls):
         return
-    hints = inspect.get_annotations(cls)
-    names = sorted(name for name, hint in hints.items() if "ClassVar" not in str(hint))
+
+    names = []
+    for name, hint in inspect.get_annotations(cls).items():
+        if "ClassVar" not in str(hint):
+            names.append(name)
     if names:
-        raise TypeError(f"{cls.__name__} has fields ({', '.join(names)}): put @register above it")
+        fields_ = ", ".join(sorted(names))
+        raise TypeError(f"{cls.__name__} has fields ({fields_}): put @register above it")
 
 
 def store(frozen: object, /, **values: Any) -> None:
@@ -71,35 +83,42 @@ def store(frozen: object, /, **values: Any) -> None:
 
 
 def registered(base: type[_T]) -> dict[str, type[_T]]:
-    """The registered subclasses of a class, by their names in specs."""
+    """Return the registered subclasses of a class, by their names in specs."""
     return {name: cls for name, cls in _CLASSES.items() if issubclass(cls, base)}
 
 
 def name_of(cls: type) -> str:
-    """The name of a class in specs; a class that is not registered has its ``__name__``."""
+    """Return the name of a class in specs; ``__name__`` of a class that is not registered."""
     return _NAMES.get(cls, cls.__name__)
 
 
 def brief(obj: Any) -> str:
-    """The repr of an object with its `stated_fields`; a field without a name stands alone."""
+    """Return the repr of an object with its `stated_fields`."""
     return as_call(type(obj), stated_fields(obj))
 
 
 def as_call(cls: type, arguments: Mapping[str, Any]) -> str:
-    """The text of a call of a class; a value without a name is the text of an argument itself."""
-    texts = [f"{name}={text(value)}" if name else value for name, value in arguments.items()]
-    return f"{name_of(cls)}({', '.join(texts)})"
+    """Return the text of a call of a class; a value without a name is the text of an argument."""
+    texts = []
+    for name, value in arguments.items():
+        written = f"{name}={text(value)}" if name else value
+        texts.append(written)
+
+    joined = ", ".join(texts)
+    return f"{name_of(cls)}({joined})"
 
 
 def text(value: Any) -> str:
-    """The repr of a value without addresses; of a function its name."""
-    if inspect.isroutine(value) or inspect.isclass(value):
-        return value.__qualname__
+    """Return the repr of a value without addresses; the name of a function or a class."""
+    has_name = inspect.isroutine(value) or inspect.isclass(value)
+    if has_name:
+        name: str = value.__qualname__
+        return name
     return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
 
 
 def stated_fields(obj: Any) -> dict[str, Any]:
-    """The fields to show: those that differ from their defaults, and all numbers other than 0.
+    """Return the fields to show: those that differ from their defaults, and numbers except 0.
 
     Keyword-only fields come last. If the class sets ``states_defaults = False``, numbers are shown
     only if they differ, too. A method ``_stated`` of the class replaces these rules.
@@ -109,15 +128,18 @@ def stated_fields(obj: Any) -> dict[str, Any]:
         return replaced
 
     states_numbers = getattr(obj, "states_defaults", True)
+    arguments = [field_ for field_ in fields(obj) if field_.init]
+    arguments.sort(key=lambda field_: bool(field_.kw_only))
     stated = {}
-    for field_ in sorted(fields(obj), key=lambda field_: bool(field_.kw_only)):
-        value = getattr(obj, field_.name)
-        differs = value != field_.default
+    for argument in arguments:
+        value = getattr(obj, argument.name)
+        differs = value != argument.default
         is_stated_number = states_numbers and _is_nonzero_number(value)
-        if field_.init and (differs or is_stated_number):
-            stated[field_.name] = value
+        if differs or is_stated_number:
+            stated[argument.name] = value
     return stated
 
 
 def _is_nonzero_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value != 0
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and value != 0

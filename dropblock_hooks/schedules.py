@@ -9,12 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeAlias
 
 from .checks import NON_NEGATIVE, PROBABILITY, as_count, as_number
 from .pickling import set_state, state_of
 from .quoting import described, quote
 from .registry import brief, check_fields, register, store
+
+Span: TypeAlias = tuple[float, float]
+"""The smallest and the largest value."""
+
+UNKNOWN: Span = (-math.inf, math.inf)
 
 UNSAID = (
     "it does not say its epochs: give it epochs=, or the length of the whole training "
@@ -54,11 +59,11 @@ class Schedule:
     def __call__(self, t: float) -> float:
         raise NotImplementedError(f"{type(self).__name__} must define __call__(t)")
 
-    def span(self) -> tuple[float, float]:
+    def span(self) -> Span:
         """The smallest and the largest value; (-inf, inf) if unknown, which is the default."""
-        return -math.inf, math.inf
+        return UNKNOWN
 
-    def span_here(self) -> tuple[float, float]:
+    def span_here(self) -> Span:
         """The span at the site that `at` has fitted the schedule to; that of all sites before."""
         return self.span()
 
@@ -90,51 +95,67 @@ class Schedule:
 
 
 def length_of(rate: Any) -> float | None:
-    """`Schedule.length` of a rate; 0 for a number or a function."""
-    return rate.length if isinstance(rate, Schedule) else 0.0
+    """Return `Schedule.length` of a rate; 0 for a number or a function."""
+    if isinstance(rate, Schedule):
+        return rate.length
+    return 0.0
 
 
 def spread_rate(rate: Any, i: int, n: int, epochs: int | None) -> Any:
-    """`Schedule.at` of a rate; a number or a function is the same at all sites."""
-    return rate.at(i, n, epochs) if isinstance(rate, Schedule) else rate
+    """Return `Schedule.at` of a rate; a number or a function is the same at all sites."""
+    if isinstance(rate, Schedule):
+        return rate.at(i, n, epochs)
+    return rate
 
 
 def without_epochs(rate: Any, epochs: int | None) -> Any:
-    """`Schedule.without_epochs` of a rate; everything else as it is."""
-    return rate.without_epochs(epochs) if isinstance(rate, Schedule) else rate
+    """Return `Schedule.without_epochs` of a rate; everything else as it is."""
+    if isinstance(rate, Schedule):
+        return rate.without_epochs(epochs)
+    return rate
 
 
 def scaled(rate: Any, factor: float) -> Any:
-    """A rate times a factor; TypeError for a function that is no `Schedule`."""
+    """Return a rate times a factor; TypeError for a function that is no `Schedule`."""
     if isinstance(rate, Schedule):
         return rate.scaled(factor)
-    return as_number("p", rate, "a number or a schedule of this package") * factor
+    number = as_number("p", rate, "a number or a schedule of this package")
+    return number * factor
 
 
 def placed(rates: Mapping[str, Any], epochs: int | None, i: int, n: int) -> dict[str, Any]:
-    """The rates of site `i` of `n` sites; ValueError for one without epochs."""
+    """Fit the rates of site `i` of `n` sites; ValueError for one without epochs."""
+    fitted = {}
     for name, rate in rates.items():
-        if epochs is None and length_of(rate) is None:
+        needs_epochs = length_of(rate) is None
+        if needs_epochs and epochs is None:
             raise ValueError(f"{name}: {UNSAID}")
-    return {name: spread_rate(rate, i, n, epochs) for name, rate in rates.items()}
+        fitted[name] = spread_rate(rate, i, n, epochs)
+    return fitted
 
 
-def span_of(rate: Any) -> tuple[float, float]:
-    """The smallest and the largest value of a rate; (-inf, inf) for a function."""
+def span_of(rate: Any) -> Span:
+    """Return the smallest and the largest value of a rate; `UNKNOWN` for a function."""
     if isinstance(rate, Schedule):
         return rate.span()
     if callable(rate):
-        return -math.inf, math.inf
-    return float(rate), float(rate)
+        return UNKNOWN
+    value = float(rate)
+    return value, value
 
 
-def span_here(rate: Any) -> tuple[float, float]:
-    """`Schedule.span_here` of a rate; (-inf, inf) for a function."""
-    return rate.span_here() if isinstance(rate, Schedule) else span_of(rate)
+def span_here(rate: Any) -> Span:
+    """Return `Schedule.span_here` of a rate; `UNKNOWN` for a function."""
+    if isinstance(rate, Schedule):
+        return rate.span_here()
+    return span_of(rate)
 
 
 def value_at(rate: Any, t: float) -> float:
-    """The number of a rate at time `t`; an error if it is not finite, or the function fails."""
+    """Return the number of a rate at time `t`.
+
+    It is an error if the number is not finite, or if the function fails.
+    """
     if not callable(rate):
         return float(rate)
     try:
@@ -146,12 +167,14 @@ def value_at(rate: Any, t: float) -> float:
 
 
 def same_kind(error: Exception, text: str) -> TypeError | ValueError:
-    """An error with another text: a TypeError for a TypeError, else a ValueError."""
-    return TypeError(text) if isinstance(error, TypeError) else ValueError(text)
+    """Return an error with another text: a TypeError for a TypeError, else a ValueError."""
+    if isinstance(error, TypeError):
+        return TypeError(text)
+    return ValueError(text)
 
 
 def between(start: float, stop: float, share: float) -> float:
-    """The value at this share of the way from `start` to `stop`, never outside of both."""
+    """Return the value at this share of the way from `start` to `stop`, never outside of both."""
     if share >= 1.0:
         return stop  # exactly, because the sum below may round
     value = start + (stop - start) * share
@@ -163,7 +186,8 @@ def between(start: float, stop: float, share: float) -> float:
 def _set_numbers(schedule: Schedule, *names: str) -> None:
     """Replace the fields with these names by finite floats, or raise an error."""
     for name in names:
-        store(schedule, **{name: as_number(name, getattr(schedule, name))})
+        number = as_number(name, getattr(schedule, name))
+        store(schedule, **{name: number})
 
 
 @register
@@ -186,7 +210,7 @@ class ConstantSchedule(Schedule):
     def __call__(self, t: float) -> float:
         return self.value
 
-    def span(self) -> tuple[float, float]:
+    def span(self) -> Span:
         return self.value, self.value
 
     def scaled(self, factor: float) -> Schedule:
@@ -219,13 +243,17 @@ class LinearSchedule(Schedule):
 
     def __post_init__(self) -> None:
         _set_numbers(self, "start", "stop")
-        store(self, delay=as_number("delay", self.delay, allowed=NON_NEGATIVE))
+        delay = as_number("delay", self.delay, allowed=NON_NEGATIVE)
+        store(self, delay=delay)
         if self.epochs is not None:
-            store(self, epochs=as_count("epochs", self.epochs))
+            epochs = as_count("epochs", self.epochs)
+            store(self, epochs=epochs)
 
     @property
     def length(self) -> float | None:  # type: ignore[override]  # of each object
-        return None if self.epochs is None else self.delay + self.epochs
+        if self.epochs is None:
+            return None
+        return self.delay + self.epochs
 
     def __call__(self, t: float) -> float:
         if self.epochs is None:
@@ -240,7 +268,7 @@ class LinearSchedule(Schedule):
         return between(self.start, self.stop, self._shape(clipped))
 
     def _shape(self, share: float) -> float:
-        """The share of the change that is done after this share of the time, both in [0, 1]."""
+        """Return the share of the change after this share of the time, both in [0, 1]."""
         return share
 
     def at(self, i: int, n: int, epochs: int | None = None) -> Schedule:
@@ -257,15 +285,19 @@ class LinearSchedule(Schedule):
         return replace(self, epochs=None)
 
     def _rest_of(self, epochs: int) -> int:
-        """The length of the ramp in a training of so many epochs."""
+        """Return the length of the ramp in a training of so many epochs."""
         rest = epochs - math.ceil(self.delay)  # in integers, because a float rounds large numbers
         return rest or 1
 
-    def span(self) -> tuple[float, float]:
-        return min(self.start, self.stop), max(self.start, self.stop)
+    def span(self) -> Span:
+        low = min(self.start, self.stop)
+        high = max(self.start, self.stop)
+        return low, high
 
     def scaled(self, factor: float) -> Schedule:
-        return replace(self, start=self.start * factor, stop=self.stop * factor)
+        start = self.start * factor
+        stop = self.stop * factor
+        return replace(self, start=start, stop=stop)
 
 
 @register
@@ -305,35 +337,53 @@ class StepSchedule(Schedule):
 
     def __post_init__(self) -> None:
         rule = "StepSchedule takes a mapping of time to value that begins at time 0"
-        pairs = self.values.items() if isinstance(self.values, Mapping) else self.values
         try:
-            steps = sorted((as_number("time", t), as_number("value", v)) for t, v in pairs)
+            steps = self._steps()
         except (TypeError, ValueError) as error:
             raise ValueError(f"{rule}, got {quote(self.values)}: {error}") from error
 
-        times = [t for t, _ in steps]
+        times = [time for time, _ in steps]
         starts_at_0 = times[:1] == [0]
-        if not starts_at_0 or len(set(times)) < len(times):
+        is_twice = len(set(times)) < len(times)
+        if is_twice or not starts_at_0:
             raise ValueError(f"{rule} and has no time twice, got {quote(self.values)}")
 
         store(self, values=tuple(steps))  # a tuple can be hashed
 
+    def _steps(self) -> list[tuple[float, float]]:
+        """Return the times and values as finite numbers, by time."""
+        pairs = self.values
+        if isinstance(pairs, Mapping):
+            pairs = pairs.items()
+
+        steps = []
+        for time, value in pairs:
+            step = as_number("time", time), as_number("value", value)
+            steps.append(step)
+        return sorted(steps)
+
     @property
     def length(self) -> float:  # type: ignore[override]  # of each object
         last = max(dict(self.values))
-        return last + 1 if last else 0.0
+        if last == 0:
+            return 0.0
+        return last + 1
 
     def __call__(self, t: float) -> float:
         steps = dict(self.values)
         begun = [time for time in steps if time <= t]
-        return steps[max(begun, default=0.0)]
+        last = max(begun, default=0.0)
+        return steps[last]
 
-    def span(self) -> tuple[float, float]:
+    def span(self) -> Span:
         values = dict(self.values).values()
         return min(values), max(values)
 
     def scaled(self, factor: float) -> Schedule:
-        return StepSchedule({time: value * factor for time, value in dict(self.values).items()})
+        values = {}
+        for time, value in dict(self.values).items():
+            values[time] = value * factor
+        return StepSchedule(values)
 
     def _stated(self) -> dict[str, Any]:
         return {"values": dict(self.values)}
@@ -374,11 +424,15 @@ class WindowSchedule(Schedule):
         is_within = self.begin <= t < self.end
         return self.value if is_within else self.outside
 
-    def span(self) -> tuple[float, float]:
-        return min(self.value, self.outside), max(self.value, self.outside)
+    def span(self) -> Span:
+        low = min(self.value, self.outside)
+        high = max(self.value, self.outside)
+        return low, high
 
     def scaled(self, factor: float) -> Schedule:
-        return replace(self, value=self.value * factor, outside=self.outside * factor)
+        value = self.value * factor
+        outside = self.outside * factor
+        return replace(self, value=value, outside=outside)
 
 
 @register
@@ -411,16 +465,21 @@ class ByDepth(Schedule):
                     "twice with the depth. Write one ByDepth with both ends"
                 )
 
-            if not callable(end) or isinstance(end, type):
-                store(self, **{name: as_number(name, end, "a number or a schedule")})
-        store(self, share=as_number("share", self.share, allowed=PROBABILITY))
+            is_rate = callable(end) and not isinstance(end, type)
+            if not is_rate:
+                number = as_number(name, end, "a number or a schedule")
+                store(self, **{name: number})
+
+        share = as_number("share", self.share, allowed=PROBABILITY)
+        store(self, share=share)
 
     @classmethod
     def rising(cls, rate: Any, first: float = 0.0) -> ByDepth:
         """A rate that rises with depth to `rate`, from `first` times it; a `ByDepth` as it is."""
         if isinstance(rate, ByDepth):
             return rate
-        return cls(scaled(rate, first) if first else 0.0, rate)
+        start = scaled(rate, first) if first else 0.0
+        return cls(start, rate)
 
     @property
     def length(self) -> float | None:  # type: ignore[override]  # of each object
@@ -446,12 +505,14 @@ class ByDepth(Schedule):
         stop = without_epochs(self.stop, epochs)
         return replace(self, start=start, stop=stop)
 
-    def span(self) -> tuple[float, float]:
+    def span(self) -> Span:
         low_of_start, high_of_start = span_of(self.start)
         low_of_stop, high_of_stop = span_of(self.stop)
-        return min(low_of_start, low_of_stop), max(high_of_start, high_of_stop)
+        low = min(low_of_start, low_of_stop)
+        high = max(high_of_start, high_of_stop)
+        return low, high
 
-    def span_here(self) -> tuple[float, float]:
+    def span_here(self) -> Span:
         low_of_start, high_of_start = span_of(self.start)
         low_of_stop, high_of_stop = span_of(self.stop)
         low = between(low_of_start, low_of_stop, self.share)
@@ -462,9 +523,13 @@ class ByDepth(Schedule):
         return is_moving(self.start) or is_moving(self.stop)
 
     def scaled(self, factor: float) -> Schedule:
-        return replace(self, start=scaled(self.start, factor), stop=scaled(self.stop, factor))
+        start = scaled(self.start, factor)
+        stop = scaled(self.stop, factor)
+        return replace(self, start=start, stop=stop)
 
 
 def is_moving(rate: Any) -> bool:
-    """`Schedule.moves` of a rate; True for a function."""
-    return rate.moves() if isinstance(rate, Schedule) else callable(rate)
+    """Return `Schedule.moves` of a rate; True for a function."""
+    if isinstance(rate, Schedule):
+        return rate.moves()
+    return callable(rate)
