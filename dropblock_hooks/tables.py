@@ -97,13 +97,19 @@ class Table(Sequence[Row], Generic[Row]):
         if wide:
             width = UNLIMITED
             wrapped_at = UNLIMITED
-        blocks = ["\n".join(_lines(section, width, wide)) for section in self._sections]
+
+        blocks = []
+        for section in self._sections:
+            lines = _lines(section, width, wide)
+            blocks.append("\n".join(lines))
         for heading, items in self._notes.items():
             if items:
                 blocks.append(_listed_below(heading, items, wrapped_at))
 
-        title = f"{shown(self.title)}\n" if self.title else ""
-        return title + "\n\n".join(blocks)
+        body = "\n\n".join(blocks)
+        if not self.title:
+            return body
+        return f"{shown(self.title)}\n{body}"
 
     def __str__(self) -> str:
         return self.to_text(table_width())
@@ -111,38 +117,50 @@ class Table(Sequence[Row], Generic[Row]):
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return f'<pre style="white-space: pre">{escape(self.to_text(wide=True))}</pre>'
+        text = escape(self.to_text(wide=True))
+        return f'<pre style="white-space: pre">{text}</pre>'
 
 
 def terminal_width() -> int:
-    """The width of the terminal, or of the environment variable ``COLUMNS``; at least 80."""
-    return max(80, shutil.get_terminal_size((WIDTH, 24)).columns)
+    """Return the width of the terminal, or of the variable ``COLUMNS``; at least 80."""
+    size = shutil.get_terminal_size((WIDTH, 24))
+    return max(80, size.columns)
 
 
 def _listed_below(heading: str, items: Sequence[str], width: int) -> str:
-    """A list below a table: wrapped items under the heading, or plain lines without a heading."""
+    """Write a list below a table: wrapped items under the heading, or plain lines without one."""
     if not heading:
         return "\n".join(items)
+
     wrapper = TextWrapper(width, subsequent_indent="    ", break_on_hyphens=False)
-    return "\n".join([f"{heading}:", *(wrapper.fill(f"  - {item}") for item in items)])
+    lines = [f"{heading}:"]
+    for item in items:
+        lines.append(wrapper.fill(f"  - {item}"))
+    return "\n".join(lines)
 
 
 def table_width() -> int:
-    """The width of a table: `terminal_width`, or `UNLIMITED` if it goes to a pipe or a file."""
-    if "COLUMNS" in os.environ or sys.stdout is None or sys.stdout.isatty():
+    """Return `terminal_width`, or `UNLIMITED` if a table goes to a pipe or a file."""
+    has_width = "COLUMNS" in os.environ
+    if has_width or sys.stdout is None or sys.stdout.isatty():
         return terminal_width()
     return UNLIMITED
 
 
 def _lines(section: Section[Row], width: int, wide: bool) -> list[str]:
-    """The notes of a section, the lines of its heading, a rule and its rows."""
-    notes = [section.note] if section.note else []
+    """Write the notes of a section, the lines of its heading, a rule and its rows."""
+    lines = []
+    if section.note:
+        lines.append(section.note)
+
     cells = [_cells(section, row) for row in section.rows]
     if section.entry is not None and not wide:
-        prefix = _common_prefix([line[0] for line in cells])
-        cells = _merged([section.entry(row) for row in section.rows], cells)
+        names = [line[0] for line in cells]
+        prefix = _common_prefix(names)
+        entries = [section.entry(row) for row in section.rows]
+        cells = _merged(entries, cells)
         if _cut(prefix, cells):
-            notes.append(f"names begin with {prefix}")
+            lines.append(f"names begin with {prefix}")
 
     columns = _columns(section.columns, cells, wide)
     gaps = 2 * (len(columns) - 1)
@@ -150,17 +168,20 @@ def _lines(section: Section[Row], width: int, wide: bool) -> list[str]:
     for column in columns:
         excess -= column.shrink(excess)
 
-    lines = zip(*(column.lines() for column in columns), strict=True)
-    return [*notes, *("  ".join(line).rstrip() for line in lines)]
+    lines_of_columns = [column.lines() for column in columns]
+    for texts in zip(*lines_of_columns, strict=True):
+        line = "  ".join(texts)
+        lines.append(line.rstrip())
+    return lines
 
 
 def _cells(section: Section[Row], row: Row) -> list[Any]:
-    """The cells of a row, before they are shortened."""
+    """Return the cells of a row, before they are shortened."""
     return [cell_of(row) for cell_of in section.columns.values()]
 
 
 def _common_prefix(names: Iterable[str]) -> str:
-    """The parent modules that all dotted names have in common, with a dot: ``model.encoder.``."""
+    """Return the parent modules that all dotted names have in common: ``model.encoder.``."""
     parents = [name.split(".")[:-1] for name in names]
     prefix = ""
     for parts in zip(*parents, strict=False):
@@ -181,11 +202,14 @@ def _cut(prefix: str, cells: list[list[Any]]) -> bool:
 
 
 def _columns(headings: Collection[str], cells: list[list[Any]], wide: bool) -> list["_Column"]:
-    """The columns to print; a column without any text is left out if there are rows."""
-    height = 1 + max((heading.count("\n") for heading in headings), default=0)
+    """Make the columns to print; a column without any text is left out if there are rows."""
+    breaks = [heading.count("\n") for heading in headings]
+    height = 1 + max(breaks, default=0)
+
     columns = []
     for i, heading in enumerate(headings):
-        column = _Column.of(heading, height, [line[i] for line in cells], wide)
+        cells_of_column = [line[i] for line in cells]
+        column = _Column.of(heading, height, cells_of_column, wide)
         if any(column.texts) or not cells:
             columns.append(column)
     return columns
@@ -204,7 +228,8 @@ class _Column:
     def of(cls, heading: str, height: int, cells: Sequence[Any], wide: bool) -> Self:
         """Make a column of cells, with the heading filled up to a height in lines."""
         heading_lines = heading.split("\n")
-        heading_lines += [""] * (height - len(heading_lines))
+        missing = height - len(heading_lines)
+        heading_lines += [""] * missing
         texts = [shown(cell, wide) for cell in cells]
         may_shrink = any(isinstance(cell, Short) for cell in cells)
         width = max(map(len, [*heading_lines, *texts]))
@@ -215,15 +240,20 @@ class _Column:
         if not self.may_shrink:
             return 0
         least = max(4, *map(len, self.heading))
-        width = min(self.width, max(self.width - excess, least))
+        wanted = max(self.width - excess, least)
+        width = min(self.width, wanted)
         saved = self.width - width
         self.width = width
         return saved
 
     def lines(self) -> list[str]:
-        """The lines of the heading, a rule and the rows, all of the same width."""
-        lines = [*self.heading, "-" * self.width, *self.texts]
-        return [shorten(line, self.width).ljust(self.width) for line in lines]
+        """Return the lines of the heading, a rule and the rows, all of the same width."""
+        rule = "-" * self.width
+        lines = []
+        for line in (*self.heading, rule, *self.texts):
+            short = shorten(line, self.width)
+            lines.append(short.ljust(self.width))
+        return lines
 
 
 def _merged(entries: Sequence[str | None], cells: list[list[Any]]) -> list[list[Any]]:
@@ -243,13 +273,16 @@ def _merged(entries: Sequence[str | None], cells: list[list[Any]]) -> list[list[
         count = sum(map(len, groups_of_entry.values()))
         of_all = "" if len(group) == count else f" of {count}"
         name = Varying(f"{len(group)}{of_all} sites {entry}")
-        columns = zip(*(lines.pop(i)[1:] for i in group), strict=True)
-        lines[group[0]] = [name, *map(_together, columns)]  # at the place of the first line
+
+        equal_lines = [lines.pop(i) for i in group]
+        _, *columns = zip(*equal_lines, strict=True)
+        first = group[0]
+        lines[first] = [name, *map(_together, columns)]
     return [lines[i] for i in sorted(lines)]
 
 
 def _compared(cell: Any) -> Hashable:
-    """The part of a cell that is equal in lines that print as one.
+    """Return the part of a cell that is equal in lines that print as one.
 
     The numbers of a `Varying` may differ, but all of them or none must be known.
     """
@@ -259,8 +292,9 @@ def _compared(cell: Any) -> Hashable:
 
 
 def _together(cells: Sequence[Any]) -> Any:
-    """One cell for several rows: the mean of numbers, and the lowest and highest of all values."""
-    if len({shown(cell) for cell in cells}) == 1:
+    """Make one cell of several rows: the mean of numbers, and the lowest and highest value."""
+    texts = {shown(cell) for cell in cells}
+    if len(texts) == 1:
         return cells[0]
 
     values = [cell.value for cell in cells]
@@ -272,22 +306,27 @@ def _together(cells: Sequence[Any]) -> Any:
     mean = sum(values) / len(values)
     is_share = 0.01 <= high <= 1
     digits = ".3f" if is_share else ".3g"
-    text = f"{mean:{digits}}"
-    if f"{low:{digits}}" != f"{high:{digits}}":
-        text += f", {low:{digits}} to {high:{digits}}"
-    return text.replace("0.", ".") if is_share else text  # .125 instead of 0.125
+    text = format(mean, digits)
+    lowest = format(low, digits)
+    highest = format(high, digits)
+    if lowest != highest:
+        text += f", {lowest} to {highest}"
+    if is_share:
+        text = text.replace("0.", ".")  # .125 instead of 0.125
+    return text
 
 
 def counted(n: int, noun: str) -> str:
-    """``1 site``, ``2 sites``."""
+    """Write a number with its noun: ``1 site``, ``2 sites``."""
     ending = "" if n == 1 else "s"
     return f"{n} {noun}{ending}"
 
 
 def shown(value: Any, whole: bool = True) -> str:
-    """A cell in one line: ``-`` for None, four digits of a float, ``14x14`` for a size."""
+    """Write a cell in one line: ``-`` for None, four digits of a float, ``14x14`` for a size."""
     if isinstance(value, Short):
-        value = value.whole if whole and value.whole else value.text
+        text = value.whole if whole else ""
+        value = text or value.text
     if isinstance(value, Varying):
         value = value.value
 
@@ -297,28 +336,34 @@ def shown(value: Any, whole: bool = True) -> str:
         return f"{value:.4g}"
     if isinstance(value, tuple):
         return "x".join(map(str, value))
-    return " ".join(str(value).split())
+    words = str(value).split()
+    return " ".join(words)
 
 
 def named(name: str, aliases: Sequence[str]) -> str:
-    """``layer (= alias, alias)``: a layer with several names."""
+    """Write a layer with all of its names: ``layer (= alias, alias)``."""
     if not aliases:
         return name
-    return f"{name} (= {', '.join(aliases)})"
+    others = ", ".join(aliases)
+    return f"{name} (= {others})"
 
 
 def ranged(value: float | tuple[Any, Any] | None) -> str:
-    """A cell with one number, or with a range: ``0 to 0.1``."""
+    """Write a cell with one number, or with a range: ``0 to 0.1``."""
     if isinstance(value, tuple):
-        return " to ".join(map(shown, value))
+        ends = map(shown, value)
+        return " to ".join(ends)
     return shown(value)
 
 
 def range_of(values: Iterable[float | None]) -> float | tuple[float, float] | None:
-    """The lowest and the highest value, or one number if they are equal."""
-    known = sorted({value for value in values if value is not None})
+    """Return the lowest and the highest value, or one number if they are equal."""
+    known = [value for value in values if value is not None]
     if not known:
         return None
-    if len(known) == 1:
-        return known[0]
-    return known[0], known[-1]
+
+    low = min(known)
+    high = max(known)
+    if low == high:
+        return low
+    return low, high
