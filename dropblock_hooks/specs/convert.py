@@ -7,7 +7,7 @@ A regularizer or schedule is ``{Name: {field: value}}``, ``Name``, or the text o
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, get_args
 
@@ -19,32 +19,34 @@ from ..regularizers.foreign import Foreign
 from ..schedules import Schedule
 from .files import Keys
 
+_NUMBERS = ("inf", "nan")  # words that are values without quotes
+
 
 class PlainError(ValueError):
     """Plain data with faults; each argument is a path of keys and a message."""
 
 
 def is_list(value: Any) -> bool:
-    """Whether a value is a list, a tuple, or a sequence of a configuration library."""
-    return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
+    """Return whether a value is a list, a tuple, or a sequence of a configuration library."""
+    is_text = isinstance(value, str | bytes | bytearray)
+    return isinstance(value, Sequence) and not is_text
 
 
 def regularizer_from(value: Any, path: Keys) -> Any:
-    """A regularizer from a regularizer, a module of another library, or plain data."""
+    """Make a regularizer of a regularizer, a module of another library, or plain data."""
     if isinstance(value, Regularizer):
         return value
-    if callable(value) and not isinstance(value, type | Schedule):
+    is_description = isinstance(value, type | Schedule)
+    if callable(value) and not is_description:
         return Foreign(value)
     return _built(Regularizer, value, path)
 
 
 def _built(base: type[Any], value: Any, path: Keys) -> Any:
-    """An object of a registered class, from ``{Name: fields}`` or the text of a call."""
+    """Make an object of a registered class, from ``{Name: fields}`` or the text of a call."""
     kind = base.__name__.lower()
-    known = registered(base)
-    if isinstance(value, str) and value.isidentifier():
-        name, stated = value, None
-    elif isinstance(value, str):
+    stated: Any
+    if isinstance(value, str):
         name, stated = _parsed(value, path)
     elif isinstance(value, Mapping) and len(value) == 1:
         ((name, stated),) = value.items()
@@ -54,17 +56,28 @@ def _built(base: type[Any], value: Any, path: Keys) -> Any:
         hint = f": write {value.__name__}(...)" if isinstance(value, type) else ""
         raise PlainError((path, f"{expected}, got {shown(value)}{hint}"))
 
+    known = registered(base)
     if name not in known:
-        own = "; import the module of a class of your own first, which registers it"
-        hint = closest(str(name), known) or f" (known: {', '.join(known)}){own}"
+        hint = _known_names(name, known)
         raise PlainError((path, f"unknown {kind} {quote(name)}{hint}"))
-    if stated is not None and not isinstance(stated, Mapping):
+    if stated is None:
+        stated = {}
+    if not isinstance(stated, Mapping):
         raise PlainError((path, f"write {{{name}: {{field: value}}}}, got {shown(stated)}"))
-    return construct(known[name], stated or {}, path)
+    return construct(known[name], stated, path)
+
+
+def _known_names(name: Any, known: Iterable[str]) -> str:
+    """Return the names that are like an unknown one, or else all names and what to do."""
+    near = closest(str(name), known)
+    if near:
+        return near
+    names = ", ".join(known)
+    return f" (known: {names}); import the module of a class of your own first, which registers it"
 
 
 def construct(cls: Any, stated: Mapping[Any, Any], path: Keys) -> Any:
-    """An instance of a class from its fields as plain data; a PlainError has all faults."""
+    """Make an instance of a class of its fields as plain data; a PlainError has all faults."""
     names = [field.name for field in fields(cls) if field.init]
     hints = hints_of(cls)
     arguments: dict[str, Any] = {}
@@ -73,7 +86,8 @@ def construct(cls: Any, stated: Mapping[Any, Any], path: Keys) -> Any:
     for key, value in stated.items():
         below = (*path, str(key))
         if key not in names:
-            hint = closest(str(key), names) or f" (fields: {', '.join(names)})"
+            known = ", ".join(names)
+            hint = closest(str(key), names) or f" (fields: {known})"
             faults.append((below, f"{cls.__name__} has no field {quote(key)}{hint}"))
             continue
 
@@ -88,7 +102,8 @@ def construct(cls: Any, stated: Mapping[Any, Any], path: Keys) -> Any:
         message = str(error).removeprefix(f"{cls.__name__}.__init__() ")
         # an argument that is missing may be one of the faults
         if not faults or "missing" not in message:
-            faults.append((_path_of(message, stated, path), message))
+            where = _path_of(message, stated, path)
+            faults.append((where, message))
 
     if faults:
         raise PlainError(*faults)
@@ -96,27 +111,43 @@ def construct(cls: Any, stated: Mapping[Any, Any], path: Keys) -> Any:
 
 
 def _argument(value: Any, hint: Any, path: Keys) -> Any:
-    """The value of a field; a schedule is made of plain data, if the field takes one."""
-    is_call = isinstance(value, str) and ("(" in value or value in registered(Schedule))
-    if (is_call or isinstance(value, Mapping)) and _takes_schedule(hint):
-        value = _built(Schedule, value, path)
-    return tuple(value) if is_list(value) else value
+    """Make the value of a field: of plain data a schedule, if the field takes one."""
+    if _takes_schedule(hint) and _is_schedule(value):
+        return _built(Schedule, value, path)
+    if is_list(value):
+        return tuple(value)
+    return value
 
 
 def _takes_schedule(hint: Any) -> bool:
-    return hint is Schedule or any(map(_takes_schedule, get_args(hint)))
+    """Return whether a schedule is among the types of an annotation."""
+    if hint is Schedule:
+        return True
+    return any(map(_takes_schedule, get_args(hint)))
+
+
+def _is_schedule(value: Any) -> bool:
+    """Return whether plain data describes a schedule: a mapping, a call or a name."""
+    if not isinstance(value, str):
+        return isinstance(value, Mapping)
+    return "(" in value or value in registered(Schedule)
 
 
 def _path_of(message: str, stated: Mapping[Any, Any], path: Keys) -> Keys:
-    """The path of the field with whose name a message begins, or of the whole object."""
-    first_word = message.split(" ", 1)[0]
-    return (*path, first_word) if first_word in stated else path
+    """Return the path of the field with whose name a message begins, or of the whole object."""
+    first_word, _, _ = message.partition(" ")
+    if first_word not in stated:
+        return path
+    return (*path, first_word)
 
 
 def _parsed(text: str, path: Keys) -> tuple[str, Mapping[str, Any]]:
-    """The name and the fields of the text ``Name(1, field=2)``; the text is not run."""
+    """Read the name and the fields of ``Name(1, field=2)`` or ``Name``; the text is not run."""
+    if text.isidentifier():
+        return text, {}
     try:
-        call = _literal(ast.parse(text.strip(), mode="eval").body)
+        tree = ast.parse(text.strip(), mode="eval")
+        call = _literal(tree.body)
         ((name, stated),) = call.items()
     except (SyntaxError, ValueError, TypeError, AttributeError, RecursionError, MemoryError):
         problem = f"can't read {shown(text)}: expected Name(field=value, ...), in quotes"
@@ -128,49 +159,63 @@ def _parsed(text: str, path: Keys) -> tuple[str, Mapping[str, Any]]:
 
 
 def _without_quotes(text: str) -> str:
-    """The first word in a call that is no value without quotes; "" if there is none."""
+    """Find the first word in a call that is no value without quotes; "" if there is none."""
     try:
-        nodes = list(ast.walk(ast.parse(text.strip(), mode="eval")))
+        tree = ast.parse(text.strip(), mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return ""
+
+    nodes = list(ast.walk(tree))
     called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
-    words = [node for node in nodes if isinstance(node, ast.Name) and id(node) not in called]
-    return next((word.id for word in words if word.id not in ("inf", "nan")), "")
+    words = [node for node in nodes if isinstance(node, ast.Name)]
+    for word in words:
+        is_called = id(word) in called
+        if not is_called and word.id not in _NUMBERS:
+            return word.id
+    return ""
 
 
 def _literal(node: ast.expr) -> Any:
-    """The value of a literal; of a call, ``{Name: {field: value}}``."""
-    if isinstance(node, ast.Name) and node.id in ("inf", "nan"):
+    """Return the value of a literal; for a call, ``{Name: {field: value}}``."""
+    if isinstance(node, ast.Name) and node.id in _NUMBERS:
         return float(node.id)
-    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
-        return ast.literal_eval(node)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        name = node.func.id
+        return {name: _arguments(node, name)}
+    return ast.literal_eval(node)
 
-    name = node.func.id
+
+def _arguments(call: ast.Call, name: str) -> dict[str, Any]:
+    """Return the arguments of a call of a registered class, by field."""
     cls: Any = registered(object).get(name)
-    stated = dict(zip(_positional_fields(cls), map(_literal, node.args), strict=False))
-    for keyword in node.keywords:
-        stated[keyword.arg or "**"] = _literal(keyword.value)
+    values = map(_literal, call.args)
+    stated = dict(zip(_positional_fields(cls), values, strict=False))
+    for keyword in call.keywords:
+        field = keyword.arg or "**"
+        stated[field] = _literal(keyword.value)
 
-    if cls and len(stated) < len(node.args) + len(node.keywords):
+    number = len(call.args) + len(call.keywords)
+    if cls and len(stated) < number:
         raise ValueError("too many arguments, or one of them twice")
-    return {name: stated}
+    return stated
 
 
 def _positional_fields(cls: Any) -> list[str]:
-    """The fields of a registered class that a call may give by position; none of another name."""
+    """Return the fields that a call may give by position; none for a class that is not known."""
     if cls is None:
         return []
     return [field.name for field in fields(cls) if field.init and not field.kw_only]
 
 
 def to_plain(value: Any) -> Any:
-    """A value as files hold it; of a regularizer or schedule ``{Name: fields}``."""
+    """Return a value as files hold it; a regularizer or schedule is ``{Name: fields}``."""
     if isinstance(value, Regularizer | Schedule):
-        if type(value) not in registered(object).values():
+        cls = type(value)
+        if cls not in registered(object).values():
             raise ValueError(
                 f"{quote(value)} can't be written to a file: it holds code, or is not registered"
             )
-        return {name_of(type(value)): plain_fields(value)}
+        return {name_of(cls): plain_fields(value)}
 
     if isinstance(value, Mapping):
         return _plain_mapping(value)
@@ -184,12 +229,12 @@ def to_plain(value: Any) -> Any:
 
 
 def _plain_mapping(mapping: Mapping[Any, Any]) -> Any:
-    """A mapping as files hold it; a list of pairs if a key is no text, which JSON needs."""
+    """Return a mapping as files hold it; a list of pairs if a key is no text, for JSON."""
     if all(isinstance(key, str) for key in mapping):
         return {key: to_plain(item) for key, item in mapping.items()}
     return [[key, to_plain(item)] for key, item in mapping.items()]
 
 
 def plain_fields(obj: Any) -> dict[str, Any]:
-    """The fields of a dataclass that differ from their defaults, as plain data."""
+    """Return the fields of a dataclass that differ from their defaults, as plain data."""
     return {name: to_plain(value) for name, value in stated_fields(obj).items()}

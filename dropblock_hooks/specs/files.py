@@ -24,7 +24,11 @@ _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def read_yaml(text: str | bytes) -> tuple[Any, Lines]:
-    """The data as ``yaml.safe_load`` reads it, and the lines of its keys; or a ValueError."""
+    """Return the data as ``yaml.safe_load`` reads it, and the lines of its keys.
+
+    Raises:
+        ValueError: the text is too large, too deep or no YAML.
+    """
     decoded = _decoded(text)
     lines: Lines = {}
     try:
@@ -42,22 +46,30 @@ def read_yaml(text: str | bytes) -> tuple[Any, Lines]:
 
 
 def read_json(text: str | bytes) -> tuple[Any, Lines]:
-    """The data; the lines of JSON's keys are not known. It raises the errors of `read_yaml`."""
+    """Return the data, and no lines, because a reader of JSON does not tell them.
+
+    Raises:
+        ValueError: the text is too large, too deep or no JSON.
+    """
+    decoded = _decoded(text)
     try:
-        return json.loads(_decoded(text), object_pairs_hook=_unique), {}
+        data = json.loads(decoded, object_pairs_hook=_unique)
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
+    return data, {}
 
 
 def _decoded(text: str | bytes) -> str:
+    """Decode the bytes of a file, which may not be too many."""
     if len(text) > MOST_BYTES:
         raise ValueError(f"it is larger than {MOST_BYTES:,} bytes")
-
-    return text if isinstance(text, str) else text.decode("utf-8-sig")
+    if isinstance(text, str):
+        return text
+    return text.decode("utf-8-sig")
 
 
 def _text_of(error: yaml.YAMLError) -> str:
-    """The line, the problem and a hint on one line, where PyYAML writes several."""
+    """Write the line, the problem and a hint on one line, where PyYAML writes several."""
     mark = getattr(error, "problem_mark", None)
     where = f"line {mark.line + 1}: " if mark else ""
     problem = getattr(error, "problem", None) or error
@@ -94,7 +106,7 @@ def _note_lines(node: yaml.Node, path: Keys, lines: Lines, count: Iterator[int])
 
 
 def _children(node: yaml.Node) -> list[_Child]:
-    """The nodes below a list or a mapping; the keys of a list are its indices as text."""
+    """Return the nodes below a list or a mapping; the keys of a list are its indices as text."""
     if isinstance(node, yaml.SequenceNode):
         return [_Child(item, str(i), item) for i, item in enumerate(node.value)]
     if isinstance(node, yaml.MappingNode):
@@ -107,7 +119,7 @@ def _error_at(node: yaml.Node, problem: str) -> yaml.MarkedYAMLError:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The dict of the pairs of a JSON object; a ValueError for a key that stands twice."""
+    """Return the pairs of a JSON object as a dict; a ValueError for a key that stands twice."""
     counts = Counter(key for key, _ in pairs)
     for key, count in counts.most_common(1):
         if count > 1:

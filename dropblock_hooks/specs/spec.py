@@ -14,6 +14,7 @@ from torch import nn
 
 from ..findings import Finding, Kind, Severity
 from ..quoting import ComposedError, label, quote, shorten, shown
+from ..registry import store
 from ..regularizers.base import Regularizer
 from ..selectors.select import Select, Selector
 from ..tables import counted
@@ -45,11 +46,16 @@ class SpecError(ComposedError, ValueError):
     @property
     def findings(self) -> tuple[Finding, ...]:
         """The problems as `Finding` objects."""
-        return tuple(Finding(Kind.SPEC, Severity.ERROR, (), text) for text in self.problems)
+        findings = []
+        for text in self.problems:
+            finding = Finding(Kind.SPEC, Severity.ERROR, (), text)
+            findings.append(finding)
+        return tuple(findings)
 
     def _text(self) -> str:
+        number = counted(len(self.problems), "problem")
         where = f" in {label(self.source, 200)}" if self.source else ""
-        heading = f"{counted(len(self.problems), 'problem')} in the spec{where}:"
+        heading = f"{number} in the spec{where}:"
         return "\n  - ".join([heading, *self.problems])
 
 
@@ -64,7 +70,9 @@ class Entry(NamedTuple):
         """The regularizers as a spec has them: None, one of them, or a list."""
         if not self.regularizers:
             return None
-        return self.regularizers[0] if len(self.regularizers) == 1 else list(self.regularizers)
+        if len(self.regularizers) == 1:
+            return self.regularizers[0]
+        return list(self.regularizers)
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -97,7 +105,7 @@ class Spec:
         draft = spec if isinstance(spec, Draft) else Draft.of(spec)
         if draft.problems:
             raise SpecError(draft.problems, draft.source)
-        object.__setattr__(self, "entries", tuple(draft.entries))
+        store(self, entries=tuple(draft.entries))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Spec:
@@ -107,30 +115,34 @@ class Spec:
     @classmethod
     def from_yaml(cls, text: str, source: str = "<yaml>") -> Spec:
         """Read YAML; `source` is its name in errors."""
-        return cls(Draft.of_text(text, source))
+        draft = Draft.of_text(text, source)
+        return cls(draft)
 
     @classmethod
     def from_json(cls, text: str, source: str = "<json>") -> Spec:
         """Read JSON; `source` is its name in errors."""
-        return cls(Draft.of_text(text, source, is_json=True))
+        draft = Draft.of_text(text, source, is_json=True)
+        return cls(draft)
 
     def to_plain(self) -> Any:
         """The spec as plain data: a mapping, or a list of ``{select, apply}`` where it must be."""
-        selectors = [entry.selector for entry in self]
-        values = [to_plain(entry.value) for entry in self]
-        texts = [selector for selector in selectors if isinstance(selector, str)]
-        if len(set(texts)) == len(self):
-            return dict(zip(texts, values, strict=True))
+        mapping = {}
+        items = []
+        for entry in self:
+            selector = _plain_selector(entry.selector)
+            value = to_plain(entry.value)
+            items.append({"select": selector, "apply": value})
+            if isinstance(selector, str):
+                mapping[selector] = value
 
         # a mapping has no place for a `Select`, or for two entries of one selector
-        return [
-            {"select": _plain_selector(selector), "apply": value}
-            for selector, value in zip(selectors, values, strict=True)
-        ]
+        fits_in_mapping = len(mapping) == len(items)
+        return mapping if fits_in_mapping else items
 
     def to_yaml(self) -> str:
         """The spec as YAML, which `from_yaml` reads back; a ValueError for what holds code."""
-        return yaml.safe_dump(self.to_plain(), sort_keys=False, default_flow_style=None, width=100)
+        plain = self.to_plain()
+        return yaml.safe_dump(plain, sort_keys=False, default_flow_style=None, width=100)
 
     def to_json(self) -> str:
         """The spec as JSON, which `from_json` reads back."""
@@ -139,7 +151,8 @@ class Spec:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a file: JSON if its name ends in ``.json``, else YAML."""
         file = Path(path)
-        text = self.to_json() if file.suffix.lower() == ".json" else self.to_yaml()
+        is_json = file.suffix.lower() == ".json"
+        text = self.to_json() if is_json else self.to_yaml()
         file.write_text(text, encoding="utf-8")
 
     def __iter__(self) -> Iterator[Entry]:
@@ -149,8 +162,9 @@ class Spec:
         return len(self.entries)
 
     def __repr__(self) -> str:
-        entries = (f"{entry.selector!r}: {entry.value!r}" for entry in self)
-        return f"Spec({{{', '.join(entries)}}})"
+        entries = [f"{entry.selector!r}: {entry.value!r}" for entry in self]
+        joined = ", ".join(entries)
+        return f"Spec({{{joined}}})"
 
 
 class Draft:
@@ -185,52 +199,66 @@ class Draft:
 
     @classmethod
     def of(cls, spec: Any) -> Draft:
-        """A draft of whatever a `Spec` is made of."""
+        """Make a draft of whatever a `Spec` is made of."""
         if isinstance(spec, Spec):
             return cls(spec.entries)
-        if not isinstance(spec, str | os.PathLike):
-            return cls(spec)
+        if isinstance(spec, str | os.PathLike):
+            return cls._of_file(os.fsdecode(spec))
+        return cls(spec)
 
-        name = os.fsdecode(spec)
+    @classmethod
+    def _of_file(cls, name: str) -> Draft:
+        """Make a draft of a file; a SpecError if it can't be read."""
         try:
             with open(name, "rb") as file:
                 data = file.read(MOST_BYTES + 1)
         except (OSError, ValueError) as error:  # a path with a NUL is a ValueError
             problem = f"can't read it: {error}; a spec is a mapping or the path of a file"
             raise SpecError([problem], name) from error
-        return cls.of_text(data, name, is_json=name.lower().endswith(".json"))
+
+        is_json = name.lower().endswith(".json")
+        return cls.of_text(data, name, is_json)
 
     @classmethod
     def of_text(cls, text: str | bytes, source: str, is_json: bool = False) -> Draft:
-        """A draft of YAML or JSON; a SpecError if the text is neither."""
+        """Make a draft of YAML or JSON; a SpecError if the text is neither."""
         read = read_json if is_json else read_yaml
         try:
             data, lines = read(text)
             return cls(data, lines, source)
         except ValueError as error:
-            raise SpecError([str(error)], source) from None
+            problem = str(error)
+            raise SpecError([problem], source) from None
 
     def _read_item(self, i: int, item: Any) -> None:
         """Read an item of a list: a pair, or a mapping with ``select`` and ``apply``."""
+        number = str(i)
         if isinstance(item, Mapping) and set(item) == {"select", "apply"}:
-            self._read((str(i), "apply"), item["select"], item["apply"])
+            path = (number, "apply")
+            self._read(path, item["select"], item["apply"])
         elif is_list(item) and len(item) == 2:
+            path = (number, "1")
             selector, value = item
-            self._read((str(i), "1"), selector, value)
+            self._read(path, selector, value)
         else:
             forms = "(selector, regularizers) or {select: ..., apply: ...}"
-            self._note((str(i),), f"an entry of a list is {forms}, got {quote(item, 100)}")
+            problem = f"an entry of a list is {forms}, got {quote(item, 100)}"
+            self._note((number,), problem)
 
     def _read(self, path: Keys, selector: Any, value: Any) -> None:
         """Read an entry: note its faults, and keep the rest of it."""
-        regularizers = None if value is None else self._regularizers(path, value)
+        regularizers = None
+        if value is not None:
+            regularizers = self._regularizers(path, value)
+
         chosen = self._made(_selector, selector, path)
         if chosen is not None:
-            self.entries.append(Entry(chosen, regularizers))
+            entry = Entry(chosen, regularizers)
+            self.entries.append(entry)
             self.places.append(self._place(path))
 
     def _regularizers(self, path: Keys, value: Any) -> tuple[Regularizer, ...]:
-        """The regularizers of an entry that have no faults."""
+        """Make the regularizers of an entry that have no faults."""
         items = _items_of(value, path)
         if not items:
             self._note(path, "has no regularizer: write None (null) to remove earlier entries")
@@ -243,7 +271,7 @@ class Draft:
         return tuple(regularizers)
 
     def _made(self, make: Callable[[Any, Keys], Any], value: Any, path: Keys) -> Any:
-        """What `make` makes of plain data; None if there are faults, which become problems."""
+        """Return what `make` makes of plain data; None after faults, which become problems."""
         try:
             return make(value, path)
         except PlainError as error:
@@ -255,35 +283,48 @@ class Draft:
 
     def _note(self, path: Keys, message: str) -> None:
         """Note a problem with the keys that lead to it, and the line of the last known one."""
-        keys = shorten(" → ".join(map(label, path)))
-        self.problems.append(f"{self._place(path)}{keys}: {message}")
+        labels = map(label, path)
+        keys = shorten(" → ".join(labels))
+        place = self._place(path)
+        self.problems.append(f"{place}{keys}: {message}")
 
     def _place(self, path: Keys) -> str:
-        """The line of a key, or of the nearest key above it, as a message begins with it."""
+        """Return the line of a key, or of the nearest key above it, as messages begin with it."""
         while path and path not in self._lines:
             path = path[:-1]
-        return f"line {self._lines[path]}: " if path else ""
+        if not path:
+            return ""
+        return f"line {self._lines[path]}: "
 
 
 def _plain_selector(selector: Selector) -> Any:
-    return selector if isinstance(selector, str) else plain_fields(selector)
+    """Return a selector as files hold it: text, or the fields of a `Select`."""
+    if isinstance(selector, str):
+        return selector
+    return plain_fields(selector)
 
 
 def _items_of(value: Any, path: Keys) -> list[tuple[Keys, Any]]:
-    """The regularizers of an entry as plain data, each with the path of its keys."""
+    """Return the regularizers of an entry as plain data, each with the path of its keys."""
     if isinstance(value, Mapping) and len(value) > 1:
         return [(path, {name: fields}) for name, fields in value.items()]
-    if is_list(value):
-        return [((*path, str(i)), item) for i, item in enumerate(value)]
-    return [(path, value)]
+    if not is_list(value):
+        return [(path, value)]
+
+    items = []
+    for i, item in enumerate(value):
+        below = (*path, str(i))
+        items.append((below, item))
+    return items
 
 
 def _selector(value: Any, path: Keys) -> Any:
-    """A selector from a text, a `Select`, or the fields of a `Select`."""
+    """Make a selector of a text, a `Select`, or the fields of a `Select`."""
     if isinstance(value, str | Select):
         return value
     if isinstance(value, Mapping):
-        return construct(Select, value, (*path[:-1], "select"))
+        beside = (*path[:-1], "select")
+        return construct(Select, value, beside)
 
     hint = ""
     if isinstance(value, type):
