@@ -67,11 +67,10 @@ class Statistics:
 
     def scalars(self) -> dict[str, float]:
         """Return the numbers for a logger, by name."""
-        numbers = {
-            name: value
-            for name, value in vars(self).items()
-            if isinstance(value, float) or name == "left_out"
-        }
+        numbers: dict[str, float] = {}
+        for name, value in vars(self).items():
+            if isinstance(value, float) or name == "left_out":
+                numbers[name] = value
         if self.dead is not None:
             numbers["dead"] = self.dead
         for name, norm in self.norms.items():
@@ -83,8 +82,9 @@ class Statistics:
 
 def _new_sums(edges: Sequence[float]) -> State:
     """Return an empty state, with a bin between each two edges and one beyond each end."""
+    length = BINS + len(edges) + 1
     return {
-        "sums": torch.zeros(BINS + len(edges) + 1, dtype=torch.float64),
+        "sums": torch.zeros(length, dtype=torch.float64),
         "largest": torch.zeros((), dtype=torch.float64),
         "looked": 0,  # the number of values in all measured calls
     }
@@ -97,11 +97,17 @@ def _statistics(state: State) -> Statistics:
     looked = state["looked"]
     kept = int(sums[KEPT])
     values = int(sums[COUNT])
-    histogram = tuple(map(int, sums[BINS:]))
+    histogram = map(int, sums[BINS:])
 
-    statistics = Statistics(calls, calls - kept, values, histogram)
+    statistics = Statistics(
+        calls=calls,
+        left_out=calls - kept,
+        values=values,
+        histogram=tuple(histogram),
+    )
     if kept:
-        statistics = replace(statistics, norm=sums[NORMS] / kept)
+        norm = sums[NORMS] / kept
+        statistics = replace(statistics, norm=norm)
     if looked:
         zeros = sums[ZEROS] / looked
         nonfinite = sums[NONFINITE] / looked
@@ -121,40 +127,43 @@ def _statistics(state: State) -> Statistics:
 
 
 def _dead(s: Statistics) -> str | None:
-    """The column of dead channels."""
-    return None if s.dead is None else f"{s.dead} of {s.channels}"
+    """Write the cell of dead channels."""
+    if s.dead is None:
+        return None
+    return f"{s.dead} of {s.channels}"
 
 
 def _running(s: Statistics) -> str:
-    """The column of the shifts of a BatchNorm."""
-    return "" if s.mean_shift is None else f"{s.mean_shift:.2g}, {s.variance_shift:.2g}"
+    """Write the cell of the shifts of a BatchNorm."""
+    if s.mean_shift is None:
+        return ""
+    return f"{s.mean_shift:.2g}, {s.variance_shift:.2g}"
 
 
 def _updates(s: Statistics) -> Short:
-    """The column of the updates: without names if it is too long."""
-    texts = {name: f"{update:.2g}" for name, update in s.updates.items()}
-    short = ", ".join(texts.values())
-    named = ", ".join(f"{name} {text}" for name, text in texts.items())
-    return Short(short, named)
+    """Write the cell of the updates: without names if it is too long."""
+    texts = []
+    named = []
+    for name, update in s.updates.items():
+        text = f"{update:.2g}"
+        texts.append(text)
+        named.append(f"{name} {text}")
+    return Short(", ".join(texts), ", ".join(named))
 
 
 _MOMENTS: Columns[Any] = {
-    **{name: attrgetter(name) for name in ("mean", "std", "largest", "norm", "zeros")},
+    "mean": attrgetter("mean"),
+    "std": attrgetter("std"),
+    "largest": attrgetter("largest"),
+    "norm": attrgetter("norm"),
+    "zeros": attrgetter("zeros"),
     "nan/inf": attrgetter("nonfinite"),
 }
 
 
 @dataclass(frozen=True, repr=False)
 class Measuring(Observer):
-    """Moments, shares of zeros and a histogram of magnitudes, of every n-th call.
-
-    Args:
-        every: measure each n-th call of an epoch, the first included; at least 1. In eager mode,
-            the other calls start no operator of torch. 1 measures each call.
-        low: lower bound of the histogram of magnitudes, at least 1e-30, rounded down to a power of
-            2. Its bins are octaves.
-        high: upper bound of the histogram, above `low`, at most 1e30; rounded up to a power of 2.
-    """
+    """Moments, shares of zeros and a histogram of magnitudes, of every n-th call."""
 
     every: int = 10
     low: float = 1e-8
@@ -166,8 +175,10 @@ class Measuring(Observer):
     def check(self, values: Mapping[str, float]) -> None:
         super().check(values)
         as_count("every", self.every)
-        low = as_number("low", self.low, allowed=Range(1e-30, 1e30))
-        as_number("high", self.high, allowed=Range(low, 1e30, open_low=True))
+        of_low = Range(1e-30, 1e30)
+        low = as_number("low", self.low, allowed=of_low)
+        of_high = Range(low, 1e30, open_low=True)
+        as_number("high", self.high, allowed=of_high)
 
     @property
     def edges(self) -> tuple[float, ...]:
@@ -199,7 +210,8 @@ class Measuring(Observer):
         return merged
 
     def start_compiled(self) -> list[float]:
-        return [0.0] * (SUMS + BINS + len(self.edges) + 1)
+        length = SUMS + BINS + len(self.edges) + 1
+        return [0.0] * length
 
     def compiled_numbers(self, state: State) -> list[int]:
         return [self.every, *self.exponents]
@@ -212,7 +224,8 @@ class Measuring(Observer):
         state["looked"] += round(values[LOOKED])
 
         sums = state["sums"]
-        sums += torch.tensor(values[SUMS:], dtype=sums.dtype, device=sums.device)
+        added = values[SUMS:]
+        sums += torch.tensor(added, dtype=sums.dtype, device=sums.device)
         state["largest"].clamp_(min=values[LARGEST])
 
         if counted.alive is not None:
@@ -300,8 +313,10 @@ class ActivationStats(Measuring):
             number_of_batches = state["batches"][-1]
             mean, variance, _ = state["batches"] / number_of_batches
             running_mean, running_variance, eps = state["running"]
-            mean_shifts = (mean - running_mean).abs() / running_variance.sqrt()
-            variance_shifts = ((variance + eps) / running_variance).log().abs()
+            distances = (mean - running_mean).abs()
+            mean_shifts = distances / running_variance.sqrt()
+            ratios = (variance + eps) / running_variance
+            variance_shifts = ratios.log().abs()
             statistics = replace(
                 statistics,
                 mean_shift=mean_shifts.mean().item(),
@@ -423,7 +438,12 @@ class WeightStats(Observer):
         norm = None  # of all values
         if statistics.rms is not None:
             norm = statistics.rms * math.sqrt(statistics.values)
-        return replace(statistics, norm=norm, norms=state["norms"], updates=state["updates"])
+        return replace(
+            statistics,
+            norm=norm,
+            norms=state["norms"],
+            updates=state["updates"],
+        )
 
     def merge(self, a: State, b: State) -> State:
         return a  # ranks hold the same parameters
@@ -438,7 +458,7 @@ class _Norms(NamedTuple):
 
 
 def _norms(values: Mapping[str, Tensor], starts: Mapping[str, Tensor]) -> dict[str, _Norms]:
-    """The norms of each parameter, which are read from the device at once."""
+    """Compute the norms of each parameter, and read all from the device at once."""
     if not values:
         return {}
 
@@ -446,22 +466,26 @@ def _norms(values: Mapping[str, Tensor], starts: Mapping[str, Tensor]) -> dict[s
     device = next(iter(values.values())).device
     tensors = [*values.values(), *changes, *starts.values()]
     norms = foreach_norm(tensors, 2.0, wide_dtype(device))
-    rows = torch.stack([norm.to(device) for norm in norms]).view(3, -1)
-    of_parameters = rows.t().tolist()
-    return {
-        name: _Norms(now, change, start)
-        for name, (now, change, start) in zip(values, of_parameters, strict=True)
-    }
+    on_one_device = [norm.to(device) for norm in norms]
+    rows = torch.stack(on_one_device).view(3, -1)
+
+    norms_of = {}
+    for name, numbers in zip(values, rows.t().tolist(), strict=True):
+        norms_of[name] = _Norms(*numbers)
+    return norms_of
 
 
 def _waits(module: nn.Module) -> bool:
-    """Whether parameters have no numbers yet: they are on the meta device or uninitialized."""
-    parameters = module.parameters()
-    return any(p.is_meta or isinstance(p, nn.parameter.UninitializedParameter) for p in parameters)
+    """Return whether parameters have no numbers yet: they are on meta or uninitialized."""
+    for parameter in module.parameters():
+        is_lazy = isinstance(parameter, nn.parameter.UninitializedParameter)
+        if is_lazy or parameter.is_meta:
+            return True
+    return False
 
 
 def _parameters(module: nn.Module, name: str | None) -> dict[str, Tensor]:
-    """The parameter of this name, or the layer's own parameters, or else those inside it."""
+    """Return the parameter of this name, or the layer's own parameters, or those inside it."""
     if shard_refusal(module) is not None:
         return {}
 
