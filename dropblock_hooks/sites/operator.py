@@ -15,7 +15,7 @@ import ast
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from ..axes.view import View
 from ..checkpointing import NO_TASK, graph_task
 from ..compiling import define_operator, differentiate, find, is_exporting
 from .site import (
+    Rates,
     Site,
     act,
     is_due,
@@ -41,28 +42,47 @@ _VIEW = "str layout, SymInt[] grid, SymInt prefix"
 _NONE = -1  # in place of the number of a site that is off, or of a call that is not observed
 
 
-def regularize(site: Site, x: Tensor, given: Any, training: bool) -> Tensor:
+def regularize(site: Site, x: Tensor, layer_input: Any, training: bool) -> Tensor:
     """The same as `act`, in code that torch.compile or torch.export traces."""
     exporting = is_exporting()
     if exporting or transforming():
         refuse_tracing(site, training)
     if exporting:  # the program keeps the present rates as constants
-        return perform(site, x, None, site.values, input=given)
-    sure = site.reader.sure
-    linear = site.regularizer.linear or site.of_gradients
+        return perform(site, x, None, site.values, input=layer_input)
     if site.of_gradients and not may_get_grad(x):
         note(site.handle, training)  # the first pass of a reentrant checkpoint, say
         return x
-    layout, grid, prefix = sure if sure and len(sure.layout) == x.ndim else site.view_of(x)
-    layer_input = None if linear or given is x or not isinstance(given, Tensor) else given
+
+    linear = site.regularizer.linear or site.of_gradients
     seed = torch.randint(-_SEEDS, _SEEDS, (), device="cpu") if site.draws else None
-    where = layout, grid or (), prefix, training, linear, len(site.values)
-    y: Tensor = regularize_op(x, layer_input, site.handle, seed, *where)[0]
+    sure = site.reader.sure
+    view = sure if sure and len(sure.layout) == x.ndim else site.view_of(x)
+
+    y: Tensor
+    y, _ = regularize_op(
+        x,
+        None if linear else _other_input(x, layer_input),
+        site.handle,
+        seed,
+        view.layout,
+        view.grid or (),
+        view.prefix,
+        training,
+        linear,
+        len(site.values),
+    )
     return y
 
 
+def _other_input(x: Tensor, layer_input: Any) -> Tensor | None:
+    """The input of the layer, if that is a tensor and not the regularized one."""
+    if layer_input is x or not isinstance(layer_input, Tensor):
+        return None
+    return layer_input
+
+
 def _entered(handle: Tensor, training: bool) -> Site | None:
-    """The site of a handle if it is to act in this call, which is counted."""
+    """Count a call of the site of a handle; return the site if it acts in this call."""
     site: Site | None = find(handle)
     if site is None:
         return None
@@ -70,51 +90,89 @@ def _entered(handle: Tensor, training: bool) -> Site | None:
     return site if site.enter(training) else None
 
 
-@define_operator("note", "(Tensor(a!) handle, bool training) -> ()", fake=lambda *given: None)
+def _fake_note(handle: Tensor, training: bool) -> None:
+    """Return nothing."""
+
+
+@define_operator("note", "(Tensor(a!) handle, bool training) -> ()", fake=_fake_note)
 def note(handle: Tensor, training: bool) -> None:
     """Count a forward in which nothing is done to the activation."""
     site = _entered(handle, training)
-    if site is not None and site.regularizer.acts_on == "activation" and graph_task() == NO_TASK:
+    if site is not None and not site.of_gradients and graph_task() == NO_TASK:
         site.tally.add(None, 0, 0.0)
+
+
+def _fake_regularize(
+    x: Tensor,
+    layer_input: Tensor | None,
+    handle: Tensor,
+    seed: Tensor | None,
+    layout: str,
+    grid: Sequence[int],
+    prefix: int,
+    training: bool,
+    linear: bool,
+    n_rates: int,
+) -> tuple[Tensor, Tensor]:
+    row = torch.empty(1 + n_rates, dtype=torch.float64, device="cpu")
+    return torch.empty_like(x), row
 
 
 @define_operator(
     "regularize",
     f"(Tensor x, Tensor? layer_input, Tensor handle, Tensor? seed, {_VIEW}, bool training, "
     "bool linear, int n_rates) -> (Tensor, Tensor)",
-    fake=lambda x, *given: (
-        torch.empty_like(x),
-        torch.empty(1 + given[-1], dtype=torch.float64, device="cpu"),
-    ),
+    fake=_fake_regularize,
 )
-def regularize_op(x: Tensor, layer_input: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor]:
+def regularize_op(
+    x: Tensor,
+    layer_input: Tensor | None,
+    handle: Tensor,
+    seed: Tensor | None,
+    layout: str,
+    grid: Sequence[int],
+    prefix: int,
+    training: bool,
+    linear: bool,
+    n_rates: int,
+) -> tuple[Tensor, Tensor]:
     """Regularize an activation; return it, and a row with the number of the handle and the rates.
 
     The row is for the backward. Its number is `_NONE` if the site was not active.
     """
-    handle, seed, layout, grid, prefix, training, _, n_rates = rest
     site = _entered(handle, training)
-    rates = [0.0] * n_rates if site is None else site.values.values()
-    number = _NONE if site is None else int(handle)
+    if site is None:
+        number = _NONE
+        rates = [0.0] * n_rates
+    else:
+        number = int(handle)
+        rates = list(site.values.values())
     row = torch.tensor([number, *rates], dtype=torch.float64, device="cpu")
-    if site is None or site.regularizer.acts_on == "gradient":
+    if site is None or site.of_gradients:
         return _new(x, x), row
+
+    view = View(layout, tuple(grid) or None, prefix)
     with _seeded(seed, x.device):
-        given = x if layer_input is None else layer_input
-        y = act(site, x, given, training, View(layout, tuple(grid) or None, prefix))
+        y = act(site, x, x if layer_input is None else layer_input, training, view)
     return _new(y, x), row
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    x, layer_input, _, seed, *ctx.read, _, linear, _ = inputs
+    """Save what the backward needs; a linear regularizer needs no activation."""
+    x, layer_input, _, seed, layout, grid, prefix, _, linear, _ = inputs
+    _, row = output
+    ctx.view = (layout, grid, prefix)
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*((None, None) if linear else (x, layer_input)), seed, output[1])
+    if linear:
+        ctx.save_for_backward(None, None, seed, row)
+    else:
+        ctx.save_for_backward(x, layer_input, seed, row)
 
 
 def _backward(ctx: Any, grad: Tensor | None, _: None) -> tuple[Any, ...]:
     if grad is None:
         return (None,) * 10
-    grads = regularize_gradients_op(grad, *ctx.saved_tensors, *ctx.read)
+    grads = regularize_gradients_op(grad, *ctx.saved_tensors, *ctx.view)
     of_input = grads[1] if len(grads) > 1 else None
     return grads[0], of_input, *[None] * 8
 
@@ -122,20 +180,39 @@ def _backward(ctx: Any, grad: Tensor | None, _: None) -> tuple[Any, ...]:
 differentiate("regularize", _backward, _save)
 
 
+def _fake_regularize_gradients(
+    grad: Tensor,
+    x: Tensor | None,
+    layer_input: Tensor | None,
+    seed: Tensor | None,
+    row: Tensor,
+    layout: str,
+    grid: Sequence[int],
+    prefix: int,
+) -> list[Tensor]:
+    return [torch.empty_like(like) for like in (grad, layer_input) if has_gradient(like)]
+
+
 @define_operator(
     "regularize_gradients",
     f"(Tensor grad, Tensor? x, Tensor? layer_input, Tensor? seed, Tensor row, {_VIEW}) -> Tensor[]",
-    fake=lambda grad, x, layer_input, *given: [
-        torch.empty_like(each) for each in (grad, layer_input) if has_gradient(each)
-    ],
+    fake=_fake_regularize_gradients,
 )
-def regularize_gradients_op(grad: Tensor, x: Tensor | None, *saved: Any) -> list[Tensor]:
+def regularize_gradients_op(
+    grad: Tensor,
+    x: Tensor | None,
+    layer_input: Tensor | None,
+    seed: Tensor | None,
+    row: Tensor,
+    layout: str,
+    grid: Sequence[int],
+    prefix: int,
+) -> list[Tensor]:
     """The gradients of the activation and of `layer_input`, if given, with the mask of the forward.
 
     Only for regularizers that are not linear, `x` is given. These run again, with autograd. The
     results have the strides of `grad` and of `layer_input`.
     """
-    layer_input, seed, row, layout, grid, prefix = saved
     number, *values = row.tolist()
     if number == _NONE:
         of_input = [torch.zeros_like(layer_input)] if has_gradient(layer_input) else []
@@ -143,26 +220,41 @@ def regularize_gradients_op(grad: Tensor, x: Tensor | None, *saved: Any) -> list
     site: Site | None = find(number)
     if site is None:
         raise RuntimeError("call backward before attached.remove(): compiled code needs its site")
+
     view = View(layout, tuple(grid) or None, prefix)
     rates = dict(zip(site.values, values, strict=False))
-    if site.regularizer.acts_on == "gradient":
+    if site.of_gradients:
         return [_new(regularize_grad(site, view, rates, grad), grad)]
     with _seeded(seed, grad.device):
         if x is None:
             return [_new(perform(site, grad, view, rates), grad)]
-        with recording_autograd():
-            leaves = [x.detach().requires_grad_()]
-            given = leaves[0] if layer_input is None else layer_input
-            if has_gradient(layer_input):
-                given = layer_input.detach().requires_grad_()
-                leaves.append(given)
-            y = perform(site, leaves[0], view, rates, input=given)
-            grads = torch.autograd.grad(y, leaves, grad, allow_unused=True, materialize_grads=True)
-    likes = grad, layer_input
-    return [_new(each, like) for each, like in zip(grads, likes, strict=False)]
+        return _run_again(site, view, rates, grad, x, layer_input)
 
 
-def has_gradient(x: Tensor | None) -> bool:
+def _run_again(
+    site: Site,
+    view: View,
+    rates: Rates,
+    grad: Tensor,
+    x: Tensor,
+    layer_input: Tensor | None,
+) -> list[Tensor]:
+    """Run a regularizer again, with autograd, for the gradients of its inputs."""
+    with recording_autograd():
+        leaf = x.detach().requires_grad_()
+        leaves = [leaf]
+        likes = [grad]
+        second = leaf if layer_input is None else layer_input
+        if has_gradient(layer_input):
+            second = layer_input.detach().requires_grad_()
+            leaves.append(second)
+            likes.append(layer_input)
+        y = perform(site, leaf, view, rates, input=second)
+        grads = torch.autograd.grad(y, leaves, grad, allow_unused=True, materialize_grads=True)
+    return [_new(result, like) for result, like in zip(grads, likes, strict=True)]
+
+
+def has_gradient(x: Tensor | None) -> TypeGuard[Tensor]:
     """Whether it is a tensor that may have a gradient; the input of an embedding has none."""
     return x is not None and (x.is_floating_point() or x.is_complex())
 
@@ -182,46 +274,69 @@ def _seeded(seed: Tensor | None, device: torch.device) -> Iterator[None]:
     with torch.random.fork_rng(devices, seed is not None, device_type=device.type):
         if seed is not None:
             torch.default_generator.manual_seed(int(seed))
-            for each in devices:
-                generators: Any = torch.get_device_module(each).default_generators
-                generators[each.index].manual_seed(int(seed))
+            for other in devices:
+                generators: Any = torch.get_device_module(other).default_generators
+                generators[other.index].manual_seed(int(seed))
         yield
 
 
 def written(nesting: Any) -> str:
     """Return a nested structure of numbers and None as a Python literal."""
     if isinstance(nesting, dict):
-        return "{" + "".join([f"{key!r}: {written(each)}, " for key, each in nesting.items()]) + "}"
+        items = [f"{key!r}: {written(value)}, " for key, value in nesting.items()]
+        return "{" + "".join(items) + "}"
     if isinstance(nesting, (list, tuple)):
-        inside = "".join([f"{written(each)}, " for each in nesting])
+        inside = "".join([f"{written(value)}, " for value in nesting])
         return f"[{inside}]" if isinstance(nesting, list) else f"({inside})"
     return str(nesting)
+
+
+def _fake_observe(
+    handle: Tensor,
+    tensors: Sequence[Tensor],
+    given: Sequence[Tensor],
+    nesting: str,
+    training: bool,
+    differentiable: bool,
+) -> Tensor:
+    return torch.empty(2, dtype=torch.int64, device="cpu")
 
 
 @define_operator(
     "observe",
     "(Tensor(a!) handle, Tensor[] tensors, Tensor[] given, str nesting, bool training, "
     "bool differentiable) -> Tensor",
-    fake=lambda *given: torch.empty(2, dtype=torch.int64, device="cpu"),
+    fake=_fake_observe,
 )
-def observe(handle: Tensor, tensors: Sequence[Tensor], *rest: Any) -> Tensor:
+def observe(
+    handle: Tensor,
+    tensors: Sequence[Tensor],
+    given: Sequence[Tensor],
+    nesting: str,
+    training: bool,
+    differentiable: bool,
+) -> Tensor:
     """Hand the tensors of a call to an observer; return the numbers of handle and call."""
-    given, nesting, training, differentiable = rest
-    site, call = _entered(handle, training), None
-    if site is not None and graph_task() == NO_TASK:
-        if not is_due(site, training):
-            return torch.tensor([_NONE, _NONE], device="cpu")  # no gradient is measured either
-        read = partial(ast.literal_eval, nesting)
-        call = see(
-            site, tensors, given, nesting=read, training=training, differentiable=differentiable
-        )
+    site = _entered(handle, training)
+    if site is None or graph_task() != NO_TASK:
+        return torch.tensor([int(handle), _NONE], device="cpu")
+    if not is_due(site, training):
+        return torch.tensor([_NONE, _NONE], device="cpu")  # no gradient is measured either
+
+    read = partial(ast.literal_eval, nesting)
+    call = see(site, tensors, given, nesting=read, training=training, differentiable=differentiable)
     return torch.tensor([int(handle), _NONE if call is None else call], device="cpu")
 
 
+def _fake_observe_gradient(grad: Tensor, ticket: Tensor, at: int) -> None:
+    """Return nothing."""
+
+
 @define_operator(
-    "observe_gradient", "(Tensor grad, Tensor ticket, int at) -> ()", fake=lambda *given: None
+    "observe_gradient", "(Tensor grad, Tensor ticket, int at) -> ()", fake=_fake_observe_gradient
 )
 def observe_gradient(grad: Tensor, ticket: Tensor, at: int) -> None:
+    """Hand a gradient to an observer; `ticket` holds the numbers of handle and call."""
     number, call = ticket.tolist()
     site = find(number)
     if site is not None:
@@ -234,8 +349,9 @@ torch.fx.has_side_effect(observe_gradient)
 def watch_gradient(x: Tensor, see: Callable[[Tensor | None], None]) -> Tensor:
     """Return the tensor; `see` is called with its gradient, if it may get one.
 
-    A view and a leaf are copied: work in place would lose the hook of a view, and a parameter would
-    keep it. So is a tensor whose gradient is regularized: of two hooks on it, the first acts first.
+    Three kinds of tensors are copied before the hook is put on them. Work in place would take the
+    hook off a view. A leaf is a parameter, which would keep the hook. A tensor whose gradient is
+    regularized has a hook already, and the first of two hooks acts first.
     """
     if not may_get_grad(x):
         return x
@@ -253,19 +369,25 @@ def watch_gradient(x: Tensor, see: Callable[[Tensor | None], None]) -> Tensor:
     "(Tensor(a!) handle, Tensor[] tensors, Tensor[] given, str nesting, bool training, "
     "bool gradients) -> Tensor[]",
 )
-def observe_and_watch(handle: Tensor, tensors: Sequence[Tensor], *options: Any) -> list[Tensor]:
+def observe_and_watch(
+    handle: Tensor,
+    tensors: Sequence[Tensor],
+    given: Sequence[Tensor],
+    nesting: str,
+    training: bool,
+    gradients: bool,
+) -> list[Tensor]:
     """Observe one call; return its tensors with watched gradients, or nothing without any."""
     if transforming():
         return []
-    *seen, gradients = options
     differentiable = any(map(may_get_grad, tensors))
     with torch.no_grad():
-        ticket = observe(handle, tensors, *seen, differentiable)
+        ticket = observe(handle, tensors, given, nesting, training, differentiable)
     if not (gradients and differentiable):
         return []
 
     def hand_over(at: int, grad: Tensor | None) -> None:
-        if grad is not None:  # as of a tensor that nothing was made of
+        if grad is not None:  # the output was used
             with torch.no_grad():
                 observe_gradient(grad, ticket, at)
 

@@ -183,6 +183,31 @@ def _bits_in(word):
 
 
 @triton.jit
+def _grown_along_row(word, EDGE: tl.constexpr):
+    """Words of uint64 in which each bit is grown to a block with this edge, by doubling."""
+    reach = 1
+    for _ in tl.static_range(6):
+        if reach < EDGE:
+            shift = reach if reach * 2 <= EDGE else EDGE - reach
+            word = word | (word << shift)
+            reach += shift
+    return word
+
+
+@triton.jit
+def _carried_over(before, EDGE: tl.constexpr):
+    """The places that blocks of the word before reach in this word, as uint64."""
+    carried = before.to(tl.uint64, bitcast=True) >> (65 - EDGE)
+    reach = 1
+    for _ in tl.static_range(6):
+        if reach < EDGE - 1:
+            shift = reach if reach * 2 <= EDGE - 1 else EDGE - 1 - reach
+            carried = carried | (carried >> shift)
+            reach += shift
+    return carried
+
+
+@triton.jit
 def _grow_kernel(
     seeds,
     words,
@@ -244,22 +269,9 @@ def _grow_kernel(
     grown = word.to(tl.uint64, bitcast=True)
     if BITS < 64:
         grown = grown & ((1 << BITS) - 1)  # negative numbers have more bits
-    reach = 1
-    for _ in tl.static_range(6):
-        if reach < WIDTH_EDGE:
-            shift = reach if reach * 2 <= WIDTH_EDGE else WIDTH_EDGE - reach
-            grown = grown | (grown << shift)
-            reach += shift
+    grown = _grown_along_row(grown, WIDTH_EDGE)
     if SEVERAL and WIDTH_EDGE > 1:  # the blocks that begin in the word before
-        carried = before.to(tl.uint64, bitcast=True) >> (65 - WIDTH_EDGE)
-        reach_before = 1
-        for _ in tl.static_range(6):
-            if reach_before < WIDTH_EDGE - 1:
-                doubled = reach_before * 2 <= WIDTH_EDGE - 1
-                shift_before = reach_before if doubled else WIDTH_EDGE - 1 - reach_before
-                carried = carried | (carried >> shift_before)
-                reach_before += shift_before
-        grown = grown | carried
+        grown = grown | _carried_over(before, WIDTH_EDGE)
 
     grown = grown >> WIDTH_SHIFT
     unused = 64 - tl.minimum(width - part * 64, 64)
@@ -598,20 +610,10 @@ def apply_words(
     """
     y = torch.empty_like(x)
     if not (_has_rows(x) and _has_rows(y)):
-        options = plan, words, factor, dropped, keeps_blocks
-        return y.copy_(apply_words(x.contiguous(), *options))
-    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-    if not isinstance(factor, Tensor) and wide == torch.float64:  # arguments of kernels are float32
-        factor = torch.full((1,), factor, dtype=wide, device=x.device)
-    number, factors, kind = 1.0, words, COUNTED
-    per_sample = dropped is not None and dropped.numel() > 1
-    if dropped is None and isinstance(factor, Tensor):
-        factors, kind = factor, GIVEN
-        per_sample = factor.numel() > 1
-    elif dropped is None:
-        number, kind = float(factor), NUMBER
-    n_per_count = x.numel() // (plan.shape[0] if per_sample else 1)
+        contiguous = x.contiguous()
+        return y.copy_(apply_words(contiguous, plan, words, factor, dropped, keeps_blocks))
 
+    source = _factor_of(x, words, factor, dropped)
     last = is_channels_last(x)
     columns = launch.power_of_two(min(plan.shape[4], 64))
     group = max(16, (8192 if last else 2048) // columns)
@@ -625,21 +627,21 @@ def apply_words(
         y,
         words,
         words if dropped is None else dropped,
-        factors,
-        number,
+        source.factors,
+        source.number,
         n_words,
         plan.words_per_row,
         plan.shape[1],
         plan.rows,
         plan.shape[4],
-        n_per_count,
+        x.numel() // (plan.shape[0] if source.per_sample else 1),
         *_strides_of_rows(x),
         *_strides_of_rows(y),
         word_n,
         0 if plan.channels == 1 else word_c,
         word_r,
-        FACTOR=kind,
-        PER_SAMPLE=per_sample,
+        FACTOR=source.kind,
+        PER_SAMPLE=source.per_sample,
         KEEPS_BLOCKS=keeps_blocks,
         LAST=last,
         COLUMNS=columns,
@@ -648,6 +650,28 @@ def apply_words(
         BIG=launch.is_big(n_words * columns, x, y),
     )
     return y
+
+
+@dataclass(frozen=True)
+class _Factor:
+    """Where `_apply_kernel` finds the factor of the kept elements."""
+
+    kind: int  # NUMBER, COUNTED or GIVEN
+    number: float
+    factors: Tensor  # any tensor, unless it is GIVEN
+    per_sample: bool
+
+
+def _factor_of(x: Tensor, words: Tensor, factor: float | Tensor, dropped: Tensor | None) -> _Factor:
+    """The factor of `apply_words` for the kernel."""
+    if dropped is not None:
+        return _Factor(COUNTED, 1.0, words, per_sample=dropped.numel() > 1)
+    if not isinstance(factor, Tensor):
+        if x.dtype != torch.float64:
+            return _Factor(NUMBER, float(factor), words, per_sample=False)
+        # arguments of kernels are float32
+        factor = torch.full((1,), factor, dtype=torch.float64, device=x.device)
+    return _Factor(GIVEN, 1.0, factor, per_sample=factor.numel() > 1)
 
 
 def finish(
