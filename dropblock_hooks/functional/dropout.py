@@ -9,7 +9,7 @@ from torch import Tensor
 from ..checks import NON_NEGATIVE, as_number, check_floating, check_option
 from .kernels import launch
 from .masks import Mask, bernoulli, check_call, in_format_of, keep_scale, normal_like, scaled
-from .sparse import Blocks, Units, draw_units, drop_drawn, takes
+from .sparse import Blocks, UnitMask, draw_units, drop_drawn, takes
 
 Mode: TypeAlias = Literal["row", "batch"]
 _LARGE = 64  # elements of a unit, from which a number for each unit is less than a bit per element
@@ -83,7 +83,7 @@ def _drop_with_mask(
         places = Mask(x.numel())
         drawn = bernoulli(shape, p, x.device, generator)
     elif are_large:
-        places = Units(x.numel())
+        places = UnitMask(x.numel())
         drawn = draw_units(shape, p, generator)
     else:
         edges = [length // units for length, units in zip(x.shape, shape, strict=True)]

@@ -66,7 +66,7 @@ def in_lists(
 
 
 @dataclass(frozen=True)
-class Units:
+class UnitsOfList:
     """The units of a list of tensors, in order.
 
     Attributes:
@@ -95,11 +95,11 @@ class Units:
         return torch.segment_reduce(numbers, "sum", lengths=self.counts, unsafe=True)
 
 
-def whole_tensors(tensors: Sequence[Tensor]) -> Units:
+def whole_tensors(tensors: Sequence[Tensor]) -> UnitsOfList:
     return _units((1,) * len(tensors), _numels(tensors), tensors[0].device)
 
 
-def rows_of(tensors: Sequence[Tensor], least_axes: int) -> Units:
+def rows_of(tensors: Sequence[Tensor], least_axes: int) -> UnitsOfList:
     """Rows of axis 0; a tensor with fewer axes than `least_axes` is one unit."""
     rows = tuple(x.shape[0] if x.ndim >= least_axes else 1 for x in tensors)
     return _units(rows, _numels(tensors), tensors[0].device)
@@ -111,14 +111,14 @@ def _numels(tensors: Sequence[Tensor]) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=64)  # a copy to the device waits for it, so there is one in a training
 @torch.inference_mode(False)
-def _units(rows: tuple[int, ...], numels: tuple[int, ...], device: torch.device) -> Units:
+def _units(rows: tuple[int, ...], numels: tuple[int, ...], device: torch.device) -> UnitsOfList:
     counts = torch.tensor(rows)
     each = torch.tensor([numel // row for row, numel in zip(rows, numels, strict=True)])
     lengths = each.repeat_interleave(counts).to(device)
-    return Units(rows, numels, lengths, lengths.to(wide_dtype(device)), counts.to(device))
+    return UnitsOfList(rows, numels, lengths, lengths.to(wide_dtype(device)), counts.to(device))
 
 
-def unit_norms(tensors: Sequence[Tensor], units: Units, norm_type: float) -> Tensor:
+def unit_norms(tensors: Sequence[Tensor], units: UnitsOfList, norm_type: float) -> Tensor:
     """The norms of all units, in float64."""
     wide = wide_dtype(tensors[0].device)
     safe = norm_type <= SAFE_POWER and tensors[0].dtype is not torch.float64
@@ -131,7 +131,7 @@ def unit_norms(tensors: Sequence[Tensor], units: Units, norm_type: float) -> Ten
 
 
 def _norms_of_segments(
-    tensors: Sequence[Tensor], units: Units, norm_type: float, safe: bool
+    tensors: Sequence[Tensor], units: UnitsOfList, norm_type: float, safe: bool
 ) -> Tensor:
     flat = _joined(tensors, wide_dtype(tensors[0].device))
     if norm_type != 2.0:
@@ -149,7 +149,7 @@ def _norms_of_segments(
     return norms if peak is None else norms * peak
 
 
-def shrink_(grads: Sequence[Tensor], units: Units, norms: Tensor, bounds: Bound) -> Tensor:
+def shrink_(grads: Sequence[Tensor], units: UnitsOfList, norms: Tensor, bounds: Bound) -> Tensor:
     """Scale each unit with a larger norm down to its bound; count the changed elements.
 
     Args:
@@ -181,7 +181,7 @@ def clip_adaptive_(
     eps: float,
     norm_type: float,
     scale: Bound,
-) -> tuple[Tensor, Tensor, Units]:
+) -> tuple[Tensor, Tensor, UnitsOfList]:
     """Clip gradients of a loss times `scale` by the norms of the parameters.
 
     Returns:
@@ -265,16 +265,16 @@ def _parts(buffer: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     return shaped
 
 
-def _reduce(buffer: Tensor, how: str, units: Units) -> Tensor:
+def _reduce(buffer: Tensor, how: str, units: UnitsOfList) -> Tensor:
     return torch.segment_reduce(buffer, how, lengths=units.lengths, unsafe=True)
 
 
-def _spread(numbers: Tensor, units: Units) -> Tensor:
+def _spread(numbers: Tensor, units: UnitsOfList) -> Tensor:
     """The number of its unit for each element of a buffer."""
     return numbers.repeat_interleave(units.lengths, output_size=sum(units.numels))
 
 
-def _views(numbers: Tensor, units: Units, like: Sequence[Tensor]) -> list[Tensor]:
+def _views(numbers: Tensor, units: UnitsOfList, like: Sequence[Tensor]) -> list[Tensor]:
     """The numbers of units as tensors that broadcast to these; on a GPU they have equal shapes."""
     if numbers.device.type not in LOOPS:
         return _parts(_spread(numbers, units), like)

@@ -355,7 +355,7 @@ class Blocks:
         return masks.view(*rows, words)
 
 
-class Units(Mask):
+class UnitMask(Mask):
     """One element for each channel or sample."""
 
     def drop(self, x: Tensor, scale: Any, drawn: Tensor) -> Tensor:

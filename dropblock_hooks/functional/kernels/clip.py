@@ -178,7 +178,7 @@ def _clip_kernel(
 
 
 @dataclass(frozen=True)
-class Units:
+class UnitLayout:
     """How a tensor is read as (units, outer, columns); each unit has a norm.
 
     Attributes:
@@ -220,7 +220,9 @@ class Units:
 
 
 @functools.lru_cache(maxsize=4096)
-def units_of(shape: tuple[int, ...], strides: tuple[int, ...], axis: int | None) -> Units | None:
+def units_of(
+    shape: tuple[int, ...], strides: tuple[int, ...], axis: int | None
+) -> UnitLayout | None:
     """How a tensor is read whose units lie on an axis, or that is one unit (None).
 
     The result is None if its other axes don't form two.
@@ -240,7 +242,7 @@ def units_of(shape: tuple[int, ...], strides: tuple[int, ...], axis: int | None)
     units = 1 if axis is None else shape[axis]
     unit_stride = 0 if axis is None else strides[axis]
     order = tuple(reversed(axes))
-    return Units(units, outer, columns, (unit_stride, outer_stride, column_stride), order)
+    return UnitLayout(units, outer, columns, (unit_stride, outer_stride, column_stride), order)
 
 
 def squares(
@@ -345,5 +347,5 @@ def clip(
     return y, changed.view(()), norms
 
 
-def _shape(read: Units) -> tuple[int, int, int, tuple[int, ...]]:
+def _shape(read: UnitLayout) -> tuple[int, int, int, tuple[int, ...]]:
     return read.units, read.outer, read.columns, read.order

@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from . import launch
-from .clip import Units, loss_scale, squares, tile_of, units_of
+from .clip import UnitLayout, loss_scale, squares, tile_of, units_of
 
 _SIZE = 4096  # elements in a step of a program
 _PROGRAMS = 256  # that measure a tensor, or fewer
@@ -399,18 +399,41 @@ class Gate:
     every: int = 1
 
 
-def _read(x: Tensor) -> tuple[Tensor, Units]:
-    """A tensor, or a copy of it, and how it is read as one unit."""
-    read = units_of(tuple(x.shape), x.stride(), None)
-    if read is None:
-        x = x.contiguous()
-        read = units_of(tuple(x.shape), x.stride(), None)
-        assert read is not None  # a contiguous tensor is one row
-    return x, read
+@dataclass(frozen=True)
+class _OneUnit:
+    """A tensor, or a copy of it, that several programs read as one unit."""
 
+    x: Tensor
+    layout: UnitLayout
 
-def _programs(read: Units) -> int:
-    return min(_PROGRAMS, read.outer * launch.parts(read.columns, _SIZE))
+    @classmethod
+    def of(cls, x: Tensor) -> "_OneUnit":
+        layout = units_of(tuple(x.shape), x.stride(), None)
+        if layout is None:
+            x = x.contiguous()
+            layout = units_of(tuple(x.shape), x.stride(), None)
+            assert layout is not None  # a contiguous tensor is one row
+        return cls(x, layout)
+
+    @property
+    def programs(self) -> int:
+        """How many programs read the tensor."""
+        if not self.x.numel():
+            return 0
+        return min(_PROGRAMS, self.layout.outer * launch.parts(self.layout.columns, _SIZE))
+
+    @property
+    def size(self) -> int:
+        """The number of columns that a program reads at once."""
+        return min(_SIZE, launch.power_of_two(self.layout.columns))
+
+    @property
+    def places(self) -> tuple[int, int, int, int, int, int]:
+        """Where a program reads: the numbers of `_measure_kernel` and `_largest_kernel`."""
+        layout = self.layout
+        _, outer_stride, column_stride = layout.strides
+        steps = launch.parts(layout.columns, self.size)
+        return layout.outer, layout.columns, self.programs, steps, outer_stride, column_stride
 
 
 def measure(
@@ -435,14 +458,16 @@ def measure(
     """
     first, last = exponents
     bins = last - first + 2
-    x, read = _read(x)
-    programs = _programs(read) if x.numel() else 0
     width = launch.power_of_two(bins + 3)
-    parts = torch.empty(max(programs, 1) * _PARTS, dtype=torch.float64, device=x.device)
-    counts = torch.empty(max(programs, 1) * width, dtype=torch.int32, device=x.device)
+    unit = _OneUnit.of(x)
+    x = unit.x
+    programs = unit.programs
+    rows = max(programs, 1)
+    parts = torch.empty(rows * _PARTS, dtype=torch.float64, device=x.device)
+    counts = torch.empty(rows * width, dtype=torch.int32, device=x.device)
+
     state = sums if gate is None else gate.state
     every = 1 if gate is None else gate.every
-    size = min(_SIZE, launch.power_of_two(read.columns))
     on_device = isinstance(scale, Tensor)
     launch.start(
         _measure_kernel,
@@ -455,18 +480,13 @@ def measure(
         state,
         places.calls,
         every,
-        read.outer,
-        read.columns,
-        programs,
-        launch.parts(read.columns, size),
-        read.strides[1],
-        read.strides[2],
+        *unit.places,
         first + 127,
         bins,
         SCALE_ON_DEVICE=on_device,
         TRAINING=int(gate is not None and gate.training),
         GATED=gate is not None,
-        SIZE=size,
+        SIZE=unit.size,
         BINS=width,
         WIDE=launch.wide(x),
         BIG=launch.is_big(0, x),
@@ -497,7 +517,7 @@ def measure(
         GATED=gate is not None,
         COUNTS=gate is not None and gate.counts,
         BINS=width,
-        PROGRAMS=launch.power_of_two(max(programs, 1)),
+        PROGRAMS=launch.power_of_two(rows),
     )
 
 
@@ -547,25 +567,18 @@ def largest_of(tensors: Sequence[Tensor], masks: Sequence[Tensor] = ()) -> tuple
     """
     device = (*tensors, *masks)[0].device
     found = launch.zeros(device, 2)
-    for x, magnitudes in [*((x, True) for x in tensors), *((x, False) for x in masks)]:
-        x, read = _read(x)
-        size = min(_SIZE, launch.power_of_two(read.columns))
-        programs = _programs(read) if x.numel() else 0
+    for place, x in enumerate((*tensors, *masks)):
+        unit = _OneUnit.of(x)
         launch.start(
             _largest_kernel,
-            programs,
+            unit.programs,
             device,
-            x,
+            unit.x,
             found,
-            read.outer,
-            read.columns,
-            programs,
-            launch.parts(read.columns, size),
-            read.strides[1],
-            read.strides[2],
-            MAGNITUDES=magnitudes,
-            SIZE=size,
-            BIG=launch.is_big(0, x),
+            *unit.places,
+            MAGNITUDES=place < len(tensors),
+            SIZE=unit.size,
+            BIG=launch.is_big(0, unit.x),
         )
     largest, positive = found.view(torch.float64).unbind()
     return largest, positive

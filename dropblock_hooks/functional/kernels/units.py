@@ -180,7 +180,7 @@ class Elements:
 
 
 @dataclass(frozen=True)
-class Units:
+class KeptUnits:
     """Drops units of tensors, like `sparse.Blocks`; the mask tells which are kept.
 
     Args:
@@ -218,7 +218,7 @@ def draw_elements(
 
 def draw_units(
     x: Tensor, axes: int, p: float, generator: torch.Generator | None
-) -> tuple[Units, Tensor]:
+) -> tuple[KeptUnits, Tensor]:
     """Draw the units that a tensor has on its first axes: what drops them, and which are kept."""
     n_units = math.prod(x.shape[:axes])
     kept = torch.empty(n_units, dtype=torch.int8, device=x.device)
@@ -238,7 +238,7 @@ def draw_units(
         SEED_ON_DEVICE=isinstance(seed, Tensor),
         SIZE=size,
     )
-    return Units(axes, dropped), kept
+    return KeptUnits(axes, dropped), kept
 
 
 def _apply_units(x: Tensor, axes: int, kept: Tensor, factor: float) -> Tensor:
