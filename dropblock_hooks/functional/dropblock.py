@@ -1,5 +1,10 @@
 """DropBlock drops square blocks of a feature map, and Disout distorts them.
 
+    seeds = rand(places) < γ                    the places where a whole block fits
+    dropped = OR of the seeds in each block
+    y = where(dropped, 0, x * all / kept)       DropBlock
+    y = x + dropped * alpha * std(x) * z        Disout, with standard normal z
+
 A seed drops the whole block that begins there. Each position where a whole block fits is a seed
 with the chance γ, which is solved on the host, once for each rate and map size.
 """

@@ -1,4 +1,8 @@
-"""Dropout of elements, channels, samples and residual branches; Gaussian noise."""
+"""Dropout of elements, channels, samples and residual branches; Gaussian noise.
+
+dropped = rand(units) < p                   a unit is an element, a channel or a sample
+y = where(dropped, 0, x / (1 - p))
+"""
 
 import math
 from typing import Any, Literal, TypeAlias, get_args

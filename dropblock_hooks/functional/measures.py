@@ -113,7 +113,8 @@ def _sum_and_norm_by_rows(x: Tensor) -> tuple[Tensor, Tensor]:
 def add_shares(state: dict[str, Any], x: Tensor, edges: Sequence[float]) -> None:
     """Count in float32 zeros, values that are not finite, and magnitudes by octave: exponent."""
     state["looked"] += x.numel()
-    exponents = ((x.view(torch.int32) >> 23) & 255).reshape(-1)  # 127 from 1 to 2
+    bits = x.view(torch.int32)
+    exponents = ((bits >> 23) & 255).reshape(-1)  # 127 from 1 to 2
     if x.device.type == "cpu":
         counts = torch.bincount(exponents, minlength=256)
     else:  # bincount would wait for the device

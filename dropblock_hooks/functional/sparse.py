@@ -3,6 +3,8 @@
 Seeds are rare, so the gaps between them are drawn instead of a number for each position.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -75,7 +77,9 @@ def grow(mask: Tensor, edges: Sequence[int], first: int = 0) -> Tensor:
         while width < edge:
             shift = min(width, edge - width)
             length = mask.shape[axis] - shift
-            mask = mask.narrow(axis, 0, length) | mask.narrow(axis, shift, length)
+            begin = mask.narrow(axis, 0, length)
+            end = mask.narrow(axis, shift, length)
+            mask = begin | end
             width += shift
     return mask
 
@@ -173,6 +177,22 @@ def _sides(edges: Sequence[int], strides: Sequence[int]) -> list[_Side]:
     return sorted(sides, key=lambda side: -side.edge)
 
 
+def _order_in_memory(x: Tensor) -> list[int]:
+    """The axes of a tensor, the outermost one in memory first."""
+    return sorted(range(x.ndim), key=x.stride, reverse=True)
+
+
+def _places(sizes: Sequence[int], edges: Sequence[int]) -> list[int]:
+    """The number of places on each axis where a block may begin."""
+    return [size - edge + 1 for size, edge in zip(sizes, edges, strict=True)]
+
+
+def _sums_of_pairs(a: Tensor, b: Tensor) -> Tensor:
+    """The sums of each element of one vector and each of another."""
+    sums = a[:, None] + b
+    return sums.view(-1)
+
+
 class Blocks:
     """The blocks that fit into tensors of a shape and memory format, with an edge for each axis.
 
@@ -190,7 +210,7 @@ class Blocks:
     has_counts = False  # whether `drop` without a scale multiplies by all / kept elements
 
     def __init__(self, x: Tensor, edges: Sequence[int], across: bool = False) -> None:
-        self.order = sorted(range(x.ndim), key=x.stride, reverse=True)
+        self.order = _order_in_memory(x)
         self.shape = [x.shape[axis] for axis in self.order]
         self.edges = [edges[axis] for axis in self.order]
         self.numel = x.numel()
@@ -203,10 +223,17 @@ class Blocks:
 
         self.larger: Blocks | None = None
         if across and self.area > 1:
-            sizes = [size + 2 * (edge - 1) for size, edge in zip(x.shape, edges, strict=True)]
-            strides = _strides(sizes, self.order)
-            like = torch.empty_strided(sizes, strides, dtype=x.dtype, device="meta")
-            self.larger = Blocks(like, edges)
+            self.larger = self._on_larger_map(x, edges)
+
+    def _on_larger_map(self, x: Tensor, edges: Sequence[int]) -> Blocks:
+        """The blocks of a map with a border, in which the blocks across the border lie inside."""
+        sizes = []
+        for size, edge in zip(x.shape, edges, strict=True):
+            border = edge - 1
+            sizes.append(size + 2 * border)
+        strides = _strides(sizes, self.order)
+        like = torch.empty_strided(sizes, strides, dtype=x.dtype, device="meta")
+        return Blocks(like, edges)
 
     def draw(self, chance: float, generator: torch.Generator | None) -> Tensor:
         """Draw blocks, each with this chance, in the form that is written faster."""
@@ -217,7 +244,8 @@ class Blocks:
         if self.area == 1 and chance >= _FREQUENT:
             dropped = bernoulli(self._shape_of_x, chance, _CPU, generator)
             kept = dropped.permute(self.order).logical_not()
-            return kept.contiguous().view(-1).view(torch.uint8)
+            in_memory = kept.contiguous().view(-1)
+            return in_memory.view(torch.uint8)
 
         starts = self._draw_starts(chance, generator)
         longest = self.sides[0]
@@ -228,17 +256,17 @@ class Blocks:
 
         if not written_alone or _PER_START * len(starts) > self.numel:
             return self._kept(starts)
-        return starts.to(torch.int32) if self.numel < 2**31 else starts
+        if self.numel < 2**31:
+            return starts.to(torch.int32)
+        return starts
 
     def _draw_starts(self, chance: float, generator: torch.Generator | None) -> Tensor:
         """The places in memory where blocks begin."""
-        places = [
-            size - edge + 1 for size, edge in zip(self._shape_of_x, self._edges_of_x, strict=True)
-        ]
+        places = _places(self._shape_of_x, self._edges_of_x)
         positions = draw_positions(math.prod(places), chance, generator)
         return _offsets(positions, places, self._strides_of_x)
 
-    def _cut_out(self, larger: "Blocks", drawn: Tensor) -> Tensor:
+    def _cut_out(self, larger: Blocks, drawn: Tensor) -> Tensor:
         """For each element in memory whether it is kept, from blocks of a larger map."""
         kept = larger._as_kept(drawn).view(larger.shape)
         for axis, edge in enumerate(self.edges):
@@ -254,8 +282,9 @@ class Blocks:
     def mask(self, drawn: Tensor) -> Tensor:
         """A boolean mask in the shape of the tensor, True where an element is dropped."""
         dropped = self._as_kept(drawn) == 0
+        in_memory = dropped.view(self.shape)
         axes = sorted(range(len(self.order)), key=self.order.__getitem__)
-        return dropped.view(self.shape).permute(axes)
+        return in_memory.permute(axes)
 
     def drop(self, x: Tensor, scale: float | None, drawn: Tensor) -> Tensor:
         """``x * scale`` with 0 in the dropped blocks; `x` may have another memory format."""
@@ -289,11 +318,11 @@ class Blocks:
         offsets = torch.zeros(1, dtype=torch.int64, device="cpu")
         for edge, stride in others:
             steps = torch.arange(0, edge * stride, stride, device="cpu")
-            offsets = (offsets[:, None] + steps).view(-1)
+            offsets = _sums_of_pairs(offsets, steps)
 
         blocks_at_once = max(1, _ROWS // len(offsets))
         for some_starts in torch.split(starts, blocks_at_once):
-            indices = (some_starts[:, None] + offsets).view(-1)
+            indices = _sums_of_pairs(some_starts, offsets)
             rows.index_fill_(0, indices, 0)
 
     def _kept(self, starts: Tensor) -> Tensor:
@@ -313,19 +342,20 @@ class Blocks:
 
         The bit of each start is set, and the bits grow to blocks.
         """
-        places = [size - edge + 1 for size, edge in zip(self.shape, self.edges, strict=True)]
-        overlapping = [
-            axis for axis in range(len(places)) if self.edges[axis] > 1 and places[axis] > 1
-        ]
+        places = _places(self.shape, self.edges)
+        overlapping = []
+        covered = 1  # the elements along axes that a block covers entirely, which have one bit
+        for axis, edge in enumerate(self.edges):
+            if places[axis] == 1:
+                covered *= edge
+            elif edge > 1:
+                overlapping.append(axis)
         if not overlapping:
             return len(starts) * self.area
 
         bits = self._bits_of(starts, overlapping)
         grown = grow(bits, [self.edges[axis] for axis in overlapping])
-
-        # along an axis that a block covers entirely, all elements have one bit
-        covered = [edge for edge, number in zip(self.edges, places, strict=True) if number == 1]
-        return _count_bits(grown) * math.prod(covered)
+        return _count_bits(grown) * covered
 
     def _bits_of(self, starts: Tensor, overlapping: Sequence[int]) -> Tensor:
         """Words with the bits of the starts; the last axis has the words of a row.
@@ -341,11 +371,13 @@ class Blocks:
         bordered = [size + edge - 1 for size, edge in zip(self.shape, self.edges, strict=True)]
         strides_in_row = _strides(self.shape, packed)
         strides_of_rows = _strides(bordered, overlapping)
-        strides = [
-            in_row + of_rows * words * 64
-            for in_row, of_rows in zip(strides_in_row, strides_of_rows, strict=True)
-        ]
-        border = sum((self.edges[axis] - 1) * strides[axis] for axis in overlapping)
+        strides = []
+        for in_row, of_rows in zip(strides_in_row, strides_of_rows, strict=True):
+            strides.append(in_row + of_rows * words * 64)
+
+        border = 0
+        for axis in overlapping:
+            border += (self.edges[axis] - 1) * strides[axis]
         bits = _offsets(starts, self.shape, strides) + border
 
         rows = [bordered[axis] for axis in overlapping]
@@ -362,7 +394,8 @@ class UnitMask(Mask):
         if x.dtype is torch.float32 and x.is_contiguous():
             rows = _rows(x, drawn)
             if rows is not None and rows.shape[1] <= _SHORT:
-                gathered = _gather_kept(rows, scale, drawn.view(-1))
+                flat = drawn.view(-1)
+                gathered = _gather_kept(rows, scale, flat)
                 return gathered.resize_(x.shape)  # not a view
 
         y = scaled(x, scale)
@@ -382,8 +415,10 @@ def _gather_kept(rows: Tensor, scale: float | None, dropped: Tensor) -> Tensor:
     """
     kept = ~dropped
     chosen = kept.nonzero().view(-1)
-    starts = kept.cumsum(0) - kept.to(torch.int64)
-    weights = rows.new_full(chosen.shape, 1.0 if scale is None else scale)
+    ends = kept.cumsum(0)
+    starts = ends - kept.to(torch.int64)
+    factor = 1.0 if scale is None else scale
+    weights = rows.new_full(chosen.shape, factor)
     # by position: scale_grad_by_freq, mode (0 is a sum), sparse, per_sample_weights
     sums: Tensor = torch.embedding_bag(rows, chosen, starts, False, 0, False, weights)[0]
     return sums
@@ -391,7 +426,7 @@ def _gather_kept(rows: Tensor, scale: float | None, dropped: Tensor) -> Tensor:
 
 def _rows(y: Tensor, mask: Tensor) -> Tensor | None:
     """The units as rows of a matrix, if each is contiguous and they lie in the order of `mask`."""
-    order = sorted(range(y.ndim), key=y.stride, reverse=True)
+    order = _order_in_memory(y)
     decided = [axis for axis in range(y.ndim) if mask.shape[axis] > 1]
     if order[: len(decided)] != decided:
         return None

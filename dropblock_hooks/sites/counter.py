@@ -80,8 +80,9 @@ class Norms:
         """The norm below which a share of the norms of a bin lies, if their logarithms are even."""
         if at == 0:
             return 0.0
-        lower = 2 ** ((at - _ONE) / _PER_OCTAVE)
-        upper = 2 ** ((at + 1 - _ONE) / _PER_OCTAVE)
+        octave = (at - _ONE) / _PER_OCTAVE
+        lower = 2**octave
+        upper = 2 ** (octave + 1 / _PER_OCTAVE)
         if self.largest is not None and (at == _LAST or self.largest < upper):
             upper = max(lower, self.largest)
         return float(lower * (upper / lower) ** share)
@@ -92,19 +93,25 @@ class Norms:
 
 def with_norms(cells: Tensor, norms: Tensor) -> Tensor:
     """The cells of a histogram with more norms; those that are not finite are left out."""
-    norms, finite, bins = _binned(norms.reshape(-1).to(cells.dtype))
+    flat = norms.reshape(-1).to(cells.dtype)
+    norms, finite, bins = _binned(flat)
+    place_of_sum = torch.zeros_like(bins)
     cells = cells.index_add(0, bins, finite)
-    cells = cells.index_add(0, torch.zeros_like(bins), norms)
-    return with_largest(cells, norms.amax()) if norms.numel() else cells
+    cells = cells.index_add(0, place_of_sum, norms)
+    if not norms.numel():
+        return cells
+    return with_largest(cells, norms.amax())
 
 
 def with_norms_of_several(cells: Tensor, norms: Tensor, owners: Tensor) -> Tensor:
     """The cells of several histograms, one a row, with more norms; `owners` are their rows."""
+    width = cells.shape[1]
     norms, finite, bins = _binned(norms.to(cells.dtype))
-    first = owners * cells.shape[1]
-    flat = cells.reshape(-1).index_add(0, first + bins, finite)
+    first = owners * width
+    flat = cells.reshape(-1)
+    flat = flat.index_add(0, first + bins, finite)
     flat = flat.index_add(0, first, norms)
-    for place in range(cells.shape[1] - LARGEST, cells.shape[1]):
+    for place in range(width - LARGEST, width):
         flat = flat.scatter_reduce(0, first + place, norms, "amax")
     return flat.view(cells.shape)
 
@@ -153,17 +160,36 @@ class Snapshot(NamedTuple):
     def share(self) -> float | None:
         return self.affected / self.total if self.total else None
 
+    def calls_only(self) -> Snapshot:
+        """The same without elements and norms."""
+        return Snapshot(
+            evaluated=self.evaluated, trained=self.trained, active=self.active, off=self.off
+        )
+
     def plus(self, other: Snapshot, sign: int = 1) -> Snapshot:
         """The sum, for example over ranks, or with ``sign=-1`` the growth since `other`."""
-        sums = [a + sign * b for a, b in zip(self[:-1], other[:-1], strict=True)]
-        cells = other.cells if self.cells is None else self.cells
-        if self.cells is not None and other.cells is not None:
-            given = other.cells.to(self.cells.device)
-            cells = norms_together(self.cells, given)
-            if sign < 0:
-                cells = self.cells - given
-                cells[-LARGEST:] = self.cells[-1]  # the largest one since the window began
-        return Snapshot._make([*sums, cells])
+        return Snapshot(
+            evaluated=self.evaluated + sign * other.evaluated,
+            trained=self.trained + sign * other.trained,
+            active=self.active + sign * other.active,
+            off=self.off + sign * other.off,
+            affected=self.affected + sign * other.affected,
+            total=self.total + sign * other.total,
+            expected=self.expected + sign * other.expected,
+            cells=self._cells_with(other.cells, sign),
+        )
+
+    def _cells_with(self, others: Tensor | None, sign: int) -> Tensor | None:
+        """The histogram together with another one, or without it."""
+        cells = self.cells
+        if cells is None or others is None:
+            return others if cells is None else cells
+        others = others.to(cells.device)
+        if sign > 0:
+            return norms_together(cells, others)
+        grown = cells - others
+        grown[-LARGEST:] = cells[-1]  # the largest one since the window began
+        return grown
 
     def read(self) -> Snapshot:
         """The same with numbers in place of the tensors, which waits for the device."""
@@ -175,8 +201,12 @@ class Counter:
     """The counts of a site; snapshots hold their tensors, so none is changed in place."""
 
     def __init__(self) -> None:
-        self.evaluated = self.trained = self.active = self.off = self.total = 0
+        self.evaluated = 0
+        self.trained = 0
+        self.active = 0
+        self.off = 0
         self.affected: Any = 0
+        self.total = 0
         self.expected = 0.0
         self.cells: Tensor | None = None
         self._waiting: list[Tensor] = []  # numbers of elements that are not in `affected` yet
@@ -317,8 +347,14 @@ class Counter:
 
     def forget_elements(self) -> None:
         """Begin the windows of the elements anew, as after ``set``; calls stay in theirs."""
-        self.closed = Snapshot(*self.closed[:4])
-        self._begun = Snapshot(*self._begun[:4], *self.life()[4:])
+        self.closed = self.closed.calls_only()
+        begun = self._begun
+        self._begun = self.life()._replace(
+            evaluated=begun.evaluated,
+            trained=begun.trained,
+            active=begun.active,
+            off=begun.off,
+        )
         self._begin_largest()
 
     def restore(self, life: Snapshot, window: Snapshot) -> None:
@@ -328,20 +364,30 @@ class Counter:
         self.closed = Snapshot()
         self._waiting = []
         self._norms = []
-        vars(self).update(life._asdict())
+        self._put(life)
+
+    def _put(self, totals: Snapshot) -> None:
+        """Set all totals."""
+        for name, total in totals._asdict().items():
+            setattr(self, name, total)
 
     def plus(self, other: Counter) -> Counter:
+        """The counts of two ranks together."""
+        life = self.life().plus(other.life())
+        window = self.window().plus(other.window())
         both = Counter()
-        both.restore(self.life().plus(other.life()), self.window().plus(other.window()))
+        both.restore(life, window)
         both.closed = self.closed.plus(other.closed)
         both.map_size = self.map_size or other.map_size
-        both.map_varies = self.map_varies or other.map_varies or self.map_size != other.map_size
+        sizes_differ = self.map_size != other.map_size
+        both.map_varies = self.map_varies or other.map_varies or sizes_differ
         return both
 
     def read(self) -> Counter:
         """Put numbers in place of the tensors, which waits for the device; return itself."""
-        self._begun, self.closed = self._begun.read(), self.closed.read()
-        vars(self).update(self.life().read()._asdict())
+        self._begun = self._begun.read()
+        self.closed = self.closed.read()
+        self._put(self.life().read())
         return self
 
 
@@ -375,11 +421,17 @@ class JointCounts:
     ) -> JointCounts:
         """The joint counts of these counters; new ones, if they were others in the call before."""
         joint = counters[0].joint
-        if joint is not None and all(counter.joint is joint for counter in counters):
-            counted = joint._device, joint._norm_counts
-            if joint._counters == list(counters) and counted == (device, list(norm_counts)):
-                return joint
+        if joint is not None and joint._fits(counters, device, norm_counts):
+            return joint
         return cls(counters, device, norm_counts)
+
+    def _fits(
+        self, counters: Sequence[Counter], device: torch.device, norm_counts: Sequence[int]
+    ) -> bool:
+        """Whether these are the counters, and the same numbers of norms."""
+        if self._counters != list(counters) or self._norm_counts != list(norm_counts):
+            return False
+        return self._device == device and all(counter.joint is self for counter in counters)
 
     def add(self, affected: Tensor, totals: Sequence[int], norms: Tensor | None) -> None:
         """Add one active call of each counter, with the number of its elements."""
@@ -411,6 +463,7 @@ class JointCounts:
         self._bin_norms()
         affected = self._affected.long().unbind()
         cells = [None] * len(affected) if self._cells is None else self._cells.unbind()
-        self._affected = self._cells = None
+        self._affected = None
+        self._cells = None
         for counter, number, row in zip(self._counters, affected, cells, strict=True):
             counter.take_joint(number, row)

@@ -1,4 +1,10 @@
-"""DropBlock on a GPU: three kernels. `functional.dropblock` has the equation in torch operations.
+"""DropBlock on a GPU: three kernels.
+
+    seeds = rand(places) < γ                    the places where a whole block fits
+    dropped = OR of the seeds in each block
+    y = where(dropped, 0, x * factor)           factor = all / kept elements, or a number
+
+In torch operations, the same are `dropblock.blocks_of` and `masks.Mask.drop`.
 
 A map is a list of rows. The places of a row are the bits of a word, or of several words if it has
 more than 64. So a block grows along a row by shifts, and over the rows by an OR of words:

@@ -1,4 +1,10 @@
-"""Bounds of gradients by value on a GPU, by one kernel; `functional.gradients` has the equation."""
+"""Bounds of gradients by value on a GPU, by one kernel.
+
+    y = clamp(x, low * scale, high * scale)     the scale is that of the loss
+    changed = number of values with y != x
+
+In torch operations, the same is `functional.gradients.clamp_counted`.
+"""
 
 import torch
 import triton

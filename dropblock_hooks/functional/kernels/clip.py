@@ -1,4 +1,9 @@
-"""Bounds of gradients by norms on a GPU: two kernels. `functional.gradients` has the equations.
+"""Bounds of gradients by norms on a GPU: two kernels.
+
+    norm = sqrt(sum(x ** 2))                    of each unit
+    y = x * min(1, bound / norm)
+
+In torch operations, the same is `functional.gradients.scale_counted`.
 
 squares   sums of squares of parts of a tensor, in float64
 clip      y = x * min(1, bound / norm), the norms, and how many elements were changed

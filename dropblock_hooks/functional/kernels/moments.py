@@ -1,4 +1,10 @@
-"""Statistics of a tensor on a GPU, in one pass; `functional.measures` has the torch operations.
+"""Statistics of a tensor on a GPU, in one pass.
+
+    sums += 1, numel, sum(x), sum(x ** 2), sqrt(sum(x ** 2))      unless a value is not finite
+    shares += zeros, not finite, and the numbers of magnitudes by octave
+    alive |= any(|x| > zero, by channel)
+
+In torch operations, the same are `measures.add_moments`, `add_shares` and `add_alive`.
 
 measure   sums of values, of squares and of norms, the largest magnitude, shares and octaves
 alive     which channels had a magnitude above a bound

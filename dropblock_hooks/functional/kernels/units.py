@@ -1,7 +1,12 @@
 """Dropout on a GPU, of elements or of units: channels, samples or the whole batch.
 
-`functional.dropout` has the equation in torch operations. Elements are drawn from a seed, of which
-the backward draws the same again. Units are drawn once: a byte for each unit tells if it is kept.
+    dropped = rand(units) < p
+    y = where(dropped, 0, x * factor)
+
+In torch operations, the same are `masks.bernoulli` and `masks.Mask.drop`.
+
+Elements are drawn from a seed, of which the backward draws the same again. Units are drawn once: a
+byte for each unit tells if it is kept.
 """
 
 import functools
