@@ -26,6 +26,7 @@ The ``__init__`` of each folder has a map of its modules. All folders use these 
 ``warn``           a warning at the line of the user's code
 ``pickling``       functions in fields of regularizers and schedules, which pickle may refuse
 ``quoting``        how names and values stand in messages
+``pickling``       pickles of schedules and regularizers, with a clear error for a lambda
 ``checks``         the types and ranges of arguments, and the closest known names
 ``registry``       the names of classes in specs
 ``checkpointing``  ``graph_task()``, the backward that runs now: a forward in it is a recomputation

@@ -61,10 +61,12 @@ def drop_block_resnet(
         norms = f"{group}.*.bn[123]"
         shortcuts = f"{group}.*.downsample"
         if not matching(norms, known):
-            missing = f"{type(bare).__name__} has no layers {norms!r} of a ResNet"
+            kind = type(bare).__name__
+            missing = f"{kind} has no layers {norms!r} of a ResNet"
             raise ValueError(f"{missing}: use by_stage, or name the layers")
 
-        drop = DropBlock2d(scaled(p, factor), block_size, **options)
+        rate = scaled(p, factor)
+        drop = DropBlock2d(rate, block_size, **options)
         spec[norms] = drop
         if matching(shortcuts, known):
             spec[shortcuts] = drop
@@ -93,8 +95,11 @@ def by_stage(
         raise TypeError(f"{what}, got {shown(regularizer)}")
 
     name, rate = next(iter(regularizer.rates.items()))
-    spread = regularizer.with_rates(**{name: ByDepth.rising(rate, first)})
-    selector = Select(stages=stages if isinstance(stages, int) else tuple(stages))
+    rising = ByDepth.rising(rate, first)
+    spread = regularizer.with_rates(**{name: rising})
+
+    numbers = stages if isinstance(stages, int) else tuple(stages)
+    selector = Select(stages=numbers)
     return Spec([(selector, spread)])
 
 
@@ -122,7 +127,8 @@ def stochastic_depth(
     """
     kind = "residual block that keeps its shape: use drop_path"
     regularizer = StochasticDepth(ByDepth.rising(p), **options)
-    return _on(model, residual_blocks(model, example_input), kind, regularizer)
+    blocks = residual_blocks(model, example_input)
+    return _on(model, blocks, kind, regularizer)
 
 
 def drop_path(model: nn.Module, p: RateLike = 0.1, example_input: Any = None) -> Spec:
@@ -146,7 +152,8 @@ def drop_path(model: nn.Module, p: RateLike = 0.1, example_input: Any = None) ->
         Huang et al., 2016, the linear decay rule (https://arxiv.org/abs/1603.09382).
     """
     called = record_forward(unwrap(model), example_input)
-    names = [name for name in matching("**.drop_path*", called) if called[name].calls]
+    matches = matching("**.drop_path*", called)
+    names = [name for name in matches if called[name].calls]
     kind = "layer drop_path on its branches: use stochastic_depth"
     return _on(model, names, kind, DropPath(ByDepth.rising(p)))
 
@@ -173,7 +180,8 @@ def layer_drop(model: nn.Module, p: RateLike = 0.1, **options: Any) -> Spec:
     kind = "list of layers called layers, h or blocks: use stochastic_depth"
     options.setdefault("mode", "batch")
     regularizer = StochasticDepth(p, **options)
-    return _on(model, _outermost(model, _LAYERS), kind, regularizer)
+    names = _outermost(model, _LAYERS)
+    return _on(model, names, kind, regularizer)
 
 
 def residual_dropout(model: nn.Module, p: RateLike = 0.1, **options: Any) -> Spec:
@@ -194,7 +202,9 @@ def residual_dropout(model: nn.Module, p: RateLike = 0.1, **options: Any) -> Spe
         Vaswani et al., 2017, section 5.4 (https://arxiv.org/abs/1706.03762).
     """
     kind = "projection called o_proj, out_proj, down_proj, fc2 or the like: use stochastic_depth"
-    return _on(model, _outermost(model, _PROJECTIONS), kind, Dropout(p, **options))
+    regularizer = Dropout(p, **options)
+    names = _outermost(model, _PROJECTIONS)
+    return _on(model, names, kind, regularizer)
 
 
 def neftune(model: nn.Module, alpha: RateLike = 5.0, **options: Any) -> Spec:
@@ -284,9 +294,10 @@ def _rising(p: RateLike) -> ByDepth:
 
 
 def _outermost(model: nn.Module, pattern: str) -> list[str]:
-    """The names of layers that end where the pattern first matches: no layers inside of these."""
+    """Find the layers whose names end where the pattern first matches: none inside of these."""
     names = []
-    for name in Index(unwrap(model)).modules:
+    bare = unwrap(model)
+    for name in Index(bare).modules:
         match = re.match(pattern, name)
         if match and match[0] == name:
             names.append(name)
@@ -294,10 +305,12 @@ def _outermost(model: nn.Module, pattern: str) -> list[str]:
 
 
 def _on(model: nn.Module, names: Sequence[str], kind: str, regularizer: Regularizer) -> Spec:
-    """The spec of a regularizer on these layers; ValueError if there are none."""
+    """Make the spec of a regularizer on these layers; ValueError if there are none."""
     if not names:
-        raise ValueError(f"{type(unwrap(model)).__name__} has no {kind}, or name the layers")
-    return Spec([(Select(names=tuple(names)), regularizer)])
+        model_kind = type(unwrap(model)).__name__
+        raise ValueError(f"{model_kind} has no {kind}, or name the layers")
+    selector = Select(names=tuple(names))
+    return Spec([(selector, regularizer)])
 
 
 def residual_blocks(model: nn.Module, example_input: Any = None) -> tuple[str, ...]:
@@ -314,7 +327,8 @@ def residual_blocks(model: nn.Module, example_input: Any = None) -> tuple[str, .
         model: any model.
         example_input: an input of the model, as for ``plan``.
     """
-    index = Index(unwrap(model))
+    bare = unwrap(model)
+    index = Index(bare)
     layers = record_forward(index.model, example_input, residual=True)
     blocks = []
     for name, target in index.modules.items():
@@ -324,7 +338,8 @@ def residual_blocks(model: nn.Module, example_input: Any = None) -> tuple[str, .
             blocks.append(name)
 
     def has_inner_block(name: str) -> bool:
-        return any(other.startswith(f"{name}.") for other in blocks)
+        inside = f"{name}."
+        return any(other.startswith(inside) for other in blocks)
 
     return tuple(name for name in blocks if not has_inner_block(name))
 

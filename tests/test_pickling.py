@@ -62,7 +62,9 @@ def test_cloudpickle_takes_a_lambda():
     assert attached.sites[0].rate == pytest.approx(0.2)
 
 
-@pytest.mark.parametrize("rate", [rising, LinearSchedule(0.0, 0.2, epochs=3)], ids=repr)
+@pytest.mark.parametrize(
+    "rate", [rising, LinearSchedule(0.0, 0.2, epochs=3)], ids=["function", "schedule"]
+)
 def test_what_has_a_name_is_pickled(rate):
     model = model_with({"0": Dropout(rate)})
     (attached,) = attachments(pickle.loads(pickle.dumps(model)))

@@ -50,9 +50,12 @@ class Description(NamedTuple):
     @classmethod
     def of(cls, regularizer: Regularizer, epochs: int | None) -> Self:
         """Describe a regularizer in a training of this length, or of unknown length."""
-        stated = stated_fields(regularizer)
-        fitted = {name: without_epochs(value, epochs) for name, value in stated.items()}
-        return cls(repr(regularizer), as_call(type(regularizer), fitted))
+        arguments = {}
+        for name, value in stated_fields(regularizer).items():
+            arguments[name] = without_epochs(value, epochs)
+
+        text = as_call(type(regularizer), arguments)
+        return cls(repr(regularizer), text)
 
     def is_that_of(self, other: "Description") -> bool:
         """Return whether both describe the same regularizer, in trainings of any lengths."""
@@ -112,8 +115,10 @@ def _may_forget(site: Site) -> bool:
     regularizer = site.regularizer
     if isinstance(bound, Watch) or hasattr(bound, "state_dict"):
         return False
-    if type(regularizer).bind is Regularizer.bind or isinstance(regularizer, Foreign):
+    has_own_bind = type(regularizer).bind is not Regularizer.bind
+    if isinstance(regularizer, Foreign) or not has_own_bind:
         return False
+
     is_method = getattr(bound, "__self__", None) is regularizer
     return not is_method and not _keeps_nothing(bound)
 
@@ -133,7 +138,10 @@ def _keeps_nothing(bound: Any) -> bool:
 
 def _elements(counts: Mapping[str, Any]) -> dict[str, Any]:
     """Return the counts of elements alone, as plain numbers."""
-    return {name: number(counts[name]) for name, number in _ELEMENTS.items()}
+    elements = {}
+    for name, number in _ELEMENTS.items():
+        elements[name] = number(counts[name])
+    return elements
 
 
 def _counts(saved: Mapping[str, Any]) -> tuple[Snapshot, Snapshot]:
@@ -178,20 +186,29 @@ def _read(state: Mapping[str, Any]) -> Saved:
     epoch = as_number("epoch", state["epoch"], allowed=NON_NEGATIVE)
     forwards = int(state["forwards"])
     stepped = bool(state["stepped"])
-    sites = state["sites"]
+    regularizers = {}
+    counts = {}
+    memories = {}
+    for key, saved in state["sites"].items():
+        regularizers[key] = _description(saved)
+        counts[key] = _counts(saved)
+        if "memory" in saved:
+            memories[key] = saved["memory"]
     return Saved(
         epoch=epoch,
         stepped=stepped,
         forwards=forwards,
-        regularizers={key: _description(saved) for key, saved in sites.items()},
-        counts={key: _counts(saved) for key, saved in sites.items()},
-        memories={key: saved["memory"] for key, saved in sites.items() if "memory" in saved},
+        regularizers=regularizers,
+        counts=counts,
+        memories=memories,
     )
 
 
 def _description(saved: Mapping[str, Any]) -> Description:
     """Return the description of the regularizer of a site in a state."""
-    return Description(str(saved["regularizer"]), str(saved["without_epochs"]))
+    text = str(saved["regularizer"])
+    without = str(saved["without_epochs"])
+    return Description(text, without)
 
 
 def _differences(there: Mapping[str, Description], here: Mapping[str, Description]) -> list[str]:

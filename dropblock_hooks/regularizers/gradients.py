@@ -86,9 +86,11 @@ class ClampGrad(OnGradients, Regularizer):
         gradients.check_bounds(values.get("min"), values.get("max"))
 
     def apply(self, x: Tensor, now: Now) -> Applied:
-        low = vars(now).get("min")
-        high = vars(now).get("max")
-        clamped, changed, now.norms = gradients.clamp_measured(x, low, high, now.grad_scale)
+        rates = vars(now)
+        low = rates.get("min")
+        high = rates.get("max")
+        clamped, changed, norms = gradients.clamp_measured(x, low, high, now.grad_scale)
+        now.norms = norms
         return clamped, changed
 
 
@@ -140,7 +142,8 @@ class ClipGradNorm(OnGradients, Regularizer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        store(self, norm_type=gradients.check_norm(self.norm_type, self.per))
+        norm_type = gradients.check_norm(self.norm_type, self.per)
+        store(self, norm_type=norm_type)
 
     @property
     def accumulates(self) -> bool:
@@ -161,12 +164,18 @@ class ClipGradNorm(OnGradients, Regularizer):
     def apply(self, x: Tensor, now: Now) -> Applied:
         if self.group:  # of all gradients of the entry, measured before
             norm = now.common_norm.to(x.device)
+            bound = now.max_norm * now.grad_scale
             now.norms = gradients.unscaled(norm, now.grad_scale)
-            return gradients.scale_counted(x, now.max_norm * now.grad_scale, norm)
+            return gradients.scale_counted(x, bound, norm)
 
-        clipped, changed, now.norms = gradients.clip_measured(
-            x, now.max_norm, self.norm_type, self.per, now.grad_scale
+        clipped, changed, norms = gradients.clip_measured(
+            x,
+            now.max_norm,
+            self.norm_type,
+            self.per,
+            now.grad_scale,
         )
+        now.norms = norms
         return clipped, changed
 
     def apply_all(self, grads: Sequence[Tensor], now: Now) -> Tensor | None:
@@ -180,9 +189,12 @@ class ClipGradNorm(OnGradients, Regularizer):
             norms = foreach.unit_norms(grads, units, self.norm_type)
 
         unscaled_norms = gradients.unscaled(norms, now.grad_scale)
-        now.norms = unscaled_norms.expand(sum(units.rows))
+        number_of_units = sum(units.rows)
+        now.norms = unscaled_norms.expand(number_of_units)
         now.norm_counts = units.rows
-        return foreach.shrink_(grads, units, norms, now.max_norm * now.grad_scale)
+
+        bound = now.max_norm * now.grad_scale
+        return foreach.shrink_(grads, units, norms, bound)
 
 
 @register
@@ -218,7 +230,8 @@ class ScaleGrad(OnGradients, Regularizer):
     off: ClassVar[Mapping[str, float]] = {"scale": 1.0}
 
     def apply(self, x: Tensor, now: Now) -> Applied:
-        if not isinstance(now.scale, Tensor) and now.scale == 1.0:
+        is_off = not isinstance(now.scale, Tensor) and now.scale == 1.0
+        if is_off:
             return x, None
         return scaled(x, now.scale), None
 
@@ -302,9 +315,11 @@ class GradNoise(OnGradients, Regularizer):
     off: ClassVar[Mapping[str, float]] = {"std": 0.0}
 
     def apply(self, x: Tensor, now: Now) -> Applied:
-        if not isinstance(now.std, Tensor) and now.std == 0.0:
+        is_off = not isinstance(now.std, Tensor) and now.std == 0.0
+        if is_off:
             return x, None
-        return add_noise(x, now.std * now.grad_scale), None
+        std = now.std * now.grad_scale
+        return add_noise(x, std), None
 
 
 @register
@@ -407,15 +422,27 @@ class AdaptiveClipGrad(_OfParameters):
         store(self, eps=eps, norm_type=norm_type)
 
     def apply(self, x: Tensor, now: Now) -> Applied:
-        y, changed, now.norms = gradients.clip_adaptive_counted(
-            x, now.parameter, now.clip_factor, self.eps, self.norm_type, now.grad_scale
+        clipped, changed, norms = gradients.clip_adaptive_counted(
+            x,
+            now.parameter,
+            now.clip_factor,
+            self.eps,
+            self.norm_type,
+            now.grad_scale,
         )
-        return y, changed
+        now.norms = norms
+        return clipped, changed
 
     def apply_all(self, grads: Sequence[Tensor], now: Now) -> Tensor | None:
-        changed, now.norms, units = foreach.clip_adaptive_(
-            grads, now.parameters, now.clip_factor, self.eps, self.norm_type, now.grad_scale
+        changed, norms, units = foreach.clip_adaptive_(
+            grads,
+            now.parameters,
+            now.clip_factor,
+            self.eps,
+            self.norm_type,
+            now.grad_scale,
         )
+        now.norms = norms
         now.norm_counts = units.rows
         return changed
 
