@@ -366,6 +366,29 @@ class GradientStats(Measuring):
     sees_values: ClassVar[bool] = False
     sees_gradients: ClassVar[bool] = True
     reads_grad_scale: ClassVar[bool] = True
+    traced: ClassVar[bool] = True
+
+    def start(self) -> State:
+        # how many calls the measured ones are late, and the gradients before the last of them
+        return {**super().start(), "late": 0, "before": -1}
+
+    def is_due(self, state: State, turn: int, training: bool, shared: dict[str, Any]) -> bool:
+        """Return whether to measure a call, of which a gradient may never come.
+
+        A GAN calls its generator twice in a step, and detaches one of the outputs. So calls are
+        measured until the first gradient has come, and one call later if the last one got none.
+        """
+        gradients = state["calls"]
+        if gradients == 0 and turn < self.every:
+            return True
+        if (turn - state["late"]) % self.every:
+            return False
+        if gradients == state["before"]:
+            state["late"] += 1
+            state["before"] = -1
+            return False
+        state["before"] = gradients
+        return True
 
 
 @register

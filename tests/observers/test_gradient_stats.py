@@ -71,3 +71,35 @@ def test_of_a_parameter_it_sees_each_backward_not_what_has_accumulated(when):
     assert model[0].weight.grad == 1
     seen = attached.report()[1].observed
     assert (seen.calls, seen.mean, seen.largest) == (2, 3.5, 4.0)
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("forwards", [1, 2, 3, 4, 5, 10])
+def test_forwards_without_a_backward_do_not_hide_gradients(forwards, compiled):
+    """A GAN calls its generator several times in a step, and detaches all outputs but one."""
+    torch._dynamo.reset()
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    attached = attach(model, {"0": GradientStats()}, grad_scaler=False)
+    call = torch.compile(model, backend="aot_eager") if compiled else model
+    steps = 40
+    for _ in range(steps):
+        for _ in range(forwards - 1):
+            call(torch.ones(2, 4)).detach()
+        call(torch.ones(2, 4)).sum().backward()
+    assert attached.verify() == []
+    (row,) = attached.report()
+    measured = row.observed.calls
+    assert measured >= steps / 10
+    assert measured <= steps * forwards / 10 + 1
+    if forwards == 1:
+        assert measured == steps / 10
+
+
+def test_a_layer_that_gets_no_gradient_is_reported():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    attached = attach(model, {"0": GradientStats()}, grad_scaler=False)
+    for _ in range(40):
+        model[1](model[0](torch.ones(2, 4)).detach())
+    model(torch.ones(2, 4))
+    (finding,) = attached.verify()
+    assert "no gradient reached it" in finding.text
