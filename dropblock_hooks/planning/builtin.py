@@ -135,7 +135,10 @@ def _rates_held(module: nn.Module) -> list[str]:
     return [
         attribute
         for attribute, value in rates_in(module).items()
-        if "drop" in attribute and attribute != "layerdrop" and isinstance(value, float)
+        if "drop" in attribute
+        and attribute != "layerdrop"
+        and isinstance(value, float)
+        and not foreign.has_no_effect(module, attribute)
     ]
 
 

@@ -53,6 +53,11 @@ def rate_attribute(module: nn.Module) -> str | None:
     return None
 
 
+def has_no_effect(module: nn.Module, attribute: str) -> bool:
+    """Return whether a layer never uses its rate: a recurrent layer drops between its layers."""
+    return isinstance(module, nn.RNNBase) and attribute == "dropout" and module.num_layers == 1
+
+
 def reads_own(module: nn.Module, attribute: str) -> bool:
     """Return whether a method of a module may read an attribute, besides ``__init__``."""
     if "forward" in vars(module):

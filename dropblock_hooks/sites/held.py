@@ -29,7 +29,7 @@ from ..findings import tell
 from ..regularizers.base import Regularizer
 from ..regularizers.foreign import Retune, in_place_of
 from ..regularizers.freeze_norm import FreezeNorm
-from ..selectors.dropouts import RATES, is_read_above, rate_attribute
+from ..selectors.dropouts import RATES, has_no_effect, is_read_above, rate_attribute
 from ..selectors.index import Index, Target
 from ..selectors.wrappers import bare_type, shard_refusal
 from . import compiled, indexing
@@ -64,6 +64,11 @@ class RetuneHook(SiteHook):
                 f"a {kind} has no {' or '.join(RATES)} that is a number in [0, 1] and can be set. "
                 "builtin(model) lists all rates, with their selectors. On an nn.Identity in place "
                 "of a drop path, put DropPath(p=...)"
+            )
+        elif has_no_effect(target.module, regularizer.attribute):
+            yield (
+                f"a {kind} drops between its layers, and this one has one layer: put "
+                "Dropout(p=..., index=0) on it"
             )
         elif regularizer.ours is None and regularizer.active == "always":
             yield f"the {kind} itself drops, in training mode only: leave active='always' out"

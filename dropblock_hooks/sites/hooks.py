@@ -5,7 +5,7 @@ model with hooks pickles and copies.
 """
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
@@ -195,6 +195,7 @@ class SiteHook:
         value = call.output
         what = "the output"
         if self.at_input:
+            self._check_given(index, given[0], given[-1] if len(given) > 1 else {})
             what = "what the layer is given"
             by_keyword = isinstance(index, str) and call.kwargs is not None
             value = call.kwargs if by_keyword else call.args
@@ -203,6 +204,20 @@ class SiteHook:
             return value, index, indexing.get(value, index)
         except ValueError as error:
             raise self.site.error(f"{what} {error}") from None
+
+    def _check_given(self, index: indexing.Index, args: Sequence[Any], kwargs: Any) -> None:
+        """Raise SiteError if the call has no such argument, but has it in another form."""
+        if isinstance(index, str) and index not in kwargs and args:
+            raise self.site.error(
+                f"the layer was called without the keyword {index!r}: say the place of the "
+                "argument, as in index=0"
+            )
+        if not isinstance(index, str) and not args and kwargs:
+            keywords = ", ".join(map(repr, kwargs))
+            raise self.site.error(
+                f"the layer was called by keyword only: say which of them, {keywords}, as in "
+                f"index={next(iter(kwargs))!r}"
+            )
 
     def note_input(self, module: nn.Module, args: tuple[Any, ...], kwargs: Any = None) -> None:
         """Note the input of the layer before the layer runs, which may change it in place.

@@ -4,7 +4,16 @@ import pytest
 import torch
 from torch import nn
 
-from dropblock_hooks import ByDepth, LinearSchedule, Retune, Select, Spec, attach, builtin
+from dropblock_hooks import (
+    ByDepth,
+    LinearSchedule,
+    Retune,
+    Select,
+    Spec,
+    SpecError,
+    attach,
+    builtin,
+)
 
 timm = pytest.importorskip("timm", reason="the layers are timm's")
 
@@ -145,3 +154,12 @@ def test_a_spec_is_written_and_read(p, tmp_path):
     spec.save(tmp_path / "spec.yaml")
     assert Spec.load(tmp_path / "spec.yaml") == spec
     attach(Net(), tmp_path / "spec.yaml")
+
+
+@pytest.mark.parametrize("cls", [nn.LSTM, nn.GRU, nn.RNN])
+def test_a_recurrent_layer_drops_between_its_layers_only(cls):
+    model = nn.Sequential(cls(3, 3), cls(3, 3, 2, dropout=0.1))
+    assert [row.name for row in builtin(model).rows] == ["1.dropout"]
+    attach(model, builtin(model).spec(p=0.5)).remove()
+    with pytest.raises(SpecError, match="drops between its layers, and this one has one layer"):
+        attach(model, {"attr:0.dropout": Retune(0.5)})

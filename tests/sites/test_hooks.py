@@ -82,7 +82,7 @@ def test_inputs():
         assert (inner(torch.ones(3), torch.ones(3)) == 1).all()
     with attach(model, {"0": Dropout(1.0, at="input", index="y")}):
         assert (inner(torch.ones(3), y=torch.ones(3)) == 1).all()
-        with pytest.raises(SiteError, match=r"0/Dropout.*is given is a dict.*no element 'y'"):
+        with pytest.raises(SiteError, match=r"0/Dropout.*called without the keyword 'y'"):
             inner(torch.ones(3), torch.ones(3))
         inner.eval()(torch.ones(3), y=torch.ones(3))
 

@@ -79,3 +79,48 @@ def test_a_packed_sequence_keeps_what_goes_with_it():
     assert isinstance(changed, PackedSequence)
     assert changed.data.count_nonzero() == 0
     assert changed.sorted_indices is packed.sorted_indices
+
+
+class Calls(nn.Module):
+    """Calls a layer with a positional argument, or by keyword."""
+
+    def __init__(self, by_keyword):
+        super().__init__()
+        self.inner = Takes()
+        self.by_keyword = by_keyword
+
+    def forward(self, x):
+        return self.inner(states=x) if self.by_keyword else self.inner(x)
+
+
+class Takes(nn.Module):
+    def forward(self, states):
+        return states * 2
+
+
+WRONG = [
+    (True, None, "called by keyword only: say which of them, 'states', as in index='states'"),
+    (True, 0, "called by keyword only: say which of them, 'states', as in index='states'"),
+    (False, "states", "without the keyword 'states': say the place of the argument"),
+]
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize(("by_keyword", "index", "message"), WRONG)
+def test_an_argument_that_is_passed_in_another_way(by_keyword, index, message, compiled):
+    torch._dynamo.reset()
+    model = Calls(by_keyword)
+    attach(model, {"inner": Dropout(0.5, at="input", index=index)})
+    call = torch.compile(model, backend="aot_eager") if compiled else model
+    with pytest.raises(Exception, match=message):
+        call(torch.ones(4, 3))
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize(("by_keyword", "index"), [(True, "states"), (False, None), (False, 0)])
+def test_an_argument_that_is_passed_as_index_says(by_keyword, index, compiled):
+    torch._dynamo.reset()
+    model = Calls(by_keyword)
+    attach(model, {"inner": Dropout(1.0, at="input", index=index)})
+    call = torch.compile(model, backend="aot_eager") if compiled else model
+    assert torch.equal(call(torch.ones(4, 3)), torch.zeros(4, 3))
