@@ -17,7 +17,13 @@ from ..attachment.place import Placement
 from ..findings import Finding
 from ..regularizers import foreign
 from ..regularizers.base import highest_rate
-from ..selectors.dropouts import is_read_above, rate_attribute, reads_own, unit_of_layer
+from ..selectors.dropouts import (
+    has_no_effect,
+    is_read_above,
+    rate_attribute,
+    reads_own,
+    unit_of_layer,
+)
 from ..selectors.index import Index, Target
 from ..selectors.kinds import rates_in
 from ..selectors.select import Select, Selector, match
@@ -138,7 +144,7 @@ def _rates_held(module: nn.Module) -> list[str]:
         if "drop" in attribute
         and attribute != "layerdrop"
         and isinstance(value, float)
-        and not foreign.has_no_effect(module, attribute)
+        and not has_no_effect(module, attribute)
     ]
 
 

@@ -100,7 +100,6 @@ def shard_refusal(owner: nn.Module) -> str | None:
     return None if sharding is None else messages.SHARDED.text.format(sharding=sharding)
 
 
-
 def sharding_of(owner: nn.Module) -> str | None:
     """What shards the parameters of this module, as messages name it; or None."""
     # fully_shard sets this attribute, and so does FSDP

@@ -195,7 +195,7 @@ class SiteHook:
         value = call.output
         what = "the output"
         if self.at_input:
-            self._check_given(index, given[0], given[-1] if len(given) > 1 else {})
+            self._check_given(index, call.args, call.kwargs or {})
             what = "what the layer is given"
             by_keyword = isinstance(index, str) and call.kwargs is not None
             value = call.kwargs if by_keyword else call.args
