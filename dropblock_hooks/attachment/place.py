@@ -396,4 +396,4 @@ def _watch_maps(base: nn.Module, placements: list[Placement], run: Run) -> None:
     if of_maps:
         facts = [p.facts or Facts() for p in of_maps]
         only_maps = all((fact.own or fact.inside) == FIRST for fact in facts)
-        run.grids.watch(base, only_maps)
+        run.grids.put_on(base, only_maps)

@@ -50,7 +50,7 @@ class Grids:
                 stages += _stages_behind(made.size)
         return sizes, stages
 
-    def watch(self, model: nn.Module, only_maps: bool = False) -> None:
+    def put_on(self, model: nn.Module, only_maps: bool = False) -> None:
         """Put hooks on patch embeddings, and on other layers that make maps smaller, if any.
 
         `only_maps` says that all sites have maps. Then hooks are needed only if the model has a

@@ -35,11 +35,11 @@ _DEEPEST = 4  # containers between a tensor and the cache that holds it
 _LRU: type = type(functools.lru_cache(lambda: None))
 
 
-def dry_run(model: nn.Module, example: Any, look: Callable[[nn.Module, Arguments], _T]) -> _T:
-    """Return what `look` returns for a copy on fake tensors or, if that fails, on real ones.
+def dry_run(model: nn.Module, example: Any, run: Callable[[nn.Module, Arguments], _T]) -> _T:
+    """Return what `run` returns for a copy on fake tensors or, if that fails, on real ones.
 
-    `look` runs the copy once with its arguments. Its result must not hold tensors of the copy. A
-    ValueError says why no forward ran.
+    `run` gets the copy and its arguments, and runs the copy once. Its result must not hold tensors
+    of the copy. If no forward runs, a ValueError says why.
     """
     if example is None:
         example = own_input(model)
@@ -56,7 +56,7 @@ def dry_run(model: nn.Module, example: Any, look: Callable[[nn.Module, Arguments
 
     for mode in modes:
         try:
-            return _run_copy(model, example, look, mode)
+            return _run_copy(model, example, run, mode)
         except Exception as error:  # a model may fail in any way
             reason = described(error)
         finally:
@@ -70,16 +70,16 @@ def dry_run(model: nn.Module, example: Any, look: Callable[[nn.Module, Arguments
 
 
 def _run_copy(
-    model: nn.Module, example: Any, look: Callable[[nn.Module, Arguments], _T], mode: Any
+    model: nn.Module, example: Any, run: Callable[[nn.Module, Arguments], _T], mode: Any
 ) -> _T:
-    """Return what `look` returns for a copy, with fake tensors if there is a mode for them."""
+    """Return what `run` returns for a copy, with fake tensors if there is a mode for them."""
     with _undisturbed():
         with copying_as_fake(mode) if mode else nullcontext():
             copies = [copy.deepcopy((model, arguments_of(example)))]
         _clear_hooks(copies[0][0])
 
         with mode or nullcontext():
-            return look(*copies.pop())  # the only reference, so the copy is freed with the call
+            return run(*copies.pop())  # the only reference, so the copy is freed with the call
 
 
 @contextmanager

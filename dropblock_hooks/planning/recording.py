@@ -81,14 +81,14 @@ def record_forward(model: nn.Module, example: Any, residual: bool = False) -> di
     With `residual`, the forward has a graph, which shows the layers that add to their input.
     """
 
-    def look(copied: nn.Module, arguments: Arguments) -> dict[str, LayerCalls]:
+    def run(copied: nn.Module, arguments: Arguments) -> dict[str, LayerCalls]:
         args, kwargs = arguments
         copied.eval().requires_grad_(residual)
         with recorded(copied) as layers, torch.set_grad_enabled(residual):
             copied(*args, **kwargs)
         return layers
 
-    return dry_run(model, example, look)
+    return dry_run(model, example, run)
 
 
 def passes_around(outputs: Iterable[Tensor], sources: set[Node], node: Node) -> bool:

@@ -40,9 +40,9 @@ def plot_gradient_flow(attached: Attachment, ax: Any = None) -> Any:
     ax.set_ylabel("of the unscaled loss")
 
     observed = [(site, row) for site, row in measured if row.observed]
-    places = [names.index(site.name) for site, _ in observed]
+    positions = [names.index(site.name) for site, _ in observed]
     results = [row.observed for _, row in observed]
-    _draw_norms(ax, places, results)
+    _draw_norms(ax, positions, results)
 
     bounded = [(site, row) for site, row in measured if not row.observed]
     if bounded:
@@ -54,37 +54,37 @@ def plot_gradient_flow(attached: Attachment, ax: Any = None) -> Any:
     return figure
 
 
-def _draw_norms(ax: Any, places: list[int], results: list[Any]) -> None:
+def _draw_norms(ax: Any, positions: list[int], results: list[Any]) -> None:
     """Draw the mean norms and the largest values that `GradientStats` has measured."""
     if results:
         norms = [result.norm or math.nan for result in results]
         largest = [result.largest or math.nan for result in results]
-        ax.plot(places, norms, "o-", ms=4, label="norm, mean")
-        ax.plot(places, largest, ".:", ms=4, label="largest value")
+        ax.plot(positions, norms, "o-", ms=4, label="norm, mean")
+        ax.plot(positions, largest, ".:", ms=4, label="largest value")
 
     zeros = []
     nonfinite = []
-    for place, result in zip(places, results, strict=True):
+    for position, result in zip(positions, results, strict=True):
         if result.norm == 0:
-            zeros.append(place)
+            zeros.append(position)
         if result.left_out:
-            nonfinite.append(place)
+            nonfinite.append(position)
     _mark(ax, zeros, "vC0", "0")
     _mark(ax, nonfinite, "xC3", "NaN or Inf")
 
 
 def _draw_bounds(ax: Any, names: list[str], bounded: list[tuple[Site, SiteRow]]) -> None:
     """Draw the bounds of the sites that clip, and the norms before these bounds."""
-    places = [names.index(site.name) for site, _ in bounded]
+    positions = [names.index(site.name) for site, _ in bounded]
     bounds = [site.values["max_norm"] for site, _ in bounded]
     means = [row.mean_norm for _, row in bounded]
     medians = [row.median_norm for _, row in bounded]
     high = [row.p99_norm for _, row in bounded]
 
     label = "norms before the bound: 50 to 99 %"
-    ax.vlines(places, medians, high, "C2", alpha=0.5, lw=4, label=label)
-    ax.plot(places, means, "x", color="C2", label="their mean")
-    ax.plot(places, bounds, "_", color="C3", ms=14, label="bound")
+    ax.vlines(positions, medians, high, "C2", alpha=0.5, lw=4, label=label)
+    ax.plot(positions, means, "x", color="C2", label="their mean")
+    ax.plot(positions, bounds, "_", color="C3", ms=14, label="bound")
 
 
 def plot_activations(attached: Attachment, ax: Any = None) -> Any:
@@ -119,11 +119,11 @@ def plot_activations(attached: Attachment, ax: Any = None) -> Any:
     ax.set_ylabel("magnitude")
 
     shares = _shares_of_bins([result.histogram for result in results])
-    sides = [place - 0.5 for place in range(len(results) + 1)]
+    sides = [position - 0.5 for position in range(len(results) + 1)]
     mesh = ax.pcolormesh(sides, edges, shares, cmap="Blues", vmin=0.0)
 
     ax.plot([result.rms for result in results], "o-", color="C1", ms=3, label="rms")
-    nonfinite = [place for place, result in enumerate(results) if result.left_out]
+    nonfinite = [position for position, result in enumerate(results) if result.left_out]
     _mark(ax, nonfinite, "xC3", "NaN or Inf")
 
     first, last = _used_bins(shares)
@@ -186,7 +186,7 @@ def _measured(
 
 
 def _axes(ax: Any, names: Sequence[str], title: str, attached: Attachment) -> tuple[Any, Any]:
-    """Return a Figure and its axes with one place for each name, on a log scale."""
+    """Return a Figure and its axes with one position for each name, on a log scale."""
     labels = [name or "." for name in names]
     width = 1.8 + 0.28 * len(labels)
     height = 3.2 + 0.06 * max(map(len, labels))
@@ -199,10 +199,10 @@ def _axes(ax: Any, names: Sequence[str], title: str, attached: Attachment) -> tu
     return figure, ax
 
 
-def _mark(ax: Any, places: list[int], style: str, label: str) -> None:
-    """Mark these places at the lower edge of the axes."""
-    if not places:
+def _mark(ax: Any, positions: list[int], style: str, label: str) -> None:
+    """Mark these positions at the lower edge of the axes."""
+    if not positions:
         return
-    heights = [0.02] * len(places)  # as shares of the height of the axes
+    heights = [0.02] * len(positions)  # as shares of the height of the axes
     transform = ax.get_xaxis_transform()
-    ax.plot(places, heights, style, ls="", ms=5, label=label, transform=transform)
+    ax.plot(positions, heights, style, ls="", ms=5, label=label, transform=transform)

@@ -143,7 +143,7 @@ def _kept_by_site(
             site = hook.site
             if site in sites and site.draws and site.regularizer.spatial in (None, 2):
                 module.register_forward_hook(partial(probe, hook), with_kwargs=True)
-        attached._run.grids.watch(copied)  # tokens are drawn as maps
+        attached._run.grids.put_on(copied)  # tokens are drawn as maps
 
     with torch.random.fork_rng(), torch.enable_grad():
         copied.train()(*args, **kwargs)

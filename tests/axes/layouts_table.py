@@ -118,7 +118,7 @@ def rows_of(name):
             known = facts.of(index.modules[layer], "output")
             hook = _probe(name, layer, layer in stages, known, grids, rows)
             handles.append(called[layer].register_forward_hook(hook))
-        grids.watch(model)  # after the probes, as `attach` does it after the hooks of its sites
+        grids.put_on(model)  # after the probes, as `attach` does it after the hooks of its sites
         model(*args, **kwargs)
     for handle in handles:
         handle.remove()
