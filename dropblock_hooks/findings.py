@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from inspect import cleandoc
 from typing import Any, NamedTuple, Self
 
 from .quoting import ComposedError, listed
@@ -19,8 +20,9 @@ class _Described(StrEnum):
         return member
 
     def __init_subclass__(cls) -> None:
-        attributes = "".join(f"        {member.name}: {member.__doc__}.\n" for member in cls)
-        cls.__doc__ = f"{cls.__doc__}\n    Attributes:\n{attributes}"
+        attributes = "".join(f"    {member.name}: {member.__doc__}.\n" for member in cls)
+        # Python 3.13 removes the indentation of docstrings itself, older versions do not
+        cls.__doc__ = f"{cleandoc(cls.__doc__ or '')}\n\nAttributes:\n{attributes}"
 
 
 class Kind(_Described):

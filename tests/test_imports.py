@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[1]
 PUBLIC = {
     "dropblock_hooks",
     "dropblock_hooks.cli",
+    "dropblock_hooks.collect_env",
     "dropblock_hooks.functional",
     "dropblock_hooks.integrations",
     "dropblock_hooks.integrations.driver",

@@ -8,6 +8,7 @@ and read its difference in the commit. A name that disappears from it breaks som
 """
 
 import difflib
+import enum
 import functools
 import importlib
 import inspect
@@ -108,7 +109,7 @@ def line_of(name, value):
     if inspect.ismodule(value):
         return f"module {name}"
     if inspect.isclass(value):
-        made = name in MADE or issubclass(value, BaseException)
+        made = name in MADE or issubclass(value, BaseException | enum.Enum)
         return f"class {name}{'' if made else call_text(value)}"
     return f"{name}{call_text(value)}" if inspect.isfunction(value) else name
 

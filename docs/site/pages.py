@@ -12,6 +12,7 @@ import posixpath
 import re
 from pathlib import Path
 
+from address import metadata, project_urls
 from mkdocs.structure.files import File
 from reference import api_pages, class_pages
 
@@ -92,6 +93,14 @@ def linked(path, text):
         return posixpath.relpath(there, here)
 
     return LINK.sub(on_the_site, text)
+
+
+def on_config(config):
+    """Take the addresses of the repository and of the site from setup.cfg, once they are there."""
+    if metadata()["owner"] != "OWNER":
+        config.repo_url = project_urls()["Source"]
+        config.site_url = f"{project_urls()['Documentation']}/"
+    return config
 
 
 def on_files(files, config):

@@ -126,7 +126,10 @@ def test_limits(text, part):
 
 
 def test_limits_of_json():
-    for text, part in [("[" * 5000 + "]" * 5000, "nested"), ('"' + "x" * 1_000_000 + '"', "bytes")]:
+    for text, part in [
+        ("[" * 100_000 + "]" * 100_000, "nested"),
+        ('"' + "x" * 1_000_000 + '"', "bytes"),
+    ]:
         with pytest.raises(SpecError, match=part):
             Spec.from_json(text)
 

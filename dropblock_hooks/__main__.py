@@ -1,0 +1,8 @@
+"""``python -m dropblock_hooks`` is the command ``dropblock-hooks``."""
+
+import sys
+
+from .cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())
