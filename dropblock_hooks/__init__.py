@@ -80,6 +80,7 @@ from .regularizers.gradients import (
     ZeroGrad,
 )
 from .regularizers.neftune import NEFTune
+from .regularizers.z_loss import ZLoss
 from .schedules import (
     ByDepth,
     ConstantSchedule,
@@ -159,6 +160,7 @@ __all__ = [
     "WatchdogError",
     "WeightStats",
     "WindowSchedule",
+    "ZLoss",
     "ZeroGrad",
     "attach",
     "attachments",

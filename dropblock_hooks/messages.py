@@ -117,9 +117,9 @@ CONTAINER = Cause(
     "Name the layers inside it",
 )
 BRANCH_NOT_TAKEN = Cause(
-    "a branch not taken, or its parent uses the layer without calling it (it reads the weight, or "
-    "calls forward() directly)",
-    "Name the parent",
+    "a branch not taken, or its parent uses the layer without calling it (it reads the weight, as "
+    "a fused cross entropy does, or calls forward() directly)",
+    "Name the parent, or switch the fused function off",
 )
 
 # regularizers of accumulated gradients

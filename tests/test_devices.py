@@ -31,6 +31,7 @@ from dropblock_hooks import (
     ScaleGrad,
     StochasticDepth,
     ZeroGrad,
+    ZLoss,
     attach,
 )
 
@@ -56,6 +57,7 @@ REGULARIZERS = [
     ZeroGrad(),
     GradNoise(0.3),
     DropGrad2d(0.3),
+    ZLoss(0.3),
     Foreign(nn.Dropout, p=0.3),
 ]
 

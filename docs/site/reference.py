@@ -83,6 +83,7 @@ def class_pages():
     for name, cls in attachable().items():
         folder = "observers" if issubclass(cls, Observer) else "regularizers"
         on = "any layer or parameter" if cls.acts_on == "gradient" else "activations"
+        on = "activations" if cls.needs_activation else on
         on = "gradients" if issubclass(cls, OnGradients) else "dropout" if name == "Retune" else on
         time = times.get(name, "–")
         rows[folder].append(f"| [{name}]({name}.md) | {summary_of(cls)} | {on} | {time} |")

@@ -375,7 +375,10 @@ class Attachment:
             site.rose |= has_risen(rate, saved.epoch)
 
     def scalars(self, prefix: str = "reg/") -> dict[str, float]:
-        """Rates, realized rates of active sites and observer values, by prefix, key and name."""
+        """Rates, realized rates of active sites, penalties and observer values, by tag.
+
+        A tag is the prefix, the key of the site, and the name of the number.
+        """
         rows = self.report()
         windows = [site.tally.window() for site in self.sites]
         trained = any(window.trained or window.active for window in windows)
@@ -387,6 +390,9 @@ class Attachment:
             numbers |= row.values
             # in a window with training, a row may still show the realized rate of the last one
             numbers["realized_rate"] = window.share() if trained else row.realized_rate
+
+            if row.penalty is not None:
+                numbers["penalty"] = window.norms.mean if trained else row.penalty
 
             for name, value in numbers.items():
                 if value is not None:

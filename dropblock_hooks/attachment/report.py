@@ -11,7 +11,7 @@ from ..observers.base import Observer
 from ..quoting import described
 from ..registry import stated_fields, text
 from ..regularizers.base import Regularizer
-from ..sites.counter import Counter
+from ..sites.counter import Counter, Norms
 from ..sites.processes import gathered
 from ..sites.run import Run
 from ..sites.site import Site
@@ -52,6 +52,7 @@ class SiteRow:
     aliases: tuple[str, ...]  # other names of the same, shared, layer
     observed: Any = None  # the result of an observer for the last window
     frozen: bool = False  # whether it is a parameter with requires_grad=False
+    penalty: float | None = None  # mean value of a penalty in the last window, without its weight
 
 
 _NAME: Columns[SiteRow] = {"site": lambda row: named(row.site, row.aliases)}
@@ -106,7 +107,9 @@ def _site_row(site: Site, have: Readings) -> SiteRow:
     counter, state = have[site.key]
     life = counter.life()
     shown = counter.shown()
-    norms = shown.norms
+    penalizes = site.regularizer.penalizes
+    values = shown.norms
+    norms = Norms(None) if penalizes else values
 
     model_counter, _ = have[""]
     forwards = model_counter.life().calls
@@ -139,6 +142,7 @@ def _site_row(site: Site, have: Readings) -> SiteRow:
         aliases=site.aliases,
         observed=_result(site, state) if site.watch and state else None,
         frozen=site.frozen,
+        penalty=values.mean if penalizes else None,
     )
 
 
@@ -208,6 +212,9 @@ def _sections(
     def share(row: SiteRow) -> Varying:
         return Varying(row.realized_rate if row.site in keys_of_window else None)
 
+    def penalty(row: SiteRow) -> Varying:
+        return Varying(row.penalty if row.site in keys_of_window else None)
+
     first_site, _ = members[0]
     kind = first_site.regularizer
     note = ""
@@ -218,7 +225,10 @@ def _sections(
         columns = _observer_columns(kind, rows)
     elif kind.acts_on == "gradient":
         note = "gradients (changed: share of their values)"
-        columns = {"bounds\nnow": _bounds_cell, f"changed\n{window}": share, **_CALLS}
+        columns = {"bounds\nnow": _bounds_cell, f"changed\n{window}": share}
+        if any(row.penalty is not None for row in rows):
+            columns[f"penalty\n{window}"] = penalty
+        columns |= _CALLS
     else:
         columns = {"rate\nnow": attrgetter("rate"), f"realized\n{window}": share, **_CALLS}
         columns |= {"map\nlast": _map_cell, "block\nlast": partial(block_cell, only_limited=True)}

@@ -6,6 +6,7 @@ dropout     dropout of elements, channels, samples and residual branches; Gaussi
 dropblock   dropout and noise (Disout) in blocks; the seed rate at which blocks drop a given share
 embeddings  noise on the embeddings of tokens
 gradients   bounds of gradients by value and by norm, adaptive clipping, centralization
+penalties   penalties of activations and parameters, and their gradients
 foreach     the same by norm, for all gradients of an update in a constant number of operators
 masks       random masks and noise, and their application to a tensor
 operators   operators of compiled code: blocks, and the counts of a site
@@ -28,6 +29,7 @@ from .dropout import (
 )
 from .embeddings import neftune
 from .gradients import adaptive_clip_grad, centralize_grad, clamp_grad, clip_grad_norm
+from .penalties import z_loss
 
 __all__ = [
     "adaptive_clip_grad",
@@ -48,4 +50,5 @@ __all__ = [
     "gaussian_noise",
     "neftune",
     "stochastic_depth",
+    "z_loss",
 ]

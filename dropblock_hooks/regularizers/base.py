@@ -50,6 +50,7 @@ class Now:
         layout: the axes of the tensor as the layer gave it, such as ``"NCHW"``; "" if unknown.
         grad_scale: the factor of a GradScaler; multiply bounds of gradients by it.
         parameter: the parameter whose gradient it is, at ``param:`` selectors.
+        activation: the activation whose gradient it is, if the class sets ``needs_activation``.
         norms: ``apply`` may store norms of a gradient of the unscaled loss here, for the report.
         parameters: in ``apply_all``, the parameters whose gradients they are.
         norm_counts: ``apply_all`` stores here how many of the `norms` belong to each gradient;
@@ -60,6 +61,7 @@ class Now:
     layout: str = ""
     grad_scale: float | Tensor = 1.0
     parameter: Any = None
+    activation: Any = None
     norms: Tensor | None = None
     parameters: Sequence[Any] = ()
     norm_counts: Sequence[int] | None = None
@@ -116,6 +118,8 @@ class Regularizer:
     spatial: ClassVar[int | None] = None  # the number of axes of the map that it needs
     samplewise: ClassVar[bool] = False  # whether it treats each sample of the batch differently
     needs_input: ClassVar[bool] = False  # whether it uses the input of the layer
+    needs_activation: ClassVar[bool] = False  # of gradients: whether it reads ``now.activation``
+    penalizes: ClassVar[bool] = False  # whether it stores the value of a penalty in ``now.norms``
     needs_calls: ClassVar[bool] = True  # whether a layer that is never called is a fault
     reads_grad_scale: ClassVar[bool] = False  # whether it uses the factor of the loss
     sees_gradients: ClassVar[bool] = False  # whether it measures gradients: see `Observer`

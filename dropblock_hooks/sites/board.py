@@ -6,7 +6,7 @@ these tensors on the device of its layer:
 cells       the host writes them, and compiled code reads them
 counts      a compiled forward adds to them
 gradients   a compiled backward adds to them, because it can't save what a forward changes
-norms       a compiled backward adds to this histogram of the norms before a bound
+norms       a compiled backward adds to this histogram of the norms before a bound, or of penalties
 
 The first axis of the cells has the modes, evaluation and training. The second one has copies, the
 smallest of which is taken, see `sites.compiled.read`. The third one has the rows of
@@ -62,7 +62,7 @@ class Board:
             self.gradients = [self._zeros(WIDTH) for _ in sites]
             self.norms: list[Tensor | None] = []
             for site in sites:
-                self.norms.append(self._zeros(CELLS) if site.regularizer.bounds else None)
+                self.norms.append(self._zeros(CELLS) if _has_norms(site) else None)
 
         _keep_addresses([*self.cells, *self.counts, *self.gradients, *self.norms])
         self.write()
@@ -121,6 +121,11 @@ def _clear(tensors: Sequence[Tensor | None]) -> None:
     for tensor in tensors:
         if tensor is not None:
             tensor.data.zero_()
+
+
+def _has_norms(site: Any) -> bool:
+    """Whether norms, or the values of a penalty, are counted for a site."""
+    return bool(site.regularizer.bounds) or site.regularizer.penalizes
 
 
 def _rows(site: Any, training: bool) -> list[list[float]]:

@@ -111,7 +111,7 @@ class _OnGradient(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, cells: Tensor, scale: Tensor | None, site: Site, view: View
     ) -> Tensor:
-        ctx.save_for_backward(cells, scale)
+        ctx.save_for_backward(cells, scale, x if site.regularizer.needs_activation else None)
         ctx.site = site
         ctx.view = view
         return x.clone()  # work in place on a view of `x` would be refused
@@ -120,9 +120,10 @@ class _OnGradient(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         site = ctx.site
         (grad,) = grads
-        cells, scale = ctx.saved_tensors
+        cells, scale, activation = ctx.saved_tensors
         rates, _, gradient, elements, changed = cells.unbind()
         now = Now()
+        now.activation = activation
         _put_rates(now, site, rates)
         if scale is not None:
             now.grad_scale = as_factor(scale, grad.device)

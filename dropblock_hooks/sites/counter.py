@@ -33,7 +33,7 @@ class Norms:
 
     For `ClipGradNorm` they are the norms that it bounds: of gradients, samples or channels. For
     `ClampGrad` it is the largest magnitude of each gradient; with one bound only, towards that
-    bound. Norms that are not finite are left out.
+    bound. Norms that are not finite are left out. For penalties they are the values of the penalty.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(3, 2))

@@ -53,7 +53,9 @@ def regularize(site: Site, x: Tensor, layer_input: Any, training: bool) -> Tenso
         note(site.handle, training)  # the first pass of a reentrant checkpoint, say
         return x
 
-    linear = site.regularizer.linear or site.of_gradients
+    keeps_activation = site.regularizer.needs_activation
+    linear = site.regularizer.linear or (site.of_gradients and not keeps_activation)
+    without_input = linear or keeps_activation
     seed = torch.randint(-_SEEDS, _SEEDS, (), device="cpu") if site.draws else None
     sure = site.reader.sure
     view = sure if sure and len(sure.layout) == x.ndim else site.view_of(x)
@@ -61,7 +63,7 @@ def regularize(site: Site, x: Tensor, layer_input: Any, training: bool) -> Tenso
     y: Tensor
     y, _ = regularize_op(
         x,
-        None if linear else _other_input(x, layer_input),
+        None if without_input else _other_input(x, layer_input),
         site.handle,
         seed,
         view.layout,
@@ -210,7 +212,8 @@ def regularize_gradients_op(
 ) -> list[Tensor]:
     """The gradients of the activation and of `layer_input`, if given, with the mask of the forward.
 
-    Only for regularizers that are not linear, `x` is given. These run again, with autograd. The
+    `x` is given for regularizers of gradients that read the activation, and for regularizers that
+    are not linear. The latter run again, with autograd. The
     results have the strides of `grad` and of `layer_input`.
     """
     number, *values = row.tolist()
@@ -224,7 +227,7 @@ def regularize_gradients_op(
     view = View(layout, tuple(grid) or None, prefix)
     rates = dict(zip(site.values, values, strict=False))
     if site.of_gradients:
-        return [_new(regularize_grad(site, view, rates, grad), grad)]
+        return [_new(regularize_grad(site, view, rates, grad, activation=x), grad)]
     with _seeded(seed, grad.device):
         if x is None:
             return [_new(perform(site, grad, view, rates), grad)]

@@ -338,9 +338,32 @@ def _with_regularized_gradient(site: Site, x: Tensor) -> Tensor:
     view = site.view_of(x)
     if not may_get_grad(x):
         return x
+    if site.regularizer.needs_activation:
+        kept: Tensor = _KeepsActivation.apply(x, site, view, site.values)
+        return kept
     copied = x.clone()  # others may use `x` too, and work in place on a view would lose the hook
     copied.register_hook(partial(regularize_grad, site, view, site.values))  # type: ignore[no-untyped-call]  # torch's
     return copied
+
+
+class _KeepsActivation(torch.autograd.Function):
+    """A copy of an activation, whose backward regularizes the gradient and reads the activation."""
+
+    @staticmethod
+    def forward(x: Tensor, site: Site, view: View | None, rates: Rates) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, ctx.site, ctx.view, ctx.rates = inputs
+        ctx.save_for_backward(x)  # which checkpoints need not keep
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (x,) = ctx.saved_tensors
+        (grad,) = grads
+        new = regularize_grad(ctx.site, ctx.view, ctx.rates, grad, activation=x)
+        return new, None, None, None
 
 
 def perform(

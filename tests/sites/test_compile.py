@@ -29,6 +29,7 @@ from dropblock_hooks import (
     ScaleGrad,
     StochasticDepth,
     ZeroGrad,
+    ZLoss,
     attach,
 )
 from tests.cases import not_in_dynamo_of_2_9, rest_slow
@@ -62,6 +63,7 @@ CASES = {
     "ZeroGrad": ZeroGrad(),
     "GradNoise": GradNoise(ramp(0, 0.9)),
     "DropGrad2d": DropGrad2d(ramp(0, 0.9)),
+    "ZLoss": ZLoss(ramp(0, 0.9)),
 }
 DROPS = [case for case in CASES if isinstance(CASES[case].rates.get("p"), LinearSchedule)]
 OF_OTHER_LIBRARIES = {"Foreign"}

@@ -36,6 +36,7 @@ from dropblock_hooks import (
     StochasticDepth,
     Watchdog,
     ZeroGrad,
+    ZLoss,
     attach,
     register,
 )
@@ -57,6 +58,7 @@ CASES = {
     "ZeroGrad": ZeroGrad(),
     "GradNoise": GradNoise(0.1),
     "DropGrad2d": DropGrad2d(0.2),
+    "ZLoss": ZLoss(0.1),
     "ActivationStats": ActivationStats(),
     "GradientStats": GradientStats(),
     "Watchdog": Watchdog(every=None),

@@ -22,6 +22,7 @@ from dropblock_hooks import (
     StochasticDepth,
     Watchdog,
     ZeroGrad,
+    ZLoss,
     attach,
 )
 from dropblock_hooks.sites import compiled, observed
@@ -46,6 +47,7 @@ GRADIENTS = {
     "ZeroGrad": ZeroGrad(),
     "GradNoise": GradNoise(0.1),
     "DropGrad2d": DropGrad2d(0.4),
+    "ZLoss": ZLoss(0.4),
 }
 
 

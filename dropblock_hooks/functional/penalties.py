@@ -1,0 +1,58 @@
+"""Penalties: numbers that are added to the loss, and their gradients.
+
+The public functions return the penalty, which autograd differentiates. The ``*_gradient`` functions
+return the gradient and the penalty, without autograd. They compute in at least float32.
+"""
+
+import torch
+from torch import Tensor
+
+from ..checks import check_floating
+
+
+def z_loss(input: Tensor, dim: int = -1) -> Tensor:
+    """The mean of the squared log-partition of logits; keeps them from growing.
+
+    Example:
+        >>> round(float(z_loss(torch.zeros(4, 10))), 4)  # log(10) ** 2
+        5.3019
+
+    Args:
+        input: floating-point tensor of logits.
+        dim: the axis of the classes or experts, an integer in [-n, n) for n axes.
+
+    Reference:
+        Zoph et al., 2022, "ST-MoE", equation 5 (https://arxiv.org/abs/2202.08906), for routers;
+        Chowdhery et al., 2022, "PaLM", section 5 (https://arxiv.org/abs/2204.02311), for logits.
+    """
+    check_floating(input)
+    _check_dim(input, dim)
+    return wide(input).logsumexp(dim).square().mean()
+
+
+def z_loss_gradient(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """The gradient of `z_loss`, and its value."""
+    _check_dim(x, dim)
+    logits = wide(x)
+    log_partition = logits.logsumexp(dim, keepdim=True)
+    value = log_partition.square().mean()
+
+    softmax = (logits - log_partition).exp()
+    gradient = softmax * (log_partition * (2.0 / max(log_partition.numel(), 1)))
+    return gradient, value
+
+
+def _check_dim(x: Tensor, dim: int) -> None:
+    if not -x.ndim <= dim < x.ndim:
+        raise ValueError(f"dim={dim} is not an axis of a tensor of shape {tuple(x.shape)}")
+
+
+def wide(x: Tensor) -> Tensor:
+    """The tensor in at least float32."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def add_gradient(grad: Tensor, gradient: Tensor, weight: float | Tensor) -> Tensor:
+    """``grad + weight * gradient``, rounded once to the type of `grad`."""
+    total = wide(grad) + gradient * weight
+    return total.to(grad.dtype)

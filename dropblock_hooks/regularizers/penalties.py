@@ -1,0 +1,51 @@
+"""Base of penalties: regularizers that add a gradient to the one that comes back."""
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+from torch import Tensor, nn
+
+from ..functional.penalties import add_gradient
+from .base import Applied, Now, Regularizer
+
+
+class Penalty(Regularizer):
+    """Base of penalties of activations: their gradient is added to that of the loss.
+
+    The sum is the gradient of ``loss + weight * penalty``. Where the loop divides the loss by n, to
+    accumulate gradients over n backwards, the weight must be divided by n as well.
+
+    Args:
+        weight: factor of the penalty, a number >= 0 or a schedule.
+        active: ``"train"``; no other value is allowed.
+    """
+
+    acts_on: ClassVar[Literal["activation", "gradient"]] = "gradient"
+    unit: ClassVar[None] = None
+    random: ClassVar[bool] = False
+    reads_grad_scale: ClassVar[bool] = True
+    needs_activation: ClassVar[bool] = True
+    penalizes: ClassVar[bool] = True
+    idle_at_zero: ClassVar[bool] = True
+    traced: ClassVar[bool] = True
+
+    def check(self, values: Mapping[str, float]) -> None:
+        if self.active != "train":
+            raise ValueError(f"{self.label} adds to the loss of a training: it takes no active")
+
+    def refusal(self, module: nn.Module, parameter: nn.Parameter | None) -> str | None:
+        if parameter is None:
+            return None
+        return f"{self.label} penalizes activations: leave out param: before the selector"
+
+    def gradient(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The gradient of the penalty of an activation, and the penalty."""
+        raise NotImplementedError
+
+    def apply(self, x: Tensor, now: Now) -> Applied:
+        gradient, now.norms = self.gradient(now.activation)
+        if not isinstance(now.weight, Tensor) and now.weight == 0.0:
+            return x, 0
+
+        changed = (now.weight != 0.0) * x.numel()
+        return add_gradient(x, gradient, now.weight * now.grad_scale), changed

@@ -1,0 +1,36 @@
+"""The z-loss of logits and routers."""
+
+from torch import Tensor
+
+from ..functional.penalties import z_loss_gradient
+from ..registry import register
+from .base import NonNegative
+from .penalties import Penalty
+
+
+@register
+class ZLoss(Penalty):
+    """Adds the gradient of a penalty on large logits; see `functional.z_loss`.
+    Use it on the last linear layer of a language model, with a weight of 1e-4, or on the routers of
+    a mixture of experts, with 1e-3.
+
+    The penalty is the mean over all tokens, padding among them. The report shows it, and
+    ``attached.scalars()`` has it as ``penalty``. A fused cross entropy reads the weight of
+    ``lm_head`` and does not call it. Then nothing is added, and a warning says that the layer was
+    never called: switch the fused cross entropy off.
+
+    Example:
+        >>> spec = {"lm_head": ZLoss(1e-4)}
+
+    Args:
+        dim: the axis of the classes or experts, an integer in [-n, n) for n axes.
+
+    Equation:
+        ``g' = g + weight * d/dx mean(logsumexp(x) ** 2)``
+    """
+
+    weight: NonNegative
+    dim: int = -1
+
+    def gradient(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return z_loss_gradient(x, self.dim)
