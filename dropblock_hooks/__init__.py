@@ -52,6 +52,7 @@ from .planning.plan import Plan, plan
 from .planning.recording import layers
 from .registry import register
 from .regularizers.base import Applied, NonNegative, Now, Positive, Probability, Rate, Regularizer
+from .regularizers.clamp_activation import ClampActivation
 from .regularizers.dropout import (
     Disout,
     DropBlock1d,
@@ -106,6 +107,7 @@ __all__ = [
     "ByDepth",
     "Capture",
     "CentralizeGrad",
+    "ClampActivation",
     "ClampGrad",
     "ClipGradNorm",
     "ConstantSchedule",

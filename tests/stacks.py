@@ -21,6 +21,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 OF_SOME_LAYERS = {"FreezeNorm", "NEFTune"}  # which have files of their own in tests/regularizers
 # what a constructor needs that is not a rate; all else is filled in
 ARGUMENTS = {
+    "ClampActivation": {"min": -0.3, "max": 0.3},
     "ClampGrad": {"min": -1e-3, "max": 1e-3},
     "ClipGradNorm": {"max_norm": 1e-2},
     "ScaleGrad": {"scale": -0.5},

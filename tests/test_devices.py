@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from dropblock_hooks import (
+    ClampActivation,
     ClampGrad,
     ClipGradNorm,
     Disout,
@@ -51,6 +52,8 @@ REGULARIZERS = [
     *(Disout(0.3, 3, share_channels=share) for share in (False, True)),
     GaussianNoise(0.3),
     GaussianDropout(0.3),
+    ClampActivation(-1.0, 1.0),
+    ClampActivation(cap=1.0),
     ClampGrad(-1.0, 1.0),
     *(ClipGradNorm(1.0, per=per) for per in ("tensor", "sample", "channel")),
     ScaleGrad(-1.0),

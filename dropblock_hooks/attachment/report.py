@@ -11,6 +11,7 @@ from ..observers.base import Observer
 from ..quoting import described
 from ..registry import stated_fields, text
 from ..regularizers.base import Regularizer
+from ..regularizers.dropout import DropsShare
 from ..sites.counter import Counter, Norms
 from ..sites.processes import gathered
 from ..sites.run import Run
@@ -215,6 +216,10 @@ def _sections(
     def penalty(row: SiteRow) -> Varying:
         return Varying(row.penalty if row.site in keys_of_window else None)
 
+    def rate(row: SiteRow) -> Any:
+        has_one_rate = isinstance(sites[row.site].regularizer, DropsShare) or len(row.values) < 2
+        return row.rate if has_one_rate else _bounds_cell(row)
+
     first_site, _ = members[0]
     kind = first_site.regularizer
     note = ""
@@ -230,7 +235,7 @@ def _sections(
             columns[f"penalty\n{window}"] = penalty
         columns |= _CALLS
     else:
-        columns = {"rate\nnow": attrgetter("rate"), f"realized\n{window}": share, **_CALLS}
+        columns = {"rate\nnow": rate, f"realized\n{window}": share, **_CALLS}
         columns |= {"map\nlast": _map_cell, "block\nlast": partial(block_cell, only_limited=True)}
     columns = {**_NAME, "options": options, **columns, "frozen": frozen_cell}
     yield Section(rows, columns, note, entry)

@@ -4,6 +4,7 @@ A value outside the range that a docstring states is a ValueError, and another t
 
 dropout     dropout of elements, channels, samples and residual branches; Gaussian noise
 dropblock   dropout and noise (Disout) in blocks; the seed rate at which blocks drop a given share
+clamping    bounds of activations: a clamp, or a soft cap
 embeddings  noise on the embeddings of tokens
 gradients   bounds of gradients by value and by norm, adaptive clipping, centralization
 penalties   penalties of activations and parameters, and their gradients
@@ -16,6 +17,7 @@ sparse      large tensors on the CPU: blocks, whole channels and samples
 kernels     Triton kernels for tensors on a GPU, and where they can run
 """
 
+from .clamping import clamp_activation
 from .dropblock import block_gamma, disout, drop_block1d, drop_block2d, drop_block3d
 from .dropout import (
     drop_path,
@@ -35,6 +37,7 @@ __all__ = [
     "adaptive_clip_grad",
     "block_gamma",
     "centralize_grad",
+    "clamp_activation",
     "clamp_grad",
     "clip_grad_norm",
     "disout",

@@ -52,8 +52,8 @@ def _kernels_take(grad: Tensor) -> bool:
 
 def clamp_counted(grad: Tensor, min: Bound | None, max: Bound | None) -> tuple[Tensor, Tensor]:
     """Clamp a gradient. Returns the new gradient, and the number of changed values."""
-    low = _fit(min, grad.dtype)
-    high = _fit(max, grad.dtype)
+    low = fit(min, grad.dtype)
+    high = fit(max, grad.dtype)
     clamped = torch.where(grad.isinf(), grad, grad.clamp(low, high))
     if clamped.dtype != grad.dtype:  # a bound in a tensor promotes a 0-dim gradient
         clamped = clamped.to(grad.dtype)
@@ -62,7 +62,7 @@ def clamp_counted(grad: Tensor, min: Bound | None, max: Bound | None) -> tuple[T
     return clamped, changed.sum()
 
 
-def _fit(bound: Bound | None, dtype: torch.dtype) -> Any:
+def fit(bound: Bound | None, dtype: torch.dtype) -> Any:
     """A bound within the finite numbers of a type: torch refuses a larger number.
 
     A bound in a tensor is returned as it is, because torch casts a larger one to Inf.

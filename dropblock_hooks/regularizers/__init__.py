@@ -5,6 +5,7 @@ dropout     Dropout, Dropout1d, Dropout2d, Dropout3d, DropPath, StochasticDepth,
             GaussianDropout, DropBlock1d, DropBlock2d, DropBlock3d, Disout
 gradients   ClampGrad, ClipGradNorm, ScaleGrad, ZeroGrad, GradNoise, DropGrad2d; and of parameters
             only: AdaptiveClipGrad, CentralizeGrad
+clamp_activation  ClampActivation: a clamp, or a soft cap
 penalties   the base of penalties, which add a gradient to the one that comes back
 z_loss      ZLoss: large logits of a language model or a router
 neftune     NEFTune: noise on the embeddings of a language model

@@ -10,6 +10,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 from dropblock_hooks import (
+    ClampActivation,
     ClampGrad,
     ClipGradNorm,
     Disout,
@@ -56,6 +57,8 @@ CASES = {
     "StochasticDepth": StochasticDepth(ramp(0, 0.9)),
     "GaussianNoise": GaussianNoise(ramp(0, 0.9)),
     "GaussianDropout": GaussianDropout(ramp(0, 0.9)),
+    "ClampActivation": ClampActivation(ramp(-1, -0.2), ramp(0.2, 1)),
+    "ClampActivation-cap": ClampActivation(cap=ramp(0.2, 1)),
     "ClampGrad": ClampGrad(ramp(-1e-3, -1e-5), ramp(1e-5, 1e-3)),
     "ClampGrad-max": ClampGrad(max=ramp(1e-5, 1e-3)),
     "ClipGradNorm": ClipGradNorm(ramp(1e-4, 1e-2)),

@@ -16,6 +16,7 @@ from torch._functorch.aot_autograd import make_boxed_func
 import dropblock_hooks
 from dropblock_hooks import (
     ActivationStats,
+    ClampActivation,
     ClampGrad,
     ClipGradNorm,
     Disout,
@@ -51,6 +52,7 @@ CASES = {
     "Disout": Disout(0.2, 3),
     "GaussianNoise": GaussianNoise(0.1),
     "GaussianDropout": GaussianDropout(0.1),
+    "ClampActivation": ClampActivation(-0.3, 0.3),
     "ClampGrad": ClampGrad(-1e-3, 1e-3),
     "ClipGradNorm": ClipGradNorm(1e-3),
     "ClipGradNorm of samples": ClipGradNorm(1e-3, per="sample"),

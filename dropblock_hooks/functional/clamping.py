@@ -1,0 +1,67 @@
+"""Bounds of activations: a clamp, or a soft cap."""
+
+import torch
+from torch import Tensor
+
+from ..checks import POSITIVE, as_number, check_floating
+from .gradients import Bound, fit
+
+
+def check_bounds(min: float | None, max: float | None, cap: float | None) -> None:
+    """Check that there is a bound, and that the bounds do not contradict each other."""
+    is_clamp = min is not None or max is not None
+    if is_clamp == (cap is not None):
+        raise ValueError("give min, max or both; or cap alone")
+    if min is not None and max is not None and min > max:
+        raise ValueError(f"min must be <= max, got min={min:g}, max={max:g}")
+
+
+def clamp_counted(
+    x: Tensor, min: Bound | None, max: Bound | None, cap: Bound | None
+) -> tuple[Tensor, Tensor]:
+    """Bound an activation; return it, and the number of values beyond the bounds.
+
+    A bound in a tensor is that of compiled code, which has one graph for all bounds.
+    """
+    if cap is None:
+        y = x.clamp(fit(min, x.dtype), fit(max, x.dtype)).to(x.dtype)
+        beyond = (y != x) & ~x.isnan()
+        return y, beyond.sum()
+
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    y = torch.tanh(wide / cap) * cap
+    return y.to(x.dtype), (wide.abs() > cap).sum()
+
+
+def clamp_activation(
+    input: Tensor,
+    min: float | None = None,
+    max: float | None = None,
+    *,
+    cap: float | None = None,
+) -> Tensor:
+    """Clamps each value to [min, max], or caps it softly: ``cap * tanh(input / cap)``.
+
+    NaN passes. The gradient is that of the function: a clamped value gets none.
+
+    Example:
+        >>> clamp_activation(torch.tensor([-8.0, 0.5, 8.0]), -6.0, 6.0)
+        tensor([-6.0000,  0.5000,  6.0000])
+        >>> clamp_activation(torch.tensor([0.0, 10.0, 1000.0]), cap=30.0)
+        tensor([ 0.0000,  9.6454, 30.0000])
+
+    Args:
+        input: floating-point tensor of any shape.
+        min: lower bound, any number; None for no bound.
+        max: upper bound, any number, not below `min`; None for no bound.
+        cap: bound of the magnitude, above 0, in place of `min` and `max`.
+
+    Reference:
+        Gemma Team, 2024, "Gemma 2", section 2 (https://arxiv.org/abs/2408.00118), for the cap.
+    """
+    check_floating(input)
+    low = None if min is None else as_number("min", min)
+    high = None if max is None else as_number("max", max)
+    bound = None if cap is None else as_number("cap", cap, allowed=POSITIVE)
+    check_bounds(low, high, bound)
+    return clamp_counted(input, low, high, bound)[0]

@@ -1,0 +1,46 @@
+"""Bounds of activations: a clamp, or a soft cap."""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from torch import Tensor
+
+from ..functional import clamping
+from ..registry import register
+from .base import Applied, Now, Positive, Rate, Regularizer
+
+
+@register
+class ClampActivation(Regularizer):
+    """Clamps activations, or caps them softly; see `functional.clamp_activation`.
+    Use it on logits, or on the projections of queries, keys and values, that grow too large.
+
+    The realized rate is the share of the values beyond the bounds. In evaluation nothing is bounded
+    unless you write ``active="always"``, as models need it that are deployed with the bound.
+
+    Example:
+        >>> spec = {"lm_head": ClampActivation(cap=30.0, active="always")}
+
+    Args:
+        min: lower bound, any number or a schedule; None for no bound.
+        max: upper bound, any number, not below `min`, or a schedule; None for no bound.
+        cap: bound of the magnitude, a number > 0 or a schedule, in place of `min` and `max`.
+
+    Equation:
+        ``y = minimum(maximum(x, min), max)``, or ``y = cap * tanh(x / cap)``.
+    """
+
+    min: Rate | None = None
+    max: Rate | None = None
+    cap: Positive | None = None
+
+    unit: ClassVar[None] = None
+    random: ClassVar[bool] = False
+    traced: ClassVar[bool] = True
+
+    def check(self, values: Mapping[str, float]) -> None:
+        clamping.check_bounds(values.get("min"), values.get("max"), values.get("cap"))
+
+    def apply(self, x: Tensor, now: Now) -> Applied:
+        rates = vars(now)  # without the bounds that are None
+        return clamping.clamp_counted(x, rates.get("min"), rates.get("max"), rates.get("cap"))
