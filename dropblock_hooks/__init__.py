@@ -51,6 +51,7 @@ from .planning.builtin import builtin
 from .planning.plan import Plan, plan
 from .planning.recording import layers
 from .registry import register
+from .regularizers.activity import ActivityL1, ActivityL2
 from .regularizers.base import Applied, NonNegative, Now, Positive, Probability, Rate, Regularizer
 from .regularizers.clamp_activation import ClampActivation
 from .regularizers.dropout import (
@@ -101,6 +102,8 @@ __version__ = "0.1.0"
 __all__ = [
     "CAM",
     "ActivationStats",
+    "ActivityL1",
+    "ActivityL2",
     "AdaptiveClipGrad",
     "Applied",
     "Attachment",

@@ -12,6 +12,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from dropblock_hooks import (
+    ActivityL1,
+    ActivityL2,
     ClampActivation,
     ClampGrad,
     ClipGradNorm,
@@ -60,7 +62,7 @@ REGULARIZERS = [
     ZeroGrad(),
     GradNoise(0.3),
     DropGrad2d(0.3),
-    ZLoss(0.3),
+    *(make(0.3) for make in (ZLoss, ActivityL1, ActivityL2)),
     Foreign(nn.Dropout, p=0.3),
 ]
 

@@ -31,9 +31,11 @@ from .dropout import (
 )
 from .embeddings import neftune
 from .gradients import adaptive_clip_grad, centralize_grad, clamp_grad, clip_grad_norm
-from .penalties import z_loss
+from .penalties import activity_l1, activity_l2, z_loss
 
 __all__ = [
+    "activity_l1",
+    "activity_l2",
     "adaptive_clip_grad",
     "block_gamma",
     "centralize_grad",

@@ -42,6 +42,56 @@ def z_loss_gradient(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     return gradient, value
 
 
+def activity_l1(input: Tensor) -> Tensor:
+    """The mean magnitude of an activation; makes it sparse.
+
+    Example:
+        >>> activity_l1(torch.tensor([-1.0, 0.0, 4.0, 1.0]))
+        tensor(1.5000)
+
+    Args:
+        input: floating-point tensor of any shape.
+
+    Reference:
+        Glorot, Bordes and Bengio, 2011, "Deep Sparse Rectifier Neural Networks"
+        (https://proceedings.mlr.press/v15/glorot11a.html).
+    """
+    check_floating(input)
+    return wide(input).abs().mean()
+
+
+def activity_l1_gradient(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradient of `activity_l1`, and its value."""
+    activation = wide(x)
+    gradient = activation.sign() / max(x.numel(), 1)
+    return gradient, activation.abs().mean()
+
+
+def activity_l2(input: Tensor) -> Tensor:
+    """The mean square of an activation; keeps it small.
+
+    Example:
+        >>> activity_l2(torch.tensor([-1.0, 0.0, 4.0, 1.0]))
+        tensor(4.5000)
+
+    Args:
+        input: floating-point tensor of any shape.
+
+    Reference:
+        Merity, McCann and Socher, 2017, "Revisiting Activation Regularization for Language RNNs"
+        (https://arxiv.org/abs/1708.01009).
+    """
+    check_floating(input)
+    return wide(input).square().mean()
+
+
+def activity_l2_gradient(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradient of `activity_l2`, and its value."""
+    activation = wide(x)
+    gradient = activation * (2.0 / max(x.numel(), 1))
+    return gradient, activation.square().mean()
+
+
 def _check_dim(x: Tensor, dim: int) -> None:
     if not -x.ndim <= dim < x.ndim:
         raise ValueError(f"dim={dim} is not an axis of a tensor of shape {tuple(x.shape)}")

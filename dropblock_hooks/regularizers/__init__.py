@@ -7,6 +7,7 @@ gradients   ClampGrad, ClipGradNorm, ScaleGrad, ZeroGrad, GradNoise, DropGrad2d;
             only: AdaptiveClipGrad, CentralizeGrad
 clamp_activation  ClampActivation: a clamp, or a soft cap
 penalties   the base of penalties, which add a gradient to the one that comes back
+activity    ActivityL1, ActivityL2: the size of activations
 z_loss      ZLoss: large logits of a language model or a router
 neftune     NEFTune: noise on the embeddings of a language model
 freeze_norm FreezeNorm: norms that keep their running statistics in training

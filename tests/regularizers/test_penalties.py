@@ -9,6 +9,8 @@ from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
 from dropblock_hooks import (
+    ActivityL1,
+    ActivityL2,
     ClampGrad,
     Dropout,
     Kind,
@@ -30,7 +32,11 @@ def z_loss(x):
     return torch.log(torch.exp(x).sum(-1)).square().mean()
 
 
-PENALTIES = {"ZLoss": (ZLoss, z_loss, functional.z_loss)}
+PENALTIES = {
+    "ZLoss": (ZLoss, z_loss, functional.z_loss),
+    "ActivityL1": (ActivityL1, lambda x: x.abs().mean(), functional.activity_l1),
+    "ActivityL2": (ActivityL2, lambda x: x.pow(2).mean(), functional.activity_l2),
+}
 each_penalty = pytest.mark.parametrize("name", PENALTIES)
 
 

@@ -10,6 +10,8 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 from dropblock_hooks import (
+    ActivityL1,
+    ActivityL2,
     ClampActivation,
     ClampGrad,
     ClipGradNorm,
@@ -66,6 +68,8 @@ CASES = {
     "ZeroGrad": ZeroGrad(),
     "GradNoise": GradNoise(ramp(0, 0.9)),
     "DropGrad2d": DropGrad2d(ramp(0, 0.9)),
+    "ActivityL1": ActivityL1(ramp(0, 0.9)),
+    "ActivityL2": ActivityL2(ramp(0, 0.9)),
     "ZLoss": ZLoss(ramp(0, 0.9)),
 }
 DROPS = [case for case in CASES if isinstance(CASES[case].rates.get("p"), LinearSchedule)]

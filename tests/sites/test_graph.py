@@ -16,6 +16,8 @@ from torch._functorch.aot_autograd import make_boxed_func
 import dropblock_hooks
 from dropblock_hooks import (
     ActivationStats,
+    ActivityL1,
+    ActivityL2,
     ClampActivation,
     ClampGrad,
     ClipGradNorm,
@@ -60,6 +62,8 @@ CASES = {
     "ZeroGrad": ZeroGrad(),
     "GradNoise": GradNoise(0.1),
     "DropGrad2d": DropGrad2d(0.2),
+    "ActivityL1": ActivityL1(0.1),
+    "ActivityL2": ActivityL2(0.1),
     "ZLoss": ZLoss(0.1),
     "ActivationStats": ActivationStats(),
     "GradientStats": GradientStats(),

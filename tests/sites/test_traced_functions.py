@@ -6,6 +6,8 @@ from torch import nn
 
 from dropblock_hooks import (
     ActivationStats,
+    ActivityL1,
+    ActivityL2,
     ClampGrad,
     ClipGradNorm,
     Disout,
@@ -47,6 +49,8 @@ GRADIENTS = {
     "ZeroGrad": ZeroGrad(),
     "GradNoise": GradNoise(0.1),
     "DropGrad2d": DropGrad2d(0.4),
+    "ActivityL1": ActivityL1(0.4),
+    "ActivityL2": ActivityL2(0.4),
     "ZLoss": ZLoss(0.4),
 }
 
