@@ -81,6 +81,7 @@ from .regularizers.gradients import (
     ScaleGrad,
     ZeroGrad,
 )
+from .regularizers.l2sp import L2SP
 from .regularizers.neftune import NEFTune
 from .regularizers.z_loss import ZLoss
 from .schedules import (
@@ -101,6 +102,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "CAM",
+    "L2SP",
     "ActivationStats",
     "ActivityL1",
     "ActivityL2",

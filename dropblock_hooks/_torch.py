@@ -332,6 +332,22 @@ def foreach_sub_(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> None:
         x.sub_(other)
 
 
+def foreach_sub(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> list[Tensor]:
+    """New tensors: each tensor minus another."""
+    if hasattr(torch, "_foreach_sub"):
+        return list(torch._foreach_sub(list(tensors), list(others)))
+    return [x - other for x, other in zip(tensors, others, strict=True)]
+
+
+def foreach_add_(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> None:
+    """Add a tensor to each tensor, in place."""
+    if hasattr(torch, "_foreach_add_"):
+        torch._foreach_add_(list(tensors), list(others))
+        return
+    for x, other in zip(tensors, others, strict=True):
+        x.add_(other)
+
+
 def foreach_copy_(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> None:
     """Write the values into the tensors, which may have another dtype."""
     if hasattr(torch, "_foreach_copy_"):

@@ -351,6 +351,7 @@ class Attachment:
     def state_dict(self) -> dict[str, Any]:
         """Epoch and counts, as plain numbers and text; not the statistics of observers.
 
+        For `L2SP` it also has the values of the parameters at ``attach``, as tensors.
         The memory of a class of your own is in it, if ``bind`` returns an object with
         ``state_dict`` and ``load_state_dict``. TypeError if it returns another object that may have
         a memory, such as a closure.

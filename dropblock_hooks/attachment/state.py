@@ -33,6 +33,7 @@ class Saved(NamedTuple):
     forwards: int
     regularizers: dict[str, "Description"]
     counts: dict[str, tuple[Snapshot, Snapshot]]  # the totals and the open window
+    anchors: dict[str, Any]  # the values of parameters at attaching, where these are kept
     memories: dict[str, Any]  # of the sites whose regularizer has a memory
 
 
@@ -94,6 +95,8 @@ def _saved_site(site: Site, epochs: int | None) -> dict[str, Any]:
     }
     if hasattr(site.bound, "state_dict") and not isinstance(site.bound, Watch):
         saved["memory"] = copy.deepcopy(site.bound.state_dict())
+    if site.anchor is not None:
+        saved["anchor"] = site.anchor.detach().cpu().clone()
     return saved
 
 
@@ -172,7 +175,7 @@ def check(state: Any, sites: Sequence[Site], run: Run, strict: bool) -> Saved:
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise ValueError(f"the state of the Attachment is damaged: {error!r}") from error
 
-    different = _differences(saved.regularizers, here)
+    different = _differences(saved.regularizers, here) + _other_shapes(saved, sites)
     if strict and different:
         lines = "\n".join(different)
         raise ValueError(f"the state is of another spec (strict=False takes what fits):\n{lines}")
@@ -188,10 +191,13 @@ def _read(state: Mapping[str, Any]) -> Saved:
     stepped = bool(state["stepped"])
     regularizers = {}
     counts = {}
+    anchors = {}
     memories = {}
     for key, saved in state["sites"].items():
         regularizers[key] = _description(saved)
         counts[key] = _counts(saved)
+        if "anchor" in saved:
+            anchors[key] = saved["anchor"]
         if "memory" in saved:
             memories[key] = saved["memory"]
     return Saved(
@@ -200,6 +206,7 @@ def _read(state: Mapping[str, Any]) -> Saved:
         forwards=forwards,
         regularizers=regularizers,
         counts=counts,
+        anchors=anchors,
         memories=memories,
     )
 
@@ -223,6 +230,24 @@ def _differences(there: Mapping[str, Description], here: Mapping[str, Descriptio
     return lines
 
 
+def _other_shapes(saved: Saved, sites: Sequence[Site]) -> list[str]:
+    """Describe the sites whose parameter has another shape than its value in the state."""
+    lines = []
+    for site in sites:
+        theirs = _shape_of(saved.anchors.get(site.key))
+        ours = _shape_of(site.anchor)
+        if theirs is not None and ours is not None and theirs != ours:
+            lines.append(
+                f"  - {site.key}: the parameter has the shape {theirs} in the state, and {ours} in "
+                "the model"
+            )
+    return lines
+
+
+def _shape_of(x: Any) -> tuple[int, ...] | None:
+    return None if x is None else tuple(x.shape)
+
+
 def restore(saved: Saved, sites: Sequence[Site], run: Run) -> None:
     """Take over the counts of a state, and begin a new window."""
     run.take_counts()
@@ -234,6 +259,10 @@ def restore(saved: Saved, sites: Sequence[Site], run: Run) -> None:
             site.tally.restore(*saved.counts[site.key])
         if site.key in saved.memories and hasattr(site.bound, "load_state_dict"):
             site.bound.load_state_dict(copy.deepcopy(saved.memories[site.key]))
+
+        anchor = saved.anchors.get(site.key)
+        if anchor is not None and _shape_of(anchor) == _shape_of(site.anchor):
+            site.anchor = anchor.to(site.anchor, copy=True)
 
     run.looked = False
     run.fresh = True

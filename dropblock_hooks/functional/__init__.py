@@ -31,7 +31,7 @@ from .dropout import (
 )
 from .embeddings import neftune
 from .gradients import adaptive_clip_grad, centralize_grad, clamp_grad, clip_grad_norm
-from .penalties import activity_l1, activity_l2, z_loss
+from .penalties import activity_l1, activity_l2, l2_sp, z_loss
 
 __all__ = [
     "activity_l1",
@@ -53,6 +53,7 @@ __all__ = [
     "dropout3d",
     "gaussian_dropout",
     "gaussian_noise",
+    "l2_sp",
     "neftune",
     "stochastic_depth",
     "z_loss",

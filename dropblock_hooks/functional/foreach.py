@@ -21,7 +21,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from .._torch import foreach_copy_, foreach_mul_, foreach_norm, foreach_sub_
+from .._torch import (
+    foreach_add_,
+    foreach_copy_,
+    foreach_mul_,
+    foreach_norm,
+    foreach_sub,
+    foreach_sub_,
+)
 from .gradients import SAFE_POWER, Bound, Per, group_norm
 from .masks import wide_dtype
 from .operators import operator
@@ -310,3 +317,27 @@ def centralize_in_loop_(grads: Sequence[Tensor]) -> None:
         axes = list(range(1, grad.ndim))
         dtype = torch.promote_types(grad.dtype, torch.float32)
         grad.sub_(grad.mean(axes, keepdim=True, dtype=dtype))
+
+
+def pull_(
+    grads: Sequence[Tensor],
+    parameters: Sequence[Tensor],
+    starts: Sequence[Tensor],
+    weight: float,
+    scale: Bound,
+) -> tuple[Tensor, Tensor]:
+    """Add ``weight * scale * (parameter - start)`` to each gradient.
+
+    Returns the number of changed elements of each gradient, and half of each squared distance.
+    """
+    differences = foreach_sub([x.detach() for x in parameters], starts)
+    norms = torch.stack(foreach_norm(differences, 2.0, wide_dtype(grads[0].device)))
+    penalties = norms.square() / 2
+
+    counts = whole_tensors(grads).sizes
+    if weight == 0.0:
+        return torch.zeros_like(counts), penalties
+
+    foreach_mul_(differences, weight * scale)
+    foreach_add_(grads, differences)
+    return counts, penalties

@@ -92,6 +92,34 @@ def activity_l2_gradient(x: Tensor) -> tuple[Tensor, Tensor]:
     return gradient, activation.square().mean()
 
 
+def l2_sp(parameter: Tensor, start: Tensor) -> Tensor:
+    """Half the squared distance of a parameter from its value at the start of a training.
+
+    Example:
+        >>> l2_sp(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 0.0]))
+        tensor(2.)
+
+    Args:
+        parameter: floating-point tensor of any shape.
+        start: the value at the start, of the same shape.
+
+    Reference:
+        Li, Grandvalet and Davoine, 2018, "Explicit Inductive Bias for Transfer Learning with
+        Convolutional Networks", equation 3 (https://arxiv.org/abs/1802.01483).
+    """
+    check_floating(parameter)
+    if parameter.shape != start.shape:
+        shapes = f"{tuple(start.shape)} and {tuple(parameter.shape)}"
+        raise ValueError(f"start and parameter must have the same shape, got {shapes}")
+    return (wide(parameter) - wide(start)).square().sum() / 2
+
+
+def l2_sp_gradient(parameter: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradient of `l2_sp`, and its value."""
+    difference = wide(parameter) - wide(start)
+    return difference, difference.square().sum() / 2
+
+
 def _check_dim(x: Tensor, dim: int) -> None:
     if not -x.ndim <= dim < x.ndim:
         raise ValueError(f"dim={dim} is not an axis of a tensor of shape {tuple(x.shape)}")

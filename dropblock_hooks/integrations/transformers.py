@@ -30,13 +30,15 @@ class Regularize(TrainerCallback, ExportableState, TrainerDriver):  # type: igno
     Raises:
         SpecError: for a bad spec; when training begins, for one that does not fit the model.
         RuntimeError: when training begins, for ``nn.DataParallel`` or a second `Regularize`.
-        ValueError: for another unit; when training begins, for a checkpoint of another spec.
+        ValueError: for another unit, or for `L2SP`; when training begins, for a checkpoint of
+            another spec.
     """
 
     def __init__(
         self, spec: Any, unit: str = "epoch", *, root: str = "", strict: bool = True
     ) -> None:
         checked = Spec(spec)
+        _refuse_anchors(checked)
         try:
             plain = checked.to_plain()
         except ValueError:  # the spec holds code
@@ -95,3 +97,15 @@ class Regularize(TrainerCallback, ExportableState, TrainerDriver):  # type: igno
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.end()
+
+
+def _refuse_anchors(spec: Spec) -> None:
+    """Raise ValueError for regularizers whose state has values of parameters."""
+    for entry in spec.entries:
+        for regularizer in entry.regularizers or ():
+            if regularizer.anchored:
+                raise ValueError(
+                    "a Trainer writes the state of callbacks as JSON, which can't hold the "
+                    f"parameters that {regularizer.label} keeps: attach it to the model before the "
+                    "training, and save attached.state_dict() yourself"
+                )

@@ -8,6 +8,7 @@ gradients   ClampGrad, ClipGradNorm, ScaleGrad, ZeroGrad, GradNoise, DropGrad2d;
 clamp_activation  ClampActivation: a clamp, or a soft cap
 penalties   the base of penalties, which add a gradient to the one that comes back
 activity    ActivityL1, ActivityL2: the size of activations
+l2sp        L2SP: the distance of parameters from their values at attaching
 z_loss      ZLoss: large logits of a language model or a router
 neftune     NEFTune: noise on the embeddings of a language model
 freeze_norm FreezeNorm: norms that keep their running statistics in training

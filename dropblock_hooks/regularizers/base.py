@@ -53,6 +53,8 @@ class Now:
         activation: the activation whose gradient it is, if the class sets ``needs_activation``.
         norms: ``apply`` may store norms of a gradient of the unscaled loss here, for the report.
         parameters: in ``apply_all``, the parameters whose gradients they are.
+        anchor: the value of the parameter when it was attached, if the class sets ``anchored``.
+        anchors: in ``apply_all``, these values of all parameters.
         norm_counts: ``apply_all`` stores here how many of the `norms` belong to each gradient;
             None is one for each.
     """
@@ -64,6 +66,8 @@ class Now:
     activation: Any = None
     norms: Tensor | None = None
     parameters: Sequence[Any] = ()
+    anchor: Any = None
+    anchors: Sequence[Any] = ()
     norm_counts: Sequence[int] | None = None
 
     def __init__(self, **values: Any) -> None:
@@ -119,6 +123,7 @@ class Regularizer:
     samplewise: ClassVar[bool] = False  # whether it treats each sample of the batch differently
     needs_input: ClassVar[bool] = False  # whether it uses the input of the layer
     needs_activation: ClassVar[bool] = False  # of gradients: whether it reads ``now.activation``
+    anchored: ClassVar[bool] = False  # of parameters: whether it reads ``now.anchor``
     penalizes: ClassVar[bool] = False  # whether it stores the value of a penalty in ``now.norms``
     needs_calls: ClassVar[bool] = True  # whether a layer that is never called is a fault
     reads_grad_scale: ClassVar[bool] = False  # whether it uses the factor of the loss

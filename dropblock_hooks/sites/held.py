@@ -250,6 +250,8 @@ class ParameterHook(SiteHook):
 
     def install(self, module: nn.Module) -> None:
         module.register_forward_pre_hook(self.__call__)
+        if self.site.regularizer.anchored:
+            self.site.anchor = self.held(module).detach().clone()
         self.put(module)
 
     def restore(self, module: nn.Module) -> None:

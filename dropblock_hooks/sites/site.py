@@ -91,6 +91,7 @@ class Site:
         self.tally = Counter()
         self.samples: int | None = None  # the length of axis 0 of the last tensor, if that matters
         self.rose = False  # whether the rate was ever above 0
+        self.anchor: Any = None  # the value of its parameter at attaching, if it is anchored
         self.frozen = False  # whether the parameter got no gradient when it was last looked at
 
         # the part of the board, once compiled code has called the site
@@ -103,7 +104,6 @@ class Site:
         self.reads_batches = False
         self.guesses_channels = False
         self.handle = new_handle(self)
-
         self.set_regularizer(item)
 
     def set_regularizer(self, regularizer: Regularizer) -> None:
@@ -307,6 +307,12 @@ class Site:
         except ValueError:
             return None  # the report says so
 
+    def anchor_of(self, parameter: Tensor) -> Any:
+        """The value of the parameter at attaching, on its present device; None without."""
+        if self.anchor is not None and self.anchor.device != parameter.device:
+            self.anchor = self.anchor.to(parameter.device)
+        return self.anchor
+
     def error(self, cause: object) -> SiteError:
         """Make the error that names this site and the layer."""
         where = f" at its {self.at}" if self.at == "input" else ""
@@ -371,6 +377,8 @@ def perform(
 ) -> Tensor:
     """Run the regularizer of a site, with these attributes of `Now`; a refusal is a SiteError."""
     now = Now(**attributes, **rates)
+    if site.anchor is not None:
+        now.anchor = site.anchor_of(now.parameter)
     try:
         if view is None:
             view = site.reader.view(x)

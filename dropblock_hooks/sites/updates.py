@@ -224,6 +224,8 @@ def _regularize_all(several: Sequence[_Held], norm: Rates, scale: float | Tensor
     grads = [held.grad for held in several]
     parameters = [held.parameter for held in several]
     now = Now(grad_scale=scale, parameters=parameters, layout="parameter", **site.values, **norm)
+    if site.regularizer.anchored:
+        now.anchors = [held.site.anchor_of(held.parameter) for held in several]
     try:
         changed = site.regularizer.apply_all(grads, now)
     except Exception as error:

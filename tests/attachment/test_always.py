@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from dropblock_hooks import (
+    L2SP,
     AdaptiveClipGrad,
     CentralizeGrad,
     ClampGrad,
@@ -24,7 +25,7 @@ from tests.stacks import OF_SOME_LAYERS
 
 OWN = [cls for name, cls in own_regularizers().items() if name not in OF_SOME_LAYERS]
 ON_ACTIVATIONS = [cls for cls in OWN if cls.random and cls.acts_on == "activation"]
-OF_PARAMETERS = (AdaptiveClipGrad, CentralizeGrad)
+OF_PARAMETERS = (AdaptiveClipGrad, CentralizeGrad, L2SP)
 OTHERS = [cls for cls in OWN if cls.acts_on == "gradient" and cls not in OF_PARAMETERS]
 SHAPES = {None: (8, 6, 7, 7), 1: (8, 6, 7), 2: (8, 6, 7, 7), 3: (8, 6, 5, 5, 5)}
 

@@ -208,3 +208,8 @@ def test_a_checkpoint_without_it(tmp_path):
     assert callback.attached.sites[0].calls == 2
     kept = json.loads((tmp_path / "checkpoint-4" / "trainer_state.json").read_text())
     assert kept["stateful_callbacks"]["Regularize"]["attributes"]["saved"]["epoch"] == 0.75
+
+
+def test_what_keeps_parameters_is_refused():
+    with pytest.raises(ValueError, match="as JSON, which can't hold the parameters that L2SP"):
+        Regularize({"param:**": r.L2SP(0.1)})

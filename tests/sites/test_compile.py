@@ -78,6 +78,7 @@ OF_LAYERS_THAT_DROP = {"Retune"}  # tests/sites/test_retune.py
 OF_PARAMETERS = {
     "AdaptiveClipGrad",
     "CentralizeGrad",
+    "L2SP",
 }  # tests/regularizers/test_weight_gradients.py
 
 

@@ -1,0 +1,65 @@
+"""A penalty on the distance of parameters from the values with which a training began."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from ..functional import foreach
+from ..functional.penalties import add_gradient, l2_sp_gradient
+from ..registry import register
+from .base import Applied, NonNegative, Now, Regularizer
+from .gradients import OnGradients
+
+
+@register
+class L2SP(OnGradients, Regularizer):
+    """Pulls parameters to the values that they had at ``attach``; see `functional.l2_sp`.
+    Use it to fine-tune, on the pretrained weights, in place of weight decay.
+
+    The sum is the gradient of ``loss + weight * penalty``. With ``when="accumulated"`` it is added
+    once per update. Otherwise it is added in each backward: where the loop divides the loss by n,
+    to accumulate gradients over n backwards, the weight must be divided by n as well. A parameter
+    that gets no gradient in an update is not pulled. ``attached.state_dict()`` holds the values.
+
+    Example:
+        >>> spec = {"param:backbone.**": L2SP(0.01)}
+
+    Args:
+        weight: factor of the penalty, a number >= 0 or a schedule.
+
+    Equation:
+        ``g' = g + weight * (w - w0)``, where w0 is the value at ``attach``.
+    """
+
+    weight: NonNegative
+
+    unit: ClassVar[None] = None
+    reads_grad_scale: ClassVar[bool] = True
+    anchored: ClassVar[bool] = True
+    penalizes: ClassVar[bool] = True
+    idle_at_zero: ClassVar[bool] = True
+
+    def refusal(self, module: nn.Module, parameter: nn.Parameter | None) -> str | None:
+        if parameter is None:
+            return f"{self.label} is for parameters: select them by 'param:**.weight'"
+        if parameter.is_meta:
+            return "the parameter has no values yet (meta device): attach after they are loaded"
+        if not parameter.requires_grad:
+            return (
+                "the parameter is frozen (requires_grad is False), so a penalty does not move it: "
+                "unfreeze it before, or leave it out of the selector"
+            )
+        return None
+
+    def apply(self, x: Tensor, now: Now) -> Applied:
+        gradient, now.norms = l2_sp_gradient(now.parameter, now.anchor)
+        if now.weight == 0.0:
+            return x, 0
+        return add_gradient(x, gradient, now.weight * now.grad_scale), x.numel()
+
+    def apply_all(self, grads: Sequence[Tensor], now: Now) -> Tensor | None:
+        changed, now.norms = foreach.pull_(
+            grads, now.parameters, now.anchors, now.weight, now.grad_scale
+        )
+        return changed
