@@ -291,7 +291,8 @@ def in_two_processes(rank):
         net = make_net()
         attach(net, {layer: PENALTIES[name][0](WEIGHT) for layer in LAYERS})
         x = batches(1)[0] * (1 + rank)
-        nn.parallel.DistributedDataParallel(net)(x).square().mean().backward()
+        wrapped = nn.parallel.DistributedDataParallel(net)  # its reducer must live in the backward
+        wrapped(x).square().mean().backward()
 
         wanted = make_net()
         wanted.act.inplace = False
