@@ -56,6 +56,8 @@ def _rates(cls):
 
 
 ACTIVATIONS = {n: r for n, r in regularizers().items() if r.acts_on == "activation"}
+# those whose realized rate follows from the masks alone, whatever the precision
+MASKED = [name for name in ACTIVATIONS if name != "ClampActivation"]
 GRADIENTS = {n: r for n, r in regularizers().items() if r.acts_on == "gradient"}
 
 

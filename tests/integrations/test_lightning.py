@@ -10,7 +10,14 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from dropblock_hooks import ClampGrad, ClipGradNorm, DropBlock2d, HookWarning, LinearSchedule
+from dropblock_hooks import (
+    ClampGrad,
+    ClipGradNorm,
+    DropBlock2d,
+    FreezeNorm,
+    HookWarning,
+    LinearSchedule,
+)
 from tests.conftest import hook_count
 
 lightning = pytest.importorskip("lightning.pytorch", reason="the trainer is Lightning's")
@@ -227,6 +234,37 @@ def test_a_resumed_run_is_that_without_a_break(pl, tmp_path, at, unit, mixins):
         assert torch.equal(tensor, other.state_dict()[name]), name
     assert counts(resumed) == counts(whole)
     assert hook_count(other) == 0
+
+
+class WithNorm:
+    def configure_model(self):
+        if self.model is None:
+            first, *rest = layers()
+            self.model = nn.Sequential(first, nn.BatchNorm2d(5), *rest)
+
+
+def test_a_resumed_run_with_frozen_norms(pl, tmp_path):
+    """Frozen from the second epoch on, although Lightning calls ``train()`` in each."""
+
+    def run(folder, *callbacks, ckpt_path=None):
+        saver = pl.callbacks.ModelCheckpoint(
+            tmp_path / folder, every_n_train_steps=1, save_top_k=-1, filename="{step}"
+        )
+        net = module(pl, WithNorm)
+        torch.manual_seed(5)
+        callback = Regularize({"model.1": FreezeNorm(parameters=True, begin=1)})
+        runner = trainer(pl, callback, saver, *callbacks, max_epochs=3)
+        with contextlib.suppress(Interrupted):
+            runner.fit(net, Batches(), ckpt_path=ckpt_path)
+        return net
+
+    whole = run("whole")
+    assert whole.model[1].num_batches_tracked == 4
+    assert whole.model[1].weight.requires_grad
+    run("first", interrupt(pl, 6))
+    resumed = run("then", ckpt_path=tmp_path / "first" / "step=6.ckpt")
+    for name, tensor in whole.state_dict().items():
+        assert torch.equal(tensor, resumed.state_dict()[name]), name
 
 
 def counts(callback):

@@ -14,7 +14,7 @@ from timm.optim import create_optimizer_v2
 from timm.scheduler import create_scheduler_v2
 from timm.task import ClassificationTask
 
-from dropblock_hooks import ClipGradNorm, DropBlock2d, HookWarning, LinearSchedule, attach
+from dropblock_hooks import L2SP, ClipGradNorm, DropBlock2d, HookWarning, LinearSchedule, attach
 from dropblock_hooks.integrations.timm import keep_in_checkpoints
 from tests.cases import rest_slow
 
@@ -117,6 +117,19 @@ def test_a_resumed_training_is_the_uninterrupted_one(tmp_path, options):
     assert again[2].state_dict() == attached.state_dict()  # all that was counted, too
     scaler = attached.grad_scaler
     assert scaler.is_enabled() if options.get("amp") else scaler is None
+
+
+def test_a_resumed_training_with_l2sp(tmp_path):
+    for name in ("whole", "broken"):
+        (tmp_path / name).mkdir()
+    options = {"spec": {"param:**.weight": L2SP(0.5)}}
+    model, _, attached, _ = main(args_of(tmp_path / "whole", **options))
+    main(args_of(tmp_path / "broken", stop=2, **options))
+    last = str(tmp_path / "broken" / "last.pth.tar")
+    again = main(args_of(tmp_path / "broken", resume=last, **options))
+    assert same(again[0], model)
+    for site, other in zip(attached, again[2], strict=True):
+        assert torch.equal(site.anchor, other.anchor)
 
 
 def test_a_training_may_become_longer(tmp_path):

@@ -213,3 +213,21 @@ def test_a_checkpoint_without_it(tmp_path):
 def test_what_keeps_parameters_is_refused():
     with pytest.raises(ValueError, match="as JSON, which can't hold the parameters that L2SP"):
         Regularize({"param:**": r.L2SP(0.1)})
+
+
+def test_a_resumed_training_with_neftune_and_z_loss(tmp_path):
+    spec = {"bert.embeddings.word_embeddings": r.NEFTune(5.0), "classifier": r.ZLoss(0.1)}
+    options = {"save_strategy": "steps", "save_steps": 3}
+    whole = bert()
+    callback = Regularize(spec)
+    trainer(tmp_path / "whole", callback, model=whole, **options).train()
+    plain = bert()
+    trainer(tmp_path / "plain", model=plain).train()
+    assert not same(weights(whole), weights(plain))
+
+    with pytest.raises(KeyboardInterrupt):
+        trainer(tmp_path / "broken", Regularize(spec), Rates(4), **options).train()
+    made = trainer(tmp_path / "broken", Regularize(spec), **options)
+    made.train(resume_from_checkpoint=str(tmp_path / "broken" / "checkpoint-3"))
+    assert same(weights(made.model), weights(whole))
+    assert made.state.log_history[-2]["reg/classifier/ZLoss/penalty"] > 0
