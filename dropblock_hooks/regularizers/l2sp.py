@@ -42,7 +42,7 @@ class L2SP(OnGradients, Regularizer):
 
     def refusal(self, module: nn.Module, parameter: nn.Parameter | None) -> str | None:
         if parameter is None:
-            return f"{self.label} is for parameters: select them by 'param:**.weight'"
+            return f"{self.label} is for gradients of parameters: select them by 'param:**.weight'"
         if parameter.is_meta:
             return "the parameter has no values yet (meta device): attach after they are loaded"
         if not parameter.requires_grad:
