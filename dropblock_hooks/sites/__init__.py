@@ -4,7 +4,7 @@ The class of a hook decides everything about its kind of target.
 
 updates           regularizes gradients once per optimizer step, also by their common norm, all
                   gradients of an entry together
-held              the hooks of parameters and rates
+held              the hooks of parameters, of rates, and of the modes of norms
 hooks             the hooks of layers and observers, and their order
 model_hook        `ModelHook`: the hook of the model, which counts forwards and asks for checks
 ticker            the clock of a `Watchdog` in compiled code, which counts without Python

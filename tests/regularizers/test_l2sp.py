@@ -367,7 +367,9 @@ def test_refused():
     with pytest.raises(ValueError, match="weight must be >= 0, got -0.1"):
         L2SP(-0.1)
     net = make()
-    with pytest.raises(SpecError, match=r"L2SP is for gradients of parameters: select them by 'param:\*\*"):
+    with pytest.raises(
+        SpecError, match=r"L2SP is for gradients of parameters: select them by 'param:\*\*"
+    ):
         attach(net, {"head": L2SP(0.1)})
     net.head.bias.requires_grad_(False)
     net.stem.weight.requires_grad_(False)
