@@ -4,7 +4,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from .. import messages
@@ -38,9 +37,8 @@ class ForwardChecks:
         run.first_calls = {key: counts.trained for key, counts in window.sites.items()}
 
         sites = [site_hook.site for site_hook in hook.hooks]
-        run.in_float16 = _is_under_float16_autocast(model)
         run.no_batch = find_no_batch(sites, inputs)
-        findings = [*run.no_batch, *_without_optimizer(hook), *find_unknown_scaler(run, sites)]
+        findings = [*run.no_batch, *_without_optimizer(hook), *find_unknown_scaler(run)]
         findings += find_overwritten(model, run, hook.parameters)
         tell(findings, run.told)
 
@@ -64,26 +62,11 @@ def _without_optimizer(hook: ModelHook) -> list[Finding]:
     return [messages.NO_OPTIMIZER.finding(*keys, epoch=hook.run.epoch)]
 
 
-def _is_under_float16_autocast(model: nn.Module) -> bool:
-    """Return whether the operations of a model run in float16 now, which needs a GradScaler."""
-    parameter = next(model.parameters(), None)
-    device = "cpu" if parameter is None else parameter.device.type
-    if not torch.amp.is_autocast_available(device):
-        return False
-    return torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.float16
-
-
-def find_unknown_scaler(run: Run, sites: Iterable[Site]) -> list[Finding]:
-    """Find out whether bounds of gradients need a GradScaler that nobody has named.
-
-    Bounds of accumulated gradients need none, because a GradScaler unscales these before the step.
-    """
+def find_unknown_scaler(run: Run) -> list[Finding]:
+    """Find out whether bounds of gradients need a GradScaler that nobody has named."""
     if run.scaler is not None or not run.in_float16:
         return []
-    regularizers = [site.regularizer for site in sites]
-    if any(item.reads_grad_scale and not item.accumulates for item in regularizers):
-        return [messages.GRAD_SCALER.finding(epoch=run.epoch)]
-    return []
+    return [messages.GRAD_SCALER.finding(epoch=run.epoch)]
 
 
 def find_no_batch(sites: Iterable[Site], inputs: Any) -> list[Finding]:

@@ -32,14 +32,14 @@ def find_faults(base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> list[Fi
     if not run.installed:
         return [messages.REMOVED.finding(epoch=run.epoch)]
 
-    sites = [hook.site for hook in hooks]
-    findings = find_unknown_scaler(run, sites)
+    findings = find_unknown_scaler(run)
     window, last_window = windows(run, hooks)
     if last_window.has("calls", "active") and not window.has("trained", "active"):
         window = last_window
     if not window.has("calls", "active") and not _leaves_no_trace(hooks):
         findings.append(messages.NOT_RUN.finding(epoch=run.epoch))
 
+    sites = [hook.site for hook in hooks]
     present = {site.key for site in sites}
     missing = sorted(set(run.keys) - present)  # a copy may have lost hooks
     findings += [messages.REPLACED.finding(key, epoch=run.epoch) for key in missing]

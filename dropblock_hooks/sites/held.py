@@ -310,6 +310,9 @@ class ParameterHook(SiteHook):
             return
         for step in self.run.optimizers:
             step.forget()
+        parameter = self.held(module)
+        if parameter is not None:
+            self.site.note_autocast(parameter.device)
         if torch.is_grad_enabled():
             self.put(module)
 

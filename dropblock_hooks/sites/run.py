@@ -22,7 +22,7 @@ class Run:
     root: str = ""  # the submodule at which names begin
     epochs: int | None = None  # the length of the training
     scaler: Any = None  # the GradScaler; False if the loss is not scaled, None if nobody has said
-    in_float16: bool = False  # whether the first forward of this window ran under float16 autocast
+    in_float16: bool = False  # whether a bound has met a forward under autocast to float16
     epoch: float = 0.0  # the time
     enabled: bool = True  # whether the regularizers act; `Attachment.paused` switches them off
     installed: bool = True  # whether the attachment has not been removed

@@ -36,6 +36,14 @@ def is_enabled(scaler: Any) -> bool:
     return bool(scaler.is_enabled()) if hasattr(scaler, "is_enabled") else True
 
 
+def is_under_float16_autocast(device: torch.device) -> bool:
+    """Return whether operations run in float16 now, in which losses are scaled."""
+    name = device.type
+    if not torch.amp.is_autocast_available(name) or not torch.is_autocast_enabled(name):
+        return False
+    return torch.get_autocast_dtype(name) == torch.float16
+
+
 def loss_scale(scaler: Any, device: torch.device) -> float | Tensor:
     """Return the number that the loss is multiplied by, without waiting for the device."""
     if not is_enabled(scaler):

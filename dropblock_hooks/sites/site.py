@@ -34,7 +34,7 @@ from ..selectors.index import Target
 from .board import Board, Observed
 from .counter import Counter, Norms, has_data
 from .run import Run
-from .scaler import is_enabled
+from .scaler import is_enabled, is_under_float16_autocast
 
 NOT_DENSE = "the gradient is not dense: build the layer without sparse=True"
 Rates: TypeAlias = Mapping[str, Any]
@@ -105,6 +105,17 @@ class Site:
         self.guesses_channels = False
         self.handle = new_handle(self)
         self.set_regularizer(item)
+
+    def note_autocast(self, device: torch.device) -> None:
+        """Note that a bound meets a forward in float16, in the first training forward of a window.
+
+        Bounds of accumulated gradients need no scale, because a GradScaler unscales these before.
+        """
+        run = self.run
+        if run.looked or run.scaler is not None:
+            return
+        if self.regularizer.reads_grad_scale and not self.regularizer.accumulates:
+            run.in_float16 |= is_under_float16_autocast(device)
 
     def set_regularizer(self, regularizer: Regularizer) -> None:
         """Put another regularizer of the same class in place, with the values of this epoch."""
@@ -344,6 +355,7 @@ def _with_regularized_gradient(site: Site, x: Tensor) -> Tensor:
     view = site.view_of(x)
     if not may_get_grad(x):
         return x
+    site.note_autocast(x.device)
     if site.regularizer.needs_activation:
         kept: Tensor = _KeepsActivation.apply(x, site, view, site.values)
         return kept

@@ -60,6 +60,17 @@ def test_one_that_was_not_given_is_told_once(regularizer, selector):
     assert (".", "grad_scaler") not in ids(attached.verify())
 
 
+def test_an_autocast_inside_the_model_is_seen():
+    class Autocast(nn.Sequential):
+        def forward(self, x):
+            with torch.autocast("cpu", torch.float16):
+                return super().forward(x)
+
+    model = Autocast(nn.Linear(6, 3))
+    attach(model, {"param:0.weight": ClampGrad(-1, 1)})
+    assert len(warnings_of(lambda: model(X))) == 1
+
+
 @pytest.mark.parametrize(
     "case",
     ["given", "not scaled", "no autocast", "bfloat16", "no bound", "accumulated", "evaluation"],
