@@ -102,7 +102,7 @@ class ComposedError(Exception):
         self._parts = parts
 
     def _text(self) -> str:
-        """The text made of the arguments."""
+        """Return the text made of the arguments."""
         raise NotImplementedError
 
     def __str__(self) -> str:

@@ -60,31 +60,31 @@ class Schedule:
         raise NotImplementedError(f"{type(self).__name__} must define __call__(t)")
 
     def span(self) -> Span:
-        """The smallest and the largest value; (-inf, inf) if unknown, which is the default."""
+        """Return the smallest and the largest value; (-inf, inf) if unknown, the default."""
         return UNKNOWN
 
     def span_here(self) -> Span:
-        """The span at the site that `at` has fitted the schedule to; that of all sites before."""
+        """Return the span at the site that `at` has fitted the schedule to; that of all sites before."""
         return self.span()
 
     def moves(self) -> bool:
-        """Whether the value changes, or may change, with the epoch."""
+        """Return whether the value changes, or may change, with the epoch."""
         low, high = self.span()
         return low != high
 
     def scaled(self, factor: float) -> Schedule:
-        """The schedule whose values are those of this one times a factor.
+        """Return the schedule whose values are those of this one times a factor.
 
         A class of your own may define it, for the presets that scale rates.
         """
         raise TypeError(f"{type(self).__name__} can't be scaled: define scaled(factor) in it")
 
     def at(self, i: int, n: int, epochs: int | None = None) -> Schedule:
-        """The schedule of site `i` of `n` sites, in a training of so many epochs if known."""
+        """Return the schedule of site `i` of `n` sites, in a training of so many epochs if known."""
         return self
 
     def without_epochs(self, epochs: int | None) -> Schedule:
-        """The schedule before `at`, if its length is the one that this training gives it.
+        """Return the schedule before `at`, if its length is the one that this training gives it.
 
         So the schedules of a training and of a longer one can be compared.
         """
@@ -475,7 +475,7 @@ class ByDepth(Schedule):
 
     @classmethod
     def rising(cls, rate: Any, first: float = 0.0) -> ByDepth:
-        """A rate that rises with depth to `rate`, from `first` times it; a `ByDepth` as it is."""
+        """Return a rate that rises with depth to `rate`, from `first` times it; a `ByDepth` as it is."""
         if isinstance(rate, ByDepth):
             return rate
         start = scaled(rate, first) if first else 0.0

@@ -21,6 +21,7 @@ def forest(compared: pd.DataFrame, unit: str = "points") -> Figure:
     """
     tests = list(dict.fromkeys(compared["test"]))
     labels = list(dict.fromkeys(_labels_of(compared)))
+    rows = range(len(labels))
     width = 2.2 + 2.4 * len(tests)
     height = 1.2 + 0.34 * len(labels)
 
@@ -28,17 +29,19 @@ def forest(compared: pd.DataFrame, unit: str = "points") -> Figure:
     grid = figure.subplots(1, len(tests), squeeze=False, sharey=True)
     columns = grid[0]
     for axes, test in zip(columns, tests, strict=True):
-        _draw_differences(axes, compared[compared["test"] == test], labels)
+        of_test = compared["test"] == test
+        _draw_differences(axes, compared[of_test], labels)
         axes.set_title(test, fontsize=10)
         axes.set_xlabel(unit, fontsize=9)
-        axes.set_yticks(range(len(labels)), labels, fontsize=8)
+        axes.set_yticks(rows, labels, fontsize=8)
 
-    columns[0].set_ylim(len(labels) - 0.5, -0.5)
+    lowest = len(labels) - 0.5
+    columns[0].set_ylim(lowest, -0.5)
     return figure
 
 
 def _labels_of(compared: pd.DataFrame) -> pd.Series:
-    """A label such as `DropBlock2d − none` for each comparison."""
+    """Return a label such as `DropBlock2d − none` for each comparison."""
     return compared["a"] + " − " + compared["b"]
 
 
@@ -53,7 +56,8 @@ def _draw_differences(axes: Axes, rows: pd.DataFrame, labels: list[str]) -> None
     for y, row in zip(heights, rows.itertuples(), strict=True):
         color = COLORS[row.word]
         inside = color if row.primary else "white"
-        axes.plot([row.low, row.high], [y, y], color=color, lw=2)
+        ends = [row.low, row.high]
+        axes.plot(ends, [y, y], color=color, lw=2)
         axes.plot(row.difference, y, "o", color=color, ms=5, mfc=inside)
 
 
@@ -73,8 +77,11 @@ def learning(epochs: pd.DataFrame) -> Figure:
         color = f"C{index}"
         epoch = rows["epoch"]
         losses.plot(epoch, rows["loss"], color=color, label=name)
-        if rows["nominal"].notna().any():
-            rates.plot(epoch, rows["nominal"], color=color, lw=1, ls=":")
+
+        nominal = rows["nominal"]
+        has_rate = nominal.notna().any()
+        if has_rate:
+            rates.plot(epoch, nominal, color=color, lw=1, ls=":")
             rates.plot(epoch, rows["realized"], color=color, label=name)
 
     losses.legend(fontsize=8)

@@ -32,19 +32,23 @@ class StudyError(ValueError):
         self.problems = list(problems)
         lines = [problem.replace("\n", "\n    ") for problem in problems]
         count = "1 problem" if len(lines) == 1 else f"{len(lines)} problems"
-        super().__init__("\n  - ".join([f"{source} can't be run, {count}:", *lines]))
+        heading = f"{source} can't be run, {count}:"
+        super().__init__("\n  - ".join([heading, *lines]))
 
 
 def _seeds(value: Any) -> Any:
-    numbers = value if isinstance(value, list) else [value]
-    whole = all(isinstance(number, int) and not isinstance(number, bool) for number in numbers)
-
-    valid = whole and bool(numbers)
-    if valid and not isinstance(value, list):
-        valid = value >= 1
+    """Check a number of seeds, or a list of them."""
+    if isinstance(value, list):
+        valid = bool(value) and all(map(_is_whole, value))
+    else:
+        valid = _is_whole(value) and value >= 1
     if not valid:
         raise ValueError("must be a number of seeds, at least 1, or a list of whole numbers")
     return value
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _levels(value: Any) -> Any:
@@ -109,7 +113,8 @@ class Study:
         """The comparisons: each condition with the first, and the pairs of `compare`."""
         first, *others = self.conditions
         with_first = [(name, first) for name in others]
-        return list(dict.fromkeys([*with_first, *self.file.compare]))
+        pairs = [*with_first, *self.file.compare]
+        return list(dict.fromkeys(pairs))
 
     def runs(self) -> Iterator[tuple[str, Run]]:
         """All runs with the names of their conditions, seed by seed."""
@@ -124,9 +129,9 @@ class Study:
 
     def plain(self) -> dict[str, Any]:
         """The study as plain data, with all placeholders filled."""
-        conditions = {
-            name: run.model_dump(exclude_defaults=True) for name, run in self.conditions.items()
-        }
+        conditions = {}
+        for name, run in self.conditions.items():
+            conditions[name] = run.model_dump(exclude_defaults=True)
         others = self.file.model_dump(include={"question", "primary", "higher_is_better"})
         return {
             **others,
@@ -168,7 +173,8 @@ def read_study(
             "or delete the file"
         )
 
-    problems += _unknown_conditions("compare", itertools.chain(*file.compare), fields)
+    compared = itertools.chain(*file.compare)
+    problems += _unknown_conditions("compare", compared, fields)
     problems += _unknown_conditions("--only", only, fields)
     all_seeds = _numbers_of(file.seeds if seeds is None else seeds)
     if not all_seeds or len(set(all_seeds)) < len(all_seeds):
@@ -176,21 +182,25 @@ def read_study(
 
     if problems:
         seed = all_seeds[0] if all_seeds else 1
-        raise StudyError(path, [*problems, *faults_of(conditions, seed, file.primary)])
+        faults = faults_of(conditions, seed, file.primary)
+        raise StudyError(path, [*problems, *faults])
+
+    kept = {name: conditions[name] for name in only}
     return Study(
         name=path.stem,
         file=file,
         path=path.resolve(),
         fields=fields,
-        conditions={name: conditions[name] for name in only} or conditions,
+        conditions=kept or conditions,
         seeds=all_seeds,
     )
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file."""
+    """Read the mapping in a YAML file."""
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        content = yaml.safe_load(text)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise StudyError(path, [f"it is no YAML: {error}"]) from error
     if not isinstance(content, dict):
@@ -209,16 +219,18 @@ def _read_file(path: Path, problems: list[str]) -> StudyFile:
 
 
 def _valid_fields(plain: Mapping[str, Any], error: ValidationError) -> dict[str, Any]:
-    """The fields without a fault, and the conditions without a fault, to find further faults."""
+    """Return the fields and the conditions without a fault, to find further faults."""
     wrong = {detail["loc"][0] for detail in error.errors() if detail["loc"]}
     right = StudyFile.model_fields.keys() - wrong
     valid = {name: value for name, value in plain.items() if name in right}
 
     conditions = plain.get("conditions")
     if "conditions" in wrong and isinstance(conditions, dict):
-        valid["conditions"] = {
-            name: fields for name, fields in conditions.items() if isinstance(fields, dict | None)
-        }
+        valid_conditions = {}
+        for name, fields in conditions.items():
+            if isinstance(fields, dict | None):
+                valid_conditions[name] = fields
+        valid["conditions"] = valid_conditions
     return valid
 
 
@@ -228,14 +240,17 @@ def _fields_of(
     """Name of a condition -> the fields of the base and its own; parameters are joined."""
     fields = {}
     for name, own in _conditions_of(file, problems).items():
-        params = {**base.get("params", {}), **own.get("params", {})}
+        params = dict(base.get("params", {}))
+        params.update(own.get("params", {}))
         fields[name] = {**base, **own, "params": params}
     return fields
 
 
 def _conditions_of(file: StudyFile, problems: list[str]) -> dict[str, dict[str, Any]]:
-    """The conditions that are written out, and the conditions of the grid."""
-    conditions = {name: dict(fields or {}) for name, fields in file.conditions.items()}
+    """Return the conditions that are written out, and the conditions of the grid."""
+    conditions = {}
+    for name, written in file.conditions.items():
+        conditions[name] = dict(written or {})
     for cell in _cells_of(file.grid):
         name = ", ".join(level.label for level in cell)
         if name in conditions:
@@ -243,7 +258,8 @@ def _conditions_of(file: StudyFile, problems: list[str]) -> dict[str, dict[str, 
 
         fields: dict[str, Any] = {}
         for level in cell:
-            fields = _changed(fields, {level.field: level.value})
+            change = {level.field: level.value}
+            fields = _changed(fields, change)
         conditions[name] = fields
 
     if not conditions:
@@ -267,7 +283,10 @@ def _cells_of(grid: Mapping[str, Levels]) -> list[tuple[_Level, ...]]:
 
     levels = []
     for field, values in grid.items():
-        labeled = values.items() if isinstance(values, dict) else zip(values, values, strict=True)
+        if isinstance(values, dict):
+            labeled = list(values.items())
+        else:
+            labeled = [(value, value) for value in values]
         levels.append([_Level(field, str(label), value) for label, value in labeled])
     return list(itertools.product(*levels))
 
@@ -293,8 +312,10 @@ def _outdated(chosen: Mapping[str, Any], fields: Mapping[str, dict[str, Any]]) -
     outdated = []
     for name, values in chosen.items():
         params = fields.get(name, {}).get("params", ())
+        known_fields = {*Run.model_fields, *params}
         chosen_fields = {path.partition(".")[0] for path in values}
-        if name not in fields or chosen_fields - {*Run.model_fields, *params}:
+        is_unknown = not chosen_fields <= known_fields
+        if is_unknown or name not in fields:
             outdated.append(name)
     return outdated
 
@@ -307,8 +328,10 @@ def _unknown_conditions(where: str, names: Iterable[str], known: Iterable[str]) 
 
 
 def _numbers_of(seeds: int | Sequence[int]) -> tuple[int, ...]:
-    """The seeds 1 to n, or the seeds of a list."""
-    return tuple(range(1, seeds + 1)) if isinstance(seeds, int) else tuple(seeds)
+    """Return the seeds 1 to n, or the seeds of a list."""
+    if isinstance(seeds, int):
+        seeds = range(1, seeds + 1)
+    return tuple(seeds)
 
 
 def _changed(fields: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -334,14 +357,17 @@ def _run_of(fields: Mapping[str, Any], chosen: Mapping[str, Any], folder: Path) 
         path = f"params.{name}" if name in fields["params"] else name
         changes[path] = value
 
-    filled = _filled(_changed(fields, changes))
-    return Run.model_validate(read_spec(filled, folder))
+    changed = _changed(fields, changes)
+    filled = _filled(changed)
+    checked = read_spec(filled, folder)
+    return Run.model_validate(checked)
 
 
 def _filled(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields with each `${name}` replaced by the parameter of that name."""
-    params = fields.get("params", {})
-    return {name: _fill(item, params) for name, item in fields.items() if name != "params"}
+    """Replace each `${name}` in the fields by the parameter of that name."""
+    others = dict(fields)
+    params = others.pop("params", {})
+    return {name: _fill(item, params) for name, item in others.items()}
 
 
 def _fill(data: Any, params: Mapping[str, Any]) -> Any:
@@ -370,8 +396,10 @@ def read_spec(fields: dict[str, Any], folder: Path) -> dict[str, Any]:
     spec = fields.get("spec")
     if not spec:
         return {**fields, "spec": None}
+    if isinstance(spec, str):
+        spec = str(folder / spec)
     try:
-        read = Spec.load(str(folder / spec)) if isinstance(spec, str) else Spec(spec)
+        read = Spec(spec)
     except (ValueError, TypeError) as error:
         raise ValueError(f"spec: {error}") from error
     return {**fields, "spec": read.to_plain()}

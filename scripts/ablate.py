@@ -15,7 +15,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 def read_options(arguments: list[str] | None = None) -> argparse.Namespace:
     """The options of the command line; `--help` answers before anything large is imported."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add("study", type=Path, help="a study file")
@@ -38,18 +39,23 @@ def main(arguments: list[str] | None = None) -> int:
     from experiments.runs import folders_of
     from experiments.study import fit, read_study
 
-    changes, seeds = changes_of(options.set), seeds_of(options.seeds)
+    changes = changes_of(options.set)
+    seeds = seeds_of(options.seeds)
     study = read_study(options.study, changes, seeds, options.only)
     fit(study)
-    pool, folder = options.out / "runs", options.out / study.name
+
+    pool = options.out / "runs"
+    folder = options.out / study.name
     run_all = run_all_with(options, study)
     begin_report(study, folder)
     if options.search:
         from experiments.commands import searched
         from experiments.search import search
 
-        print(searched(study, search(study, pool, run_all), folder))
+        found = search(study, pool, run_all)
+        print(searched(study, found, folder))
         return 0
+
     names, folders = zip(*folders_of(study, pool), strict=True)
     run_all(folders, names)
     return report(study, folder, pool)

@@ -16,7 +16,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 def main(arguments: list[str] | None = None) -> int:
     """Write the report; return the exit status."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("folder", type=Path, help="of the report: it has study.yaml")
     folder = parser.parse_args(arguments).folder
@@ -31,12 +32,16 @@ def main(arguments: list[str] | None = None) -> int:
     sys.path.insert(0, str(imports_of(folder)))
     study, frame, epochs = read_report(folder)
     pool = folder.parent / "runs"
-    there = sum(one.result() is not None for _, one in folders_of(study, pool))
-    if pool.is_dir() and there >= (frame["status"] == "finished").sum():
+    results = [run.result() for _, run in folders_of(study, pool)]
+    there = sum(result is not None for result in results)
+    finished = (frame["status"] == "finished").sum()
+    if pool.is_dir() and there >= finished:
         return report(study, folder, pool)
     if not len(frame):
         raise ValueError(f"{folder} has no runs.csv, and there are no runs in {pool}")
-    return show(write_report(folder, study, frame, epochs), frame)
+
+    written = write_report(folder, study, frame, epochs)
+    return show(written, frame)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 def main(arguments: list[str] | None = None) -> int:
     """Train the run; return the exit status."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("fields", nargs="*", metavar="FIELD=VALUE", help="fields of a run")
     parser.add_argument("--out", type=Path, help="folder of a checkpoint, from which it goes on")
@@ -26,11 +27,18 @@ def main(arguments: list[str] | None = None) -> int:
     from experiments.train import train
 
     try:
-        run = Run.model_validate(read_spec(changes_of(options.fields), Path.cwd()))
+        changes = changes_of(options.fields)
+        fields = read_spec(changes, Path.cwd())
+        run = Run.model_validate(fields)
     except ValueError as error:
-        raise ValueError("\n  - ".join(["the run has faults:", *problems_of(error, "")])) from None
-    result = train(run, options.out, on_epoch=lambda row: print(json.dumps(row)))
-    print(json.dumps({"status": result.status, **result.scores}))
+        problems = problems_of(error, "")
+        raise ValueError("\n  - ".join(["the run has faults:", *problems])) from None
+
+    def print_row(row: object) -> None:
+        print(json.dumps(row))
+
+    result = train(run, options.out, on_epoch=print_row)
+    print_row({"status": result.status, **result.scores})
     return 0 if result.status == "finished" else 3
 
 

@@ -188,22 +188,25 @@ class Observer(Regularizer):
         return merged
 
     def look(self, state: State, module: nn.Module, parameter: str | None) -> None:
-        """Look at the layer, or a parameter's owner, at both ends of an epoch and to report."""
+        """Look at the layer, or at the owner of a parameter.
+
+        It is called at both ends of an epoch, and before a report.
+        """
 
     def is_empty(self, state: State) -> bool:
         """Return whether the report should show the epoch before this one."""
         return not state["calls"]
 
     def start_compiled(self) -> list[float]:
-        """The numbers of an empty state of compiled code, where it is `traced`."""
+        """Return the numbers of an empty state of compiled code, where it is `traced`."""
         return []
 
     def compiled_numbers(self, state: State) -> list[Any]:
-        """The numbers that the operators of compiled code need besides; see ``sites.observed``."""
+        """Return further numbers that operators of compiled code need; see ``sites.observed``."""
         return []
 
     def finds_dead(self, state: State) -> bool:
-        """Whether compiled code looks for dead channels."""
+        """Return whether compiled code looks for dead channels."""
         return False
 
     def take_compiled(self, state: State, counted: Compiled) -> int:

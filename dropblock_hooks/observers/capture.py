@@ -59,7 +59,7 @@ class _Call(NamedTuple):
     grads: dict[int, Tensor]
 
     def with_gradients(self) -> Record:
-        """The record of the call, with the gradients that have come."""
+        """Return the record of the call, with the gradients that have come."""
         if not self.grads:
             return self.record
         return self.record._replace(grad=tree_map(self.grads.get, self.nesting))

@@ -173,7 +173,7 @@ class Regularizer:
         """
 
     def refusal(self, module: nn.Module, parameter: nn.Parameter | None) -> str | None:
-        """Why it can't work on this layer or parameter, or None."""
+        """Return why it can't work on this layer or parameter, or None."""
         if parameter is None:
             return None
         if self.spatial is not None:
@@ -191,11 +191,11 @@ class Regularizer:
         return self.apply
 
     def block_in_force(self, map_size: tuple[int, ...]) -> MapSize:
-        """The edges of a block on this map; None if it drops no blocks."""
+        """Return the edges of a block on this map; None if it drops no blocks."""
         return None
 
     def expected_share(self, values: Mapping[str, float], map_size: MapSize) -> float | None:
-        """The expected dropped share at these rates on this map; None if unknown."""
+        """Return the expected dropped share at these rates on this map; None if unknown."""
         return None
 
     def __init_subclass__(cls, **keywords: Any) -> None:
@@ -251,7 +251,7 @@ class Regularizer:
         return name_of(type(self))
 
     def ranges(self) -> Mapping[str, Range]:
-        """The ranges of the rate fields, by name."""
+        """Return the ranges of the rate fields, by name."""
         cls: Any = type(self)
         return _ranges_of(cls)
 
@@ -262,7 +262,7 @@ class Regularizer:
         return {name: rate for name, rate in rates.items() if rate is not None}
 
     def values(self, t: float) -> dict[str, float]:
-        """The values of the rate fields at time `t`, each checked against its range."""
+        """Return the values of the rate fields at time `t`, each checked against its range."""
         ranges = self.ranges()
         values = {}
         for name, rate in self.rates.items():
@@ -277,11 +277,11 @@ class Regularizer:
         return values
 
     def off_values(self, values: Mapping[str, float]) -> dict[str, float]:
-        """The rates for compiled code that is switched off."""
+        """Return the rates for compiled code that is switched off."""
         return {name: self.off.get(name, value) for name, value in values.items()}
 
     def with_rates(self, **rates: Any) -> Regularizer:
-        """A copy with other rates, which are checked."""
+        """Return a copy with other rates, which are checked."""
         for name in rates:
             if name not in self.ranges():
                 known = ", ".join(self.ranges()) or "none"
@@ -297,7 +297,7 @@ class Regularizer:
 
 
 def rate_range(regularizer: Regularizer) -> tuple[float, float] | None:
-    """The lowest and highest value of the first rate; None without a rate.
+    """Return the lowest and highest value of the first rate; None without a rate.
 
     Of a plain function, whose values are not known in advance, it is the value at the time 0.
     """
@@ -312,7 +312,7 @@ def rate_range(regularizer: Regularizer) -> tuple[float, float] | None:
 
 
 def highest_rate(regularizer: Regularizer) -> float:
-    """The highest value of the first rate; 0 without a rate."""
+    """Return the highest value of the first rate; 0 without a rate."""
     span = rate_range(regularizer)
     if span is None:
         return 0.0
@@ -350,14 +350,14 @@ def _checked_rate(name: str, rate: Any, hint: Any, allowed: Range) -> Any:
 
 @functools.cache
 def hints_of(cls: Any) -> Mapping[str, Any]:
-    """The annotations of the arguments of a class, by name, without fields that are derived."""
+    """Return the annotations of the arguments of a class, by name, without derived fields."""
     hints = get_type_hints(cls, include_extras=True)
     return {f.name: hints[f.name] for f in fields(cls) if f.init}
 
 
 @functools.cache
 def _ranges_of(cls: Any) -> Mapping[str, Range]:
-    """The ranges of the rate fields of a class, by name."""
+    """Return the ranges of the rate fields of a class, by name."""
     ranges: dict[str, Range] = {}
     for name, hint in hints_of(cls).items():
         for part in (hint, *get_args(hint)):  # of ``Rate | None`` the first has the range

@@ -424,7 +424,10 @@ class _DropBlocks(_Blocks):
     def apply_counted(
         self, x: Tensor, cells: Tensor, counts: Tensor, training: bool
     ) -> tuple[Tensor, Tensor]:
-        """The tensor and the new counts of the site, in compiled code; see `functional.cells`."""
+        """Return the tensor and the new counts of the site; see `functional.cells`.
+
+        Compiled code calls it in place of ``apply``.
+        """
         random = operators.randomness(x, self.edges, self.share_channels, self.method)
         y, _, _, new_counts = operators.drop_blocks(
             x,

@@ -39,7 +39,9 @@ def kernels() -> Iterator[Work]:
 
 
 def kernel(
-    shape: tuple[int, int, int, int], dtype: torch.dtype, memory_format: torch.memory_format
+    shape: tuple[int, int, int, int],
+    dtype: torch.dtype,
+    memory_format: torch.memory_format,
 ) -> Work:
     """The forward and backward of dropouts and DropBlock on one activation."""
     block_size = 7 if min(shape[2:]) > 7 else 3
@@ -56,16 +58,24 @@ def kernel(
 
     def make(device: torch.device) -> Made:
         functions = {"floor": floor, **ours, **torchs}
-        functions["attached"] = attached(DropBlock2d(RATE, block_size, layout="NCHW"))
+        regularizer = DropBlock2d(RATE, block_size, layout="NCHW")
+        functions["attached"] = attached(regularizer)
         for name, peer in PEERS.items():
             asked = nominal(name, shape[2:], block_size, RATE, device)
             functions[name] = partial(peer, p=asked, block_size=block_size)
-        x = torch.randn(shape, device=device, dtype=dtype).to(memory_format=memory_format)
+
+        x = torch.randn(shape, device=device, dtype=dtype)
+        x = x.to(memory_format=memory_format)
         return steps_of(functions, x)
 
-    against = [(name, "floor") for name in [*ours, "attached", *torchs, *PEERS]]
-    against += [("dropout", "F.dropout"), ("dropout2d", "F.dropout2d")]
-    against += [("drop_block2d", "torchvision"), ("drop_block2d", "timm")]
+    measured = [*ours, "attached", *torchs, *PEERS]
+    against = [
+        *((name, "floor") for name in measured),
+        ("dropout", "F.dropout"),
+        ("dropout2d", "F.dropout2d"),
+        ("drop_block2d", "torchvision"),
+        ("drop_block2d", "timm"),
+    ]
     name = work_name(f"GPU time, block {block_size}", dtype, memory_format)
     return Work(name, make, against, shape, replays=True, most_seconds=6)
 
@@ -78,11 +88,17 @@ def launches() -> Iterator[Work]:
         "hook with F.dropout2d": partial(F.dropout2d, p=RATE),
         "hook with torchvision": partial(torchvision.ops.drop_block2d, p=RATE, block_size=5),
     }
-    yield site("a site of a layer", "0", {**AT_A_LAYER, **OBSERVED}, peers)
+    at_a_layer = {**AT_A_LAYER, **OBSERVED}
+    yield site("a site of a layer", "0", at_a_layer, peers)
     yield site("a site of a parameter", "param:0.weight", AT_A_PARAMETER, {})
 
 
-def site(name: str, place: str, budgets: Mapping[Any, int], hooks: Mapping[str, Function]) -> Work:
+def site(
+    name: str,
+    place: str,
+    budgets: Mapping[Any, int],
+    hooks: Mapping[str, Function],
+) -> Work:
     """Steps of a small convolution: bare, with each item at a place, and with each hook."""
     named = {repr(item): item for item in budgets}
 
@@ -95,20 +111,30 @@ def site(name: str, place: str, budgets: Mapping[Any, int], hooks: Mapping[str, 
             steps[label] = _step(model, x)
         for label, function in hooks.items():
             model = _layer(device)
-            model[0].register_forward_hook(partial(on_output, function))
+            hook = partial(on_output, function)
+            model[0].register_forward_hook(hook)
             steps[label] = _step(model, x)
         return Made(steps)
 
-    against = [(f"{label} - bare", HOST) for label in [*named, *hooks]]
+    measured = [*named, *hooks]
+    against = [(f"{label} - bare", HOST) for label in measured]
     most = {label: budgets[item] for label, item in named.items()}
     return Work(
-        name, make, against, TINY, units={HOST: 1e-6}, budgets=most, least_seconds=0.01,
+        name,
+        make,
+        against,
+        TINY,
+        units={HOST: 1e-6},
+        budgets=most,
+        least_seconds=0.01,
         most_seconds=15,
-    )  # fmt: skip
+    )
 
 
 def _layer(device: torch.device) -> nn.Sequential:
-    return nn.Sequential(nn.Conv2d(TINY[1], TINY[1], 1)).to(device)
+    channels = TINY[1]
+    convolution = nn.Conv2d(channels, channels, 1)
+    return nn.Sequential(convolution).to(device)
 
 
 def _step(model: nn.Module, x: Tensor) -> Step:

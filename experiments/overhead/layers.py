@@ -97,15 +97,22 @@ def drop_block(
         if compiled:
             torch.compiler.reset()
             functions = {name: torch.compile(function) for name, function in functions.items()}
-        x = torch.randn(shape, device=device, dtype=dtype).to(memory_format=memory_format)
-        made = steps_of(functions, x)
+
+        x = torch.randn(shape, device=device, dtype=dtype)
+        made = steps_of(functions, x.to(memory_format=memory_format))
         return Made(made.steps) if compiled else made
 
     names = ["F.dropout2d", "functional", "share_channels", "attached", *PEERS]
-    against = [(name, "floor") for name in [*names, "attached - functional"]]
-    against += [("share_channels" if "shared" in name else "functional", name) for name in PEERS]
+    names.append("attached - functional")
+    against = [(name, "floor") for name in names]
+    for peer in PEERS:
+        ours = "share_channels" if "shared" in peer else "functional"
+        against.append((ours, peer))
+
     name = work_name(f"drop_block2d p={p:g}", dtype, memory_format)
-    return Work(f"{name} compiled" if compiled else name, make, against, shape)
+    if compiled:
+        name = f"{name} compiled"
+    return Work(name, make, against, shape)
 
 
 def work_name(name: str, dtype: torch.dtype, memory_format: torch.memory_format) -> str:
@@ -138,7 +145,8 @@ def compiled() -> Iterator[Work]:
 
 def others() -> Iterator[Work]:
     """Dropout2d, DropPath and noise: attached, as a function, and without this package."""
-    p, std = 0.1, 0.1
+    p = 0.1
+    std = 0.1
     three: dict[str, tuple[Any, Function, Function]] = {
         "Dropout2d": (
             Dropout2d(p, layout="NCHW"),
@@ -156,19 +164,34 @@ def others() -> Iterator[Work]:
             lambda x: x + std * torch.randn_like(x),
         ),
     }
-    against = [("attached", "floor"), ("functional", "floor"), ("peer", "floor")]
-    against += [("attached - functional", "floor"), ("functional", "peer")]
+    against = [
+        ("attached", "floor"),
+        ("functional", "floor"),
+        ("peer", "floor"),
+        ("attached - functional", "floor"),
+        ("functional", "peer"),
+    ]
     for shape in SHAPES:
         for name, parts in three.items():
-            yield Work(name, partial(_other, parts, shape), against, shape)
+            make = partial(_other, parts, shape)
+            yield Work(name, make, against, shape)
 
 
 def _other(
-    parts: tuple[Any, Function, Function], shape: tuple[int, ...], device: torch.device
+    parts: tuple[Any, Function, Function],
+    shape: tuple[int, ...],
+    device: torch.device,
 ) -> Made:
+    """Steps of a regularizer that is attached, of its function, and of the peer's function."""
     item, ours, peer = parts
-    functions = {"floor": floor, "attached": attached(item), "functional": ours, "peer": peer}
-    return steps_of(functions, torch.randn(shape, device=device))
+    functions = {
+        "floor": floor,
+        "attached": attached(item),
+        "functional": ours,
+        "peer": peer,
+    }
+    x = torch.randn(shape, device=device)
+    return steps_of(functions, x)
 
 
 def observers() -> Iterator[Work]:
@@ -181,13 +204,17 @@ def observers() -> Iterator[Work]:
     for shape in SHAPES:
 
         def watched(device: torch.device, shape: tuple[int, ...] = shape) -> Made:
-            layers = {name: attached(item) for name, item in items.items()}
-            return steps_of({"floor": floor, **layers}, torch.randn(shape, device=device), False)
+            functions: dict[str, Function] = {"floor": floor}
+            for name, item in items.items():
+                functions[name] = attached(item)
+            x = torch.randn(shape, device=device)
+            return steps_of(functions, x, backward=False)
 
-        yield Work("observed activation", watched, [(name, "floor") for name in items], shape)
-        yield Work(
-            "observed gradient", partial(_gradient, shape), [("GradientStats", "floor")], shape
-        )
+        against = [(name, "floor") for name in items]
+        yield Work("observed activation", watched, against, shape)
+
+        make = partial(_gradient, shape)
+        yield Work("observed gradient", make, [("GradientStats", "floor")], shape)
 
 
 def _gradient(shape: tuple[int, ...], device: torch.device) -> Made:
@@ -211,18 +238,23 @@ def idle(count: int, training: bool) -> Work:
     shape = (2, 4, 8, 8)
 
     def make(device: torch.device) -> Made:
-        x = torch.randn(shape, device=device)
-        layers = {each: _chain(count).train(training) for each in ("bare", "no-op hook")}
+        names = ("bare", "no-op hook", "attached")
+        layers = {name: _chain(count).train(training) for name in names}
         for layer in layers["no-op hook"]:
             layer.register_forward_hook(lambda module, args, output: None)
-        layers["attached"] = _chain(count).train(training)
-        attach(layers["attached"], {"*": Dropout2d(p=0.0 if training else 0.1, layout="NCHW")})
+
+        rate = 0.0 if training else 0.1
+        attach(layers["attached"], {"*": Dropout2d(p=rate, layout="NCHW")})
+        x = torch.randn(shape, device=device)
         return Made({name: partial(layer, x) for name, layer in layers.items()})
 
-    against = [("no-op hook - bare", UNIT), ("attached - bare", UNIT)]
-    against.append(("attached - no-op hook", UNIT))
-    name = f"{'rate 0' if training else 'evaluation'} of {count} sites"
-    return Work(name, make, against, shape, {UNIT: 1e-6 * count})
+    against = [
+        ("no-op hook - bare", UNIT),
+        ("attached - bare", UNIT),
+        ("attached - no-op hook", UNIT),
+    ]
+    state = "rate 0" if training else "evaluation"
+    return Work(f"{state} of {count} sites", make, against, shape, {UNIT: 1e-6 * count})
 
 
 def _attach(count: int, modules: int, device: torch.device) -> Made:
