@@ -64,7 +64,7 @@ class Schedule:
         return UNKNOWN
 
     def span_here(self) -> Span:
-        """Return the span at the site that `at` has fitted the schedule to; that of all sites before."""
+        """Return the span at the site to which `at` has fitted the schedule; before, of all sites."""
         return self.span()
 
     def moves(self) -> bool:
@@ -80,7 +80,7 @@ class Schedule:
         raise TypeError(f"{type(self).__name__} can't be scaled: define scaled(factor) in it")
 
     def at(self, i: int, n: int, epochs: int | None = None) -> Schedule:
-        """Return the schedule of site `i` of `n` sites, in a training of so many epochs if known."""
+        """Return the schedule of site `i` of `n`, in a training of so many epochs if known."""
         return self
 
     def without_epochs(self, epochs: int | None) -> Schedule:
@@ -475,7 +475,10 @@ class ByDepth(Schedule):
 
     @classmethod
     def rising(cls, rate: Any, first: float = 0.0) -> ByDepth:
-        """Return a rate that rises with depth to `rate`, from `first` times it; a `ByDepth` as it is."""
+        """Return a rate that rises with depth to `rate`, from `first` times `rate`.
+
+        A `ByDepth` stays as it is.
+        """
         if isinstance(rate, ByDepth):
             return rate
         start = scaled(rate, first) if first else 0.0
