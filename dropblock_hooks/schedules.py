@@ -64,7 +64,7 @@ class Schedule:
         return UNKNOWN
 
     def span_here(self) -> Span:
-        """Return the span at the site to which `at` has fitted the schedule; before, of all sites."""
+        """Return the span at the site to which `at` has fitted it; before, that of all sites."""
         return self.span()
 
     def moves(self) -> bool:
