@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 
+from torch import nn
+
 from .. import messages
 from ..findings import Finding
 from ..sites.hooks import SiteHook
@@ -13,7 +15,9 @@ _FEWEST_FORWARDS = 20  # with fewer, layers that are called at random may differ
 _FEW_CALLS = 0.1  # a layer is reported that was called in fewer forwards, as a part of the most
 
 
-def find_behind(run: Run, hooks: Iterable[SiteHook], window: Window) -> list[Finding]:
+def find_behind(
+    base: nn.Module, run: Run, hooks: Iterable[SiteHook], window: Window
+) -> list[Finding]:
     """Find the sites of layers that compiled code has almost stopped to call.
 
     The calls in the first forward of the window tell how often each layer is called in a forward.
@@ -26,7 +30,7 @@ def find_behind(run: Run, hooks: Iterable[SiteHook], window: Window) -> list[Fin
     for hook in hooks:
         key = hook.site.key
         calls = run.first_calls.get(key, 0)
-        if hook.by_call and calls:
+        if hook.by_call and calls and not _is_frozen(hook, base):
             forwards[key] = window.sites[key].trained / calls
 
     most = max(forwards.values(), default=0)
@@ -46,3 +50,9 @@ def find_behind(run: Run, hooks: Iterable[SiteHook], window: Window) -> list[Fin
         )
         findings.append(finding)
     return findings
+
+
+def _is_frozen(hook: SiteHook, base: nn.Module) -> bool:
+    """Return whether a layer is in evaluation mode inside a model that trains."""
+    owner = hook.find(base)
+    return base.training and owner is not None and not owner.training

@@ -48,7 +48,7 @@ def find_faults(base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> list[Fi
         if fault is not None:
             findings.append(fault)
 
-    findings += find_behind(run, hooks, window)
+    findings += find_behind(base, run, hooks, window)
     findings += run.no_batch
     findings += find_frozen(base, run, hooks)
     findings += find_overwritten(base, run, hooks)
@@ -83,7 +83,7 @@ def find_before_step(
     if window.has("trained", "active") and not was_off:
         had_backward = _had_backward(base, hooks, window)
         judged = replace(window, backward=had_backward)
-        return find_idle(base, hooks, judged) + find_behind(run, hooks, window)
+        return find_idle(base, hooks, judged) + find_behind(base, run, hooks, window)
 
     time_was_set = epochs != 1 or run.fresh
     if was_off or time_was_set or _leaves_no_trace(hooks):

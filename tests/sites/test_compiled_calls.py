@@ -114,3 +114,16 @@ def test_other_layers_are_silent(compiled, calls_second):
     findings, told = train_with_stops(compiled, calls_second)
     assert findings == []
     assert told == []
+
+
+def test_a_layer_that_is_put_into_evaluation_mode_is_silent():
+    torch._dynamo.reset()
+    model = Stopping()
+    attached = attach(model, {"*": Dropout(0.5)})
+    call = torch.compile(model, backend="aot_eager")
+    attached.step(0)
+    for step in range(30):
+        if step == 1:
+            model.second.eval()
+        call(torch.ones(2, 4))
+    assert attached.verify() == []
