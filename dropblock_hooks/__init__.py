@@ -52,6 +52,7 @@ from .planning.plan import Plan, plan
 from .planning.recording import layers
 from .registry import register
 from .regularizers.activity import ActivityL1, ActivityL2
+from .regularizers.adagc import AdaGC
 from .regularizers.base import Applied, NonNegative, Now, Positive, Probability, Rate, Regularizer
 from .regularizers.clamp_activation import ClampActivation
 from .regularizers.dropout import (
@@ -83,7 +84,9 @@ from .regularizers.gradients import (
 )
 from .regularizers.l2sp import L2SP
 from .regularizers.neftune import NEFTune
+from .regularizers.skip_update import SkipUpdate
 from .regularizers.z_loss import ZLoss
+from .regularizers.zclip import ZClip
 from .schedules import (
     ByDepth,
     ConstantSchedule,
@@ -106,6 +109,7 @@ __all__ = [
     "ActivationStats",
     "ActivityL1",
     "ActivityL2",
+    "AdaGC",
     "AdaptiveClipGrad",
     "Applied",
     "Attachment",
@@ -158,6 +162,7 @@ __all__ = [
     "Severity",
     "Site",
     "SiteError",
+    "SkipUpdate",
     "Spec",
     "SpecError",
     "StepSchedule",
@@ -167,6 +172,7 @@ __all__ = [
     "WatchdogError",
     "WeightStats",
     "WindowSchedule",
+    "ZClip",
     "ZLoss",
     "ZeroGrad",
     "attach",

@@ -58,6 +58,7 @@ class Kind(_Described):
     NOT_TRAINED = "not_trained", "an epoch ended without a training forward of this model"
     NOT_STEPPED = "not_stepped", "a schedule is moving, and nobody calls step"
     GRAD_SCALER = "grad_scaler", "autocast to float16 without a GradScaler that is known"
+    SKIPPED = "skipped", "an update of the optimizer was left out"
     NO_OPTIMIZER = "no_optimizer", "accumulated gradients need the optimizer, which is not known"
     DIFFERS = "differs", "the ranks of a distributed training differ"
     EQUAL_GENERATORS = "equal_generators", "several ranks draw the same masks"

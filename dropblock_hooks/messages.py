@@ -48,6 +48,21 @@ OVERWRITTEN = Message(
     Severity.ERROR,
 )
 
+_ABOUT_SKIPPED = (
+    "Look at the batch and the learning rate, or choose another bound; the report has the share of "
+    "the updates that were left out"
+)
+SKIPPED_UPDATE = Message(
+    Kind.SKIPPED,
+    "left out an update of the optimizer: the norm of the gradient was {norm:.4g}",
+    _ABOUT_SKIPPED,
+)
+SKIPPED_UPDATES = Message(
+    Kind.SKIPPED,
+    "left out {number} of {updates} updates of the optimizer",
+    _ABOUT_SKIPPED,
+)
+
 # a site that did nothing, and the causes
 
 NEVER_CALLED = Message(

@@ -34,12 +34,14 @@ ARGUMENTS = {
 
 
 def regularizers():
-    """A strong instance of every regularizer of the package, by name, of new ones too; observers
-    have tests of their own.
+    """A strong instance of every regularizer of the package, by name, of new ones too.
+
+    Observers have tests of their own, and so have regularizers that judge the update of an
+    optimizer: `tests/sites/test_memories.py`.
     """
     found = {"Foreign": Foreign(nn.Dropout2d, p=0.4)}
     for name, cls in own_regularizers().items():
-        if name in OF_SOME_LAYERS:
+        if name in OF_SOME_LAYERS or hasattr(cls, "judge"):
             continue
         found[name] = cls(**ARGUMENTS.get(name, _rates(cls)))
     return dict(sorted(found.items()))

@@ -16,6 +16,7 @@ from ..observers.base import Observer
 from ..quoting import listed, quote
 from ..regularizers.base import Regularizer
 from ..regularizers.foreign import Retune
+from ..regularizers.memory import WithMemory
 from ..schedules import length_of, placed
 from ..selectors.dropouts import rate_attribute
 from ..selectors.index import Index, NoMatchError, Target
@@ -239,6 +240,9 @@ def _collision(p: Placement, occupants: list[_Occupant]) -> tuple[str, str] | No
     for occupant in occupants:
         other = occupant.regularizer
         one_rate = _set_one_rate(p.target.module, other, mine)
+        if occupant.local == p.target.local and _clip_by_memory(other, mine):
+            about = f"{occupant.where} and {p.where}: {other.label} and {mine.label}"
+            return f"{about} can't both be on", "a parameter has one clipping with a memory"
         twice = other.label == mine.label and occupant.local == p.target.local
         may_be_twice = composed or occupant.entry == entry_number
         if one_rate or (twice and not may_be_twice):
@@ -246,6 +250,11 @@ def _collision(p: Placement, occupants: list[_Occupant]) -> tuple[str, str] | No
             is_live = occupant.entry is None
             return f"{about} can't both be on", _cure_of_collision(is_live, one_rate)
     return None
+
+
+def _clip_by_memory(first: Regularizer, second: Regularizer) -> bool:
+    """Return whether both clip the same gradient by the norms of earlier updates."""
+    return all(isinstance(item, WithMemory) and item.clips for item in (first, second))
 
 
 def _cure_of_collision(is_live: bool, one_rate: bool) -> str:

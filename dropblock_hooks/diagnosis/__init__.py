@@ -4,6 +4,7 @@ now        everything that is wrong now, for ``verify``, and faults of an epoch 
 first      what the first training forward of an epoch shows, such as a tensor without a batch axis
 idle       why a site did nothing: one function for each cause
 behind     layers that compiled code has almost stopped to call
+skipped    updates of the optimizer that `SkipUpdate` has left out
 lost       sites that can't act any more, because the layer or the parameter is another one
 endings    what is wrong with a training as a whole, such as a rate that was always 0
 ranks      the findings of several processes, and how the processes differ

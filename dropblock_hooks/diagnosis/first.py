@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from .. import messages
 from .._torch import tree_leaves
 from ..findings import Finding, tell
+from ..regularizers.memory import WithMemory
 from ..sites.model_hook import ModelHook
 from ..sites.run import Run
 from ..sites.site import Site
@@ -26,6 +27,16 @@ class ForwardChecks:
         """Report schedules that nobody steps."""
         sites = [site_hook.site for site_hook in hook.hooks]
         tell(not_stepped(sites), hook.run.told)
+
+    def require_optimizer(self, hook: ModelHook) -> None:
+        """Refuse a training whose updates a regularizer can't judge."""
+        for site in _waiting(hook):
+            if isinstance(site.regularizer, WithMemory):
+                raise site.error(
+                    f"{site.regularizer.label} judges each update, and no optimizer is known in "
+                    "this forward: pass attach(..., optimizer=optimizer), or set "
+                    "attached.optimizer = optimizer"
+                )
 
     def check_first(self, hook: ModelHook, model: nn.Module, inputs: Any) -> None:
         """Report what the first training forward of a window shows."""
@@ -51,14 +62,20 @@ class ForwardChecks:
         tell_alerts(hook.run, hook.hooks, alerts)
 
 
+def _waiting(hook: ModelHook) -> list[Site]:
+    """Return the sites that act at the steps of an optimizer, if no optimizer is known."""
+    is_copy = hook.model is None  # a copy gets its own optimizer later
+    if hook.run.optimizers or is_copy:
+        return []
+    sites = [site_hook.site for site_hook in hook.parameters]
+    return [site for site in sites if site.regularizer.accumulates]
+
+
 def _without_optimizer(hook: ModelHook) -> list[Finding]:
     """Find sites that act at the steps of an optimizer, if no optimizer is known."""
-    waiting = [each for each in hook.parameters if each.site.regularizer.accumulates]
-    is_copy = hook.model is None  # a copy gets its own optimizer later
-    if hook.run.optimizers or not waiting or is_copy:
+    keys = [site.key for site in _waiting(hook)]
+    if not keys:
         return []
-
-    keys = [site_hook.site.key for site_hook in waiting]
     return [messages.NO_OPTIMIZER.finding(*keys, epoch=hook.run.epoch)]
 
 

@@ -22,6 +22,7 @@ from .endings import find_zero_rates, not_stepped
 from .first import find_unknown_scaler
 from .idle import diagnose, find_idle
 from .lost import find_frozen, find_overwritten
+from .skipped import find_skipped
 
 
 def find_faults(base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> list[Finding]:
@@ -49,6 +50,7 @@ def find_faults(base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> list[Fi
             findings.append(fault)
 
     findings += find_behind(base, run, hooks, window)
+    findings += find_skipped(sites, window, run.epoch)
     findings += run.no_batch
     findings += find_frozen(base, run, hooks)
     findings += find_overwritten(base, run, hooks)

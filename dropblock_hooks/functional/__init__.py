@@ -9,6 +9,7 @@ embeddings  noise on the embeddings of tokens
 gradients   bounds of gradients by value and by norm, adaptive clipping, centralization
 penalties   penalties of activations and parameters, and their gradients
 foreach     the same by norm, for all gradients of an update in a constant number of operators
+memory      bounds of norms that follow from the norms of earlier updates
 masks       random masks and noise, and their application to a tensor
 operators   operators of compiled code: blocks, and the counts of a site
 cells       the rows of numbers that tell these operators the rates, and what to count
@@ -31,11 +32,13 @@ from .dropout import (
 )
 from .embeddings import neftune
 from .gradients import adaptive_clip_grad, centralize_grad, clamp_grad, clip_grad_norm
+from .memory import adagc, new_memory, skip_update, zclip
 from .penalties import activity_l1, activity_l2, l2_sp, z_loss
 
 __all__ = [
     "activity_l1",
     "activity_l2",
+    "adagc",
     "adaptive_clip_grad",
     "block_gamma",
     "centralize_grad",
@@ -55,6 +58,9 @@ __all__ = [
     "gaussian_noise",
     "l2_sp",
     "neftune",
+    "new_memory",
+    "skip_update",
     "stochastic_depth",
     "z_loss",
+    "zclip",
 ]

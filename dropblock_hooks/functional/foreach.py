@@ -221,6 +221,22 @@ def centralize_(grads: Sequence[Tensor]) -> None:
     _write(grads, wide)
 
 
+def norms_of(grads: Sequence[Tensor], norm_type: float) -> Tensor:
+    """The norm of each gradient, in order, on the device of the first."""
+    lists, others = in_lists(grads, [None] * len(grads))
+    by_position: dict[int, Tensor] = {}
+    for positions in lists:
+        several = [grads[i] for i in positions]
+        row = unit_norms(several, whole_tensors(several), norm_type)
+        if len(positions) == len(grads):
+            return row
+        by_position |= zip(positions, row.unbind(), strict=True)
+    for i in others:
+        by_position[i] = group_norm(grads[i], norm_type, "tensor").reshape(())
+    device = grads[0].device
+    return torch.stack([by_position[i].to(device) for i in range(len(grads))])
+
+
 def common_norm(grads: Sequence[Tensor], norm_type: float) -> Tensor:
     """One norm over gradients of any devices and dtypes, on the device of the first."""
     lists, others = in_lists(grads, [None] * len(grads))

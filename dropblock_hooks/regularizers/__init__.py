@@ -12,6 +12,9 @@ activity    ActivityL1, ActivityL2: penalties on the size of activations
 l2sp        L2SP: a penalty on the distance of parameters from their values at ``attach``
 freeze_norm       FreezeNorm: norms that keep their running statistics in training
 clamp_activation  ClampActivation: a clamp, or a soft cap
+memory      base of regularizers that remember the norms of earlier updates, once per update
+adagc, zclip, skip_update
+            AdaGC, ZClip, SkipUpdate
 foreign     Foreign: modules and functions of other libraries as regularizers; Retune: another rate
             for a layer that already drops; what it drops, and whether other code reads its rate
 """

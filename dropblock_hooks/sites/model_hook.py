@@ -34,6 +34,9 @@ class Checks(Protocol):
     def check_steps(self, hook: ModelHook) -> None:
         """Report schedules that nobody steps, after several evaluations."""
 
+    def require_optimizer(self, hook: ModelHook) -> None:
+        """Raise a SiteError if a regularizer judges updates and no optimizer is known."""
+
     def check_first(self, hook: ModelHook, model: nn.Module, inputs: Any) -> None:
         """Report the faults that the first training forward of a window shows."""
 
@@ -140,6 +143,7 @@ class ModelHook:
             return  # under a transform no number can be read
 
         if not run.looked and not run.counts_on_meta():
+            self.checks.require_optimizer(self)
             run.looked = True
             self._look_at_new_parameters(model)
             self.checks.check_first(self, model, inputs)

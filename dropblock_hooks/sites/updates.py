@@ -11,11 +11,13 @@ from torch.optim import Optimizer
 
 from .._torch import do_not_compile
 from ..functional import foreach
-from ..functional.foreach import common_norm
+from ..functional.foreach import common_norm, norms_of
 from ..quoting import kind_of, listed
 from ..regularizers.base import Now
 from ..regularizers.gradients import ClipGradNorm
+from ..regularizers.memory import WithMemory
 from ..selectors.wrappers import shard_refusal
+from . import memories
 from .counter import JointCounts
 from .processes import world_size
 from .run import Run
@@ -159,9 +161,17 @@ def _regularize(hooks: Sequence[Any], optimizer: Any) -> None:
     devices = {held.grad.device for entry in entries for held in entry}
     scales = {device: as_factor(scale, device) for device in devices}
 
-    for entry in entries:
+    for entry in map(_still_updated, entries):
+        if not entry:
+            continue
         norm = {}
         regularizer = entry[0].site.regularizer
+        if isinstance(regularizer, WithMemory):
+            norms = norms_of([held.grad for held in entry], 2.0)
+            # a fused optimizer itself leaves out an update that is not finite
+            found_inf = getattr(optimizer, "found_inf", None)
+            memories.regularize(entry, norms, scales[norms.device], found_inf)
+            continue
         if isinstance(regularizer, ClipGradNorm) and regularizer.group:
             grads = [held.grad for held in entry]
             norm["common_norm"] = common_norm(grads, regularizer.norm_type)
@@ -170,6 +180,11 @@ def _regularize(hooks: Sequence[Any], optimizer: Any) -> None:
             _regularize_one(held, norm, scales[held.grad.device])
         for several in lists:
             _regularize_all(several, norm, scales[several[0].grad.device])
+
+
+def _still_updated(entry: list[_Held]) -> list[_Held]:
+    """The gradients that no entry before has left out."""
+    return [held for held in entry if held.parameter.grad is not None]
 
 
 def _entries(hooks: Sequence[Any], optimizer: Any) -> list[list[_Held]]:

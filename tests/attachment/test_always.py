@@ -10,13 +10,16 @@ from torch.utils.checkpoint import checkpoint
 
 from dropblock_hooks import (
     L2SP,
+    AdaGC,
     AdaptiveClipGrad,
     CentralizeGrad,
     ClampGrad,
     Dropout,
     Foreign,
     Retune,
+    SkipUpdate,
     StochasticDepth,
+    ZClip,
     ZeroGrad,
     attach,
 )
@@ -25,7 +28,7 @@ from tests.stacks import OF_SOME_LAYERS
 
 OWN = [cls for name, cls in own_regularizers().items() if name not in OF_SOME_LAYERS]
 ON_ACTIVATIONS = [cls for cls in OWN if cls.random and cls.acts_on == "activation"]
-OF_PARAMETERS = (AdaptiveClipGrad, CentralizeGrad, L2SP)
+OF_PARAMETERS = (AdaptiveClipGrad, CentralizeGrad, L2SP, AdaGC, ZClip, SkipUpdate)
 OTHERS = [cls for cls in OWN if cls.acts_on == "gradient" and cls not in OF_PARAMETERS]
 SHAPES = {None: (8, 6, 7, 7), 1: (8, 6, 7), 2: (8, 6, 7, 7), 3: (8, 6, 5, 5, 5)}
 

@@ -28,6 +28,9 @@ RATES = {  # the first rate of each class, and its others
     r.ClipGradNorm: ("max_norm", {}),
     r.ScaleGrad: ("scale", {}),
     r.AdaptiveClipGrad: ("clip_factor", {}),
+    r.AdaGC: ("ratio", {"max_norm": 1.0}),
+    r.ZClip: ("z", {}),
+    r.SkipUpdate: ("max_norm", {}),
 }
 each_class = pytest.mark.parametrize("cls", RATES)
 
@@ -49,6 +52,9 @@ INSTANCES = [
     r.ZeroGrad(),
     r.AdaptiveClipGrad(r.LinearSchedule(0.1, 0.01, 5), eps=0.1, norm_type=math.inf),
     r.CentralizeGrad(),
+    r.AdaGC(r.LinearSchedule(2.0, 1.05, 5), group=True, decay=0.9),
+    r.ZClip(3.0, max_norm=1.0, group=False),
+    r.SkipUpdate(z=r.StepSchedule({0: 8.0, 5: 6.0}), warmup=100),
 ]
 
 

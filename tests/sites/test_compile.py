@@ -79,6 +79,7 @@ OF_PARAMETERS = {
     "AdaptiveClipGrad",
     "CentralizeGrad",
     "L2SP",
+    *("AdaGC", "ZClip", "SkipUpdate"),  # tests/sites/test_memories.py
 }  # tests/regularizers/test_weight_gradients.py
 
 

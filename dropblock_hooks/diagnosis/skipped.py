@@ -1,0 +1,25 @@
+"""Updates of the optimizer that `SkipUpdate` has left out."""
+
+from collections.abc import Sequence
+
+from .. import messages
+from ..findings import Finding
+from ..regularizers.memory import WithMemory
+from ..sites.site import Site
+from ..sites.windows import Window
+
+
+def find_skipped(sites: Sequence[Site], window: Window, epoch: float) -> list[Finding]:
+    """Find the sites whose updates were left out in a window."""
+    findings = []
+    for site in sites:
+        regularizer = site.regularizer
+        if not isinstance(regularizer, WithMemory) or regularizer.clips:
+            continue
+        counts = window.sites[site.key]
+        share = counts.share() or 0.0
+        number = round(counts.active * float(share))
+        if number:
+            values = {"number": number, "updates": counts.active}
+            findings.append(messages.SKIPPED_UPDATES.finding(site.key, epoch=epoch, **values))
+    return findings

@@ -1,0 +1,216 @@
+"""Bounds of gradient norms that follow from the norms of earlier updates.
+
+A *memory* is a tensor with a row of numbers for each norm. Each function returns its result and the
+new memory, and changes nothing. A row of zeros, as `new_memory` makes it, has seen no norm yet.
+
+    adagc        mean of the norms after clipping, number of norms
+    zclip        mean of the norms after clipping, their variance, number of norms
+    skip_update  mean of the norms up to the bound, their variance, number of norms
+
+Norms that are not finite are never remembered. `adagc` also leaves norms of 0 out, because a mean
+of 0 would be a bound of 0 for ever: the first gradient of a low-rank adapter is 0, for example.
+"""
+
+import math
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from ..checks import POSITIVE, Range, as_count, as_number
+from .gradients import Bound
+from .masks import wide_dtype
+
+Remembered: TypeAlias = tuple[Tensor, Tensor]
+"""A result, and the new memory."""
+
+_DECAY = Range(0, 1, open_high=True)
+_EPS = 1e-6  # of a deviation, as in the code of the authors of ZClip
+_WIDTHS = {"adagc": 2, "zclip": 3, "skip_update": 3}
+
+
+def check_average(decay: float, warmup: int) -> None:
+    """Check the options of a moving average."""
+    as_number("decay", decay, allowed=_DECAY)
+    as_count("warmup", warmup)
+
+
+def _check(decay: float, warmup: int, **bounds: Bound | None) -> None:
+    """Check the arguments of a function; a bound may be missing, or in a tensor."""
+    check_average(decay, warmup)
+    for name, bound in bounds.items():
+        if bound is not None and not isinstance(bound, Tensor):
+            as_number(name, bound, allowed=POSITIVE)
+
+
+def new_memory(name: str, number: int, device: torch.device | str = "cpu") -> Tensor:
+    """The memory of a function of this module that has seen no norm yet.
+
+    Example:
+        >>> new_memory("adagc", 2)
+        tensor([[0., 0.],
+                [0., 0.]], dtype=torch.float64)
+
+    Args:
+        name: ``"adagc"``, ``"zclip"`` or ``"skip_update"``.
+        number: the number of norms.
+        device: the device of the norms.
+    """
+    dtype = wide_dtype(torch.device(device))
+    return torch.zeros((number, _WIDTHS[name]), dtype=dtype, device=device)
+
+
+def adagc(
+    norms: Tensor,
+    memory: Tensor,
+    ratio: Bound = 1.05,
+    max_norm: Bound = 1.0,
+    decay: float = 0.98,
+    warmup: int = 100,
+) -> Remembered:
+    """The bound of each norm: a multiple of the moving average of this norm.
+
+    In the first `warmup` updates all gradients are scaled by one factor instead, which bounds their
+    common norm by `max_norm`, and the average is the smallest norm after that.
+
+    Example:
+        >>> memory = new_memory("adagc", 2)
+        >>> for norms in ([0.3, 0.4], [3.0, 0.4]):
+        ...     norms = torch.tensor(norms, dtype=torch.float64)
+        ...     bounds, memory = adagc(norms, memory, warmup=1)
+        >>> bounds
+        tensor([0.3150, 0.4200], dtype=torch.float64)
+
+    Args:
+        norms: the norm of the gradient of each parameter, (N,) in float64.
+        memory: of the updates before, (N, 2): see `new_memory`.
+        ratio: largest ratio of a norm and its average, a number > 0.
+        max_norm: largest common norm in the first updates, a number > 0.
+        decay: weight of the old average, in [0, 1).
+        warmup: number of the first updates, at least 1.
+
+    Reference:
+        Wang et al., 2025 (https://arxiv.org/abs/2502.11034), algorithm 1.
+    """
+    _check(decay, warmup, ratio=ratio, max_norm=max_norm)
+    mean, number = memory.unbind(1)
+    common = torch.linalg.vector_norm(norms)
+    begins = number < warmup
+
+    factor = torch.where(common > max_norm, max_norm / common, 1.0)
+    factor = torch.where(common.isfinite(), factor, 1.0)
+    bounds = torch.where(begins, norms * factor, ratio * mean)
+
+    clipped = torch.minimum(norms, bounds)
+    smallest = torch.where(number > 0, torch.minimum(mean, clipped), clipped)
+    average = decay * mean + (1 - decay) * clipped
+    new = torch.stack([torch.where(begins, smallest, average), number + 1], dim=1)
+    is_remembered = common.isfinite() & (norms > 0)
+    return bounds, torch.where(is_remembered.unsqueeze(1), new, memory)
+
+
+def zclip(
+    norms: Tensor,
+    memory: Tensor,
+    z: Bound = 2.5,
+    max_norm: Bound | None = None,
+    decay: float = 0.97,
+    warmup: int = 25,
+) -> Remembered:
+    """The bound of each norm: Inf, or a lower one if its z-score is above `z`.
+
+    The z-score is the distance from the moving mean, in standard deviations. The larger it is, the
+    closer is the bound to the mean. The first `warmup` updates only measure mean and variance.
+
+    Example:
+        >>> memory = new_memory("zclip", 1)
+        >>> for norm in (1.0, 3.0, 12.0):
+        ...     norms = torch.tensor([norm], dtype=torch.float64)
+        ...     bounds, memory = zclip(norms, memory, warmup=2)
+        >>> bounds
+        tensor([2.6250], dtype=torch.float64)
+
+    Args:
+        norms: norms of gradients, (N,) in float64.
+        memory: of the updates before, (N, 3): see `new_memory`.
+        z: largest z-score, a number > 0.
+        max_norm: largest norm in all updates, a number > 0; None for no such bound.
+        decay: weight of the old mean and variance, in [0, 1).
+        warmup: number of the first updates, at least 1.
+
+    Reference:
+        Kumar et al., 2025 (https://arxiv.org/abs/2504.02507), algorithm 1.
+    """
+    _check(decay, warmup, z=z, max_norm=max_norm)
+    mean, variance, number = memory.unbind(1)
+    deviation = variance.sqrt()
+    score = (norms - mean) / (deviation + _EPS)
+
+    is_high = (score > z) & (number >= warmup)
+    lowered = mean + z * deviation * (z / score)
+    bounds = torch.where(is_high, lowered, math.inf)
+    new = _with_norms(memory, norms, bounds, decay, warmup)
+    if max_norm is not None:
+        bounds = bounds.clamp(max=max_norm)
+    return bounds, new
+
+
+def skip_update(
+    norms: Tensor,
+    memory: Tensor,
+    max_norm: Bound | None = None,
+    z: Bound | None = None,
+    decay: float = 0.97,
+    warmup: int = 25,
+) -> Remembered:
+    """Whether to leave an update out, for each norm: it is above a bound, or not finite.
+
+    The bounds are `max_norm` and, after the first `warmup` updates, the moving mean plus `z`
+    standard deviations. A norm above the second bound is remembered as this bound, so that the
+    mean follows norms that stay higher.
+
+    Example:
+        >>> norms = torch.tensor([1.0, 30.0, float("nan")], dtype=torch.float64)
+        >>> skipped, memory = skip_update(norms, new_memory("skip_update", 3), max_norm=10.0)
+        >>> skipped
+        tensor([False,  True,  True])
+
+    Args:
+        norms: norms of gradients, (N,) in float64.
+        memory: of the updates before, (N, 3): see `new_memory`.
+        max_norm: largest norm, a number > 0; None for no such bound.
+        z: largest z-score, a number > 0; None for no such bound.
+        decay: weight of the old mean and variance, in [0, 1).
+        warmup: number of the first updates, at least 1.
+    """
+    _check(decay, warmup, z=z, max_norm=max_norm)
+    mean, variance, number = memory.unbind(1)
+    limit = torch.full_like(norms, math.inf)
+    if z is not None:
+        above = mean + z * (variance.sqrt() + _EPS)
+        limit = torch.where(number >= warmup, above, math.inf)
+
+    skipped = ~norms.isfinite() | (norms > limit)
+    if max_norm is not None:
+        skipped = skipped | (norms > max_norm)
+    return skipped, _with_norms(memory, norms, limit, decay, warmup)
+
+
+def _with_norms(memory: Tensor, norms: Tensor, limits: Tensor, decay: float, warmup: int) -> Tensor:
+    """Moving means and variances with one more norm each, up to its limit.
+
+    Those of the first norms are exact.
+    """
+    is_remembered = norms.isfinite()
+    norms = torch.minimum(norms, limits)
+    mean, variance, number = memory.unbind(1)
+    count = number + 1
+    begins = number < warmup
+
+    old_weight = torch.where(begins, number / count, decay)
+    new_mean = old_weight * mean + (1 - old_weight) * norms
+    distance = torch.where(begins, norms - mean, norms - new_mean)
+    new_variance = old_weight * variance + (1 - old_weight) * distance * (norms - new_mean)
+
+    new = torch.stack([new_mean, new_variance, count], dim=1)
+    return torch.where(is_remembered.unsqueeze(1), new, memory)

@@ -1,0 +1,51 @@
+"""AdaGC: the norm of each gradient is bounded by a multiple of its own moving average."""
+
+from collections.abc import Mapping
+from dataclasses import field
+from typing import ClassVar
+
+from torch import Tensor
+
+from ..functional.memory import Remembered, adagc
+from ..registry import register
+from .base import Now, Positive
+from .memory import WithMemory
+
+
+@register
+class AdaGC(WithMemory):
+    """Bounds the norm of each gradient by a multiple of its moving average; see `functional.adagc`.
+
+    Use it against spikes of the loss in long trainings, in place of one bound for all parameters.
+    In the first updates it bounds the common norm. It acts once per update, so ``attach`` needs the
+    optimizer. Norms of 0, and updates with Inf or NaN, are not remembered. See Wang et al., 2025
+    (https://arxiv.org/abs/2502.11034).
+
+    Example:
+        >>> spec = {"param:**": AdaGC(1.05)}
+
+    Args:
+        ratio: largest ratio of a norm and its average, a number > 0 or a schedule.
+        max_norm: largest common norm in the first updates, a number > 0 or a schedule.
+        decay: weight of the old average, in [0, 1).
+        warmup: number of the first updates, at least 1.
+        group: True takes one norm over all parameters of the entry, with one average.
+        when: always ``"accumulated"``.
+
+    Equation:
+        ``g' = g * minimum(1, ratio * mean / norm(g))``,
+        ``mean' = decay * mean + (1 - decay) * norm(g')``; in the first updates
+        ``g' = g * minimum(1, max_norm / common norm)``, ``mean' = minimum(mean, norm(g'))``.
+    """
+
+    ratio: Positive = 1.05
+    max_norm: Positive = 1.0
+    decay: float = field(default=0.98, kw_only=True)
+    warmup: int = field(default=100, kw_only=True)
+    memory_name: ClassVar[str] = "adagc"
+
+    def check(self, values: Mapping[str, float]) -> None:
+        self.check_average()
+
+    def judge(self, norms: Tensor, memory: Tensor, now: Now) -> Remembered:
+        return adagc(norms, memory, now.ratio, now.max_norm, self.decay, self.warmup)

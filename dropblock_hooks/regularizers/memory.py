@@ -1,0 +1,91 @@
+"""Base of regularizers that remember the norms of earlier updates."""
+
+from abc import abstractmethod
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from ..functional.memory import Remembered, check_average, new_memory
+from .base import Applied, Now
+from .gradients import _OfParameters
+
+
+@dataclass(frozen=True, repr=False)
+class WithMemory(_OfParameters):
+    """Base of regularizers that judge the norms of an update by those of earlier ones.
+
+    The norms of all gradients of an entry are judged together, when the optimizer begins its step.
+
+    Args:
+        when: always ``"accumulated"``.
+        group: True takes one norm over all parameters of the entry, with one memory.
+        decay: weight of the old values in a moving average, in [0, 1).
+        warmup: number of the first updates, at least 1.
+    """
+
+    when: Literal["accumulated"] = field(default="accumulated", kw_only=True)
+    group: bool = field(default=False, kw_only=True)
+    decay: float = field(default=0.98, kw_only=True)
+    warmup: int = field(default=100, kw_only=True)
+    reads_grad_scale: ClassVar[bool] = True
+    clips: ClassVar[bool] = True  # False if it decides only whether there is an update
+    memory_name: ClassVar[str] = ""  # the name of its function in `functional.memory`
+
+    @abstractmethod
+    def judge(self, norms: Tensor, memory: Tensor, now: Now) -> Remembered:
+        """Return the bounds of norms of the unscaled loss, or what is left out; and the memory."""
+
+    def bind(self) -> "Memory":
+        return Memory(self.memory_name)
+
+    def check_average(self) -> None:
+        check_average(self.decay, self.warmup)
+
+
+class Memory:
+    """What a site remembers of the norms of earlier updates.
+
+    All sites of a group have the same.
+
+    Attributes:
+        row: the numbers, see `functional.memory`; None before the first update.
+        shape: the shape of the parameter.
+    """
+
+    def __init__(self, function: str) -> None:
+        self.function = function
+        self.row: Tensor | None = None
+        self.shape: tuple[int, ...] | None = None
+
+    def __call__(self, x: Tensor, now: Now) -> Applied:
+        raise TypeError("it acts at the steps of the optimizer: pass attach(..., optimizer=...)")
+
+    def check_shape(self, shape: tuple[int, ...]) -> None:
+        """Note the shape of the parameter; ValueError if it is another one than before."""
+        if self.shape is not None and self.shape != shape:
+            raise ValueError(
+                f"the parameter has the shape {shape}, and the memory is of one with the shape "
+                f"{self.shape}: attach again, which begins a new memory"
+            )
+        self.shape = shape
+
+    def read(self, device: torch.device) -> Tensor:
+        """The row on a device."""
+        if self.row is None:
+            return new_memory(self.function, 1, device)[0]
+        return self.row.to(device, new_memory(self.function, 0, device).dtype)
+
+    def state_dict(self) -> dict[str, Any]:
+        row = None if self.row is None else self.row.clone()
+        return {"row": row, "shape": self.shape}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        shape = state["shape"]
+        self.row = state["row"]
+        self.shape = None if shape is None else tuple(shape)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # a row is a view of the rows of all sites, which a copy would take along
+        return {"function": self.function, **self.state_dict()}

@@ -1,0 +1,56 @@
+"""SkipUpdate: an update whose norm is too large or not finite is left out."""
+
+from collections.abc import Mapping
+from dataclasses import field
+from typing import ClassVar
+
+from torch import Tensor
+
+from ..functional.memory import Remembered, skip_update
+from ..registry import register
+from .base import Now, Positive
+from .memory import WithMemory
+
+
+@register
+class SkipUpdate(WithMemory):
+    """Leaves out updates whose norm is above a bound, or not finite; see `functional.skip_update`.
+
+    Use it against bad batches. The parameters and the state of the optimizer stay as they are: the
+    gradients are set to None before its step. The report has the share of the updates that were
+    left out, and the first one is a warning. It acts once per update, so ``attach`` needs the
+    optimizer, and each update waits for the device.
+
+    Example:
+        >>> spec = {"param:**": SkipUpdate(max_norm=100.0, z=6.0)}
+
+    Args:
+        max_norm: largest norm, a number > 0 or a schedule; None for no such bound.
+        z: largest z-score, the distance from the moving mean in standard deviations, a number > 0
+            or a schedule; None for no such bound.
+        decay: weight of the old mean and variance, in [0, 1).
+        warmup: number of the first updates, at least 1, which have no z-score.
+        group: True takes one norm over all parameters of the entry; False judges each parameter by
+            its own, and leaves out only the updates of parameters whose norm is too large.
+        when: always ``"accumulated"``.
+
+    Equation:
+        no update if ``norm(g) > max_norm``, ``norm(g) > mean + z * std``, or not finite.
+    """
+
+    max_norm: Positive | None = None
+    z: Positive | None = None
+    decay: float = field(default=0.97, kw_only=True)
+    warmup: int = field(default=25, kw_only=True)
+    group: bool = field(default=True, kw_only=True)
+    bounds: ClassVar[Mapping[str, int]] = {"max_norm": 1}
+    clips: ClassVar[bool] = False
+    memory_name: ClassVar[str] = "skip_update"
+
+    def check(self, values: Mapping[str, float]) -> None:
+        self.check_average()
+
+    def judge(self, norms: Tensor, memory: Tensor, now: Now) -> Remembered:
+        rates = vars(now)
+        max_norm = rates.get("max_norm")
+        return skip_update(norms, memory, max_norm, rates.get("z"), self.decay, self.warmup)
