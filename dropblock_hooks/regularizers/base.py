@@ -138,6 +138,9 @@ class Regularizer:
     off: ClassVar[Mapping[str, float]] = {}  # rates at which it changes nothing, if there are some
     bounds: ClassVar[Mapping[str, int]] = {}  # rates that bound norms from above, 1, or below, -1
 
+    # how its repr and the files of specs show it
+    states_defaults: ClassVar[bool] = True  # whether with numbers that equal their defaults
+
     # how compiled code runs it
     traced: ClassVar[bool] = False  # whether ``apply`` is traced, with rates as tensors
     counts_itself: ClassVar[bool] = False  # whether it has ``apply_counted``
