@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from .. import functional
 from ..functional.penalties import activity_l1_gradient, activity_l2_gradient
 from ..registry import register
 from .base import NonNegative
@@ -16,11 +17,27 @@ class ActivityL1(Penalty):
     Example:
         >>> spec = {"layer4": ActivityL1(1e-4)}
 
+    Args:
+        weight: factor of the penalty, a number >= 0 or a schedule.
+        at: regularize the layer's ``"output"`` or its ``"input"``.
+        index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
+            keyword. None takes the only tensor.
+        layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
+            for tokens. ``"auto"`` reads them from the model, or refuses.
+        grid: size of the map that tokens form, ``(height, width)``, each at least 1; None asks the
+            model.
+        prefix_tokens: number of class and register tokens before the map, at least 0, which stay
+            unchanged. None asks the model.
+        active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
+            dropout in evaluation).
+
     Equation:
         ``g' = g + weight * d/dx mean(abs(x))``
     """
 
     weight: NonNegative
+
+    function = staticmethod(functional.activity_l1)
 
     def gradient(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return activity_l1_gradient(x)
@@ -34,11 +51,27 @@ class ActivityL2(Penalty):
     Example:
         >>> spec = {"rnn": ActivityL2(2.0, index=0)}
 
+    Args:
+        weight: factor of the penalty, a number >= 0 or a schedule.
+        at: regularize the layer's ``"output"`` or its ``"input"``.
+        index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
+            keyword. None takes the only tensor.
+        layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
+            for tokens. ``"auto"`` reads them from the model, or refuses.
+        grid: size of the map that tokens form, ``(height, width)``, each at least 1; None asks the
+            model.
+        prefix_tokens: number of class and register tokens before the map, at least 0, which stay
+            unchanged. None asks the model.
+        active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
+            dropout in evaluation).
+
     Equation:
         ``g' = g + weight * d/dx mean(x ** 2)``
     """
 
     weight: NonNegative
+
+    function = staticmethod(functional.activity_l2)
 
     def gradient(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return activity_l2_gradient(x)

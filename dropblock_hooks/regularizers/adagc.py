@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from .. import functional
 from ..functional.memory import Remembered, adagc
 from ..registry import register
 from .base import Now, Positive
@@ -27,10 +28,21 @@ class AdaGC(WithMemory):
     Args:
         ratio: largest ratio of a norm and its average, a number > 0 or a schedule.
         max_norm: largest common norm in the first updates, a number > 0 or a schedule.
+        at: regularize the layer's ``"output"`` or its ``"input"``.
+        index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
+            keyword. None takes the only tensor.
+        layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
+            for tokens. ``"auto"`` reads them from the model, or refuses.
+        grid: size of the map that tokens form, ``(height, width)``, each at least 1; None asks the
+            model.
+        prefix_tokens: number of class and register tokens before the map, at least 0, which stay
+            unchanged. None asks the model.
+        active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
+            dropout in evaluation).
+        when: ``"accumulated"``; no other value is allowed.
+        group: True takes one norm over all parameters of the entry, with one average.
         decay: weight of the old average, in [0, 1).
         warmup: number of the first updates, at least 1.
-        group: True takes one norm over all parameters of the entry, with one average.
-        when: always ``"accumulated"``.
 
     Equation:
         ``g' = g * minimum(1, ratio * mean / norm(g))``,
@@ -42,6 +54,7 @@ class AdaGC(WithMemory):
     max_norm: Positive = 1.0
     decay: float = field(default=0.98, kw_only=True)
     warmup: int = field(default=100, kw_only=True)
+    function = staticmethod(functional.adagc)
     memory_name: ClassVar[str] = "adagc"
 
     def check(self, values: Mapping[str, float]) -> None:

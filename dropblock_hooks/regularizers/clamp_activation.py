@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from .. import functional
 from ..functional import clamping
 from ..registry import register
 from .base import Applied, Now, Positive, Rate, Regularizer
@@ -25,6 +26,17 @@ class ClampActivation(Regularizer):
         min: lower bound, any number or a schedule; None for no bound.
         max: upper bound, any number, not below `min`, or a schedule; None for no bound.
         cap: bound of the magnitude, a number > 0 or a schedule, in place of `min` and `max`.
+        at: regularize the layer's ``"output"`` or its ``"input"``.
+        index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
+            keyword. None takes the only tensor.
+        layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
+            for tokens. ``"auto"`` reads them from the model, or refuses.
+        grid: size of the map that tokens form, ``(height, width)``, each at least 1; None asks the
+            model.
+        prefix_tokens: number of class and register tokens before the map, at least 0, which stay
+            unchanged. None asks the model.
+        active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
+            dropout in evaluation).
 
     Equation:
         ``y = minimum(maximum(x, min), max)``, or ``y = cap * tanh(x / cap)``.
@@ -34,6 +46,7 @@ class ClampActivation(Regularizer):
     max: Rate | None = None
     cap: Positive | None = None
 
+    function = staticmethod(functional.clamp_activation)
     unit: ClassVar[None] = None
     random: ClassVar[bool] = False
     traced: ClassVar[bool] = True

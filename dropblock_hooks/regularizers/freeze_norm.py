@@ -30,10 +30,16 @@ class FreezeNorm(Regularizer):
         parameters: True also freezes the weight and the bias of the norm: while it is frozen, their
             ``requires_grad`` is False. Attach before DistributedDataParallel and with ``begin=0``,
             because it waits for the gradients of all parameters that were not frozen then.
-        begin: epoch at which the norm is frozen, a number >= 0. It trains as usual before.
         at: ``"output"``; no other value is allowed.
         index: None; no other value is allowed.
+        layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
+            for tokens. ``"auto"`` reads them from the model, or refuses.
+        grid: size of the map that tokens form, ``(height, width)``, each at least 1; None asks the
+            model.
+        prefix_tokens: number of class and register tokens before the map, at least 0, which stay
+            unchanged. None asks the model.
         active: ``"train"``; no other value is allowed.
+        begin: epoch at which the norm is frozen, a number >= 0. It trains as usual before.
 
     Equation:
         ``y = (x - running_mean) / sqrt(running_var + eps) * weight + bias``

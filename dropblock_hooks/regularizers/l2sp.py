@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
+from .. import functional
 from ..functional import foreach
 from ..functional.penalties import add_gradient, l2_sp_gradient
 from ..registry import register
@@ -27,6 +28,19 @@ class L2SP(OnGradients, Regularizer):
 
     Args:
         weight: factor of the penalty, a number >= 0 or a schedule.
+        at: regularize the layer's ``"output"`` or its ``"input"``.
+        index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
+            keyword. None takes the only tensor.
+        layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
+            for tokens. ``"auto"`` reads them from the model, or refuses.
+        grid: size of the map that tokens form, ``(height, width)``, each at least 1; None asks the
+            model.
+        prefix_tokens: number of class and register tokens before the map, at least 0, which stay
+            unchanged. None asks the model.
+        active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
+            dropout in evaluation).
+        when: ``"backward"`` acts in each backward. ``"accumulated"``, for parameters only, acts on
+            the sum of the gradients when the optimizer given to ``attach`` begins its step.
 
     Equation:
         ``g' = g + weight * (w - w0)``, where w0 is the value at ``attach``.
@@ -34,6 +48,7 @@ class L2SP(OnGradients, Regularizer):
 
     weight: NonNegative
 
+    function = staticmethod(functional.l2_sp)
     unit: ClassVar[None] = None
     reads_grad_scale: ClassVar[bool] = True
     anchored: ClassVar[bool] = True

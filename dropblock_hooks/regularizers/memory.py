@@ -19,7 +19,7 @@ class WithMemory(_OfParameters):
     The norms of all gradients of an entry are judged together, when the optimizer begins its step.
 
     Args:
-        when: always ``"accumulated"``.
+        when: ``"accumulated"``; no other value is allowed.
         group: True takes one norm over all parameters of the entry, with one memory.
         decay: weight of the old values in a moving average, in [0, 1).
         warmup: number of the first updates, at least 1.

@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
+from .. import functional
 from ..functional.embeddings import add_embedding_noise
 from ..registry import register
 from .base import Applied, NonNegative, Now, Regularizer
@@ -22,8 +23,17 @@ class NEFTune(Regularizer):
         >>> spec = {"model.embed_tokens": NEFTune(alpha=5.0)}
 
     Args:
+        alpha: scale of the noise, a number >= 0.
         at: ``"output"``; no other value is allowed.
         index: None; no other value is allowed.
+        layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
+            for tokens. ``"auto"`` reads them from the model, or refuses.
+        grid: size of the map that tokens form, ``(height, width)``, each at least 1; None asks the
+            model.
+        prefix_tokens: number of class and register tokens before the map, at least 0, which stay
+            unchanged. None asks the model.
+        active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
+            dropout in evaluation).
 
     Equation:
         ``y = x + alpha / sqrt(L * d) * u`` with u uniform in [-1, 1], for L tokens of d channels.
@@ -31,6 +41,7 @@ class NEFTune(Regularizer):
 
     alpha: NonNegative
 
+    function = staticmethod(functional.neftune)
     unit: ClassVar[None] = None
     idle_at_zero: ClassVar[bool] = True
     traced: ClassVar[bool] = True

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from .. import functional
 from ..functional.memory import Remembered, skip_update
 from ..registry import register
 from .base import Now, Positive
@@ -28,11 +29,22 @@ class SkipUpdate(WithMemory):
         max_norm: largest norm, a number > 0 or a schedule; None for no such bound.
         z: largest z-score, the distance from the moving mean in standard deviations, a number > 0
             or a schedule; None for no such bound.
-        decay: weight of the old mean and variance, in [0, 1).
-        warmup: number of the first updates, at least 1, which have no z-score.
+        at: regularize the layer's ``"output"`` or its ``"input"``.
+        index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
+            keyword. None takes the only tensor.
+        layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
+            for tokens. ``"auto"`` reads them from the model, or refuses.
+        grid: size of the map that tokens form, ``(height, width)``, each at least 1; None asks the
+            model.
+        prefix_tokens: number of class and register tokens before the map, at least 0, which stay
+            unchanged. None asks the model.
+        active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
+            dropout in evaluation).
+        when: ``"accumulated"``; no other value is allowed.
         group: True takes one norm over all parameters of the entry; False judges each parameter by
             its own, and leaves out only the updates of parameters whose norm is too large.
-        when: always ``"accumulated"``.
+        decay: weight of the old mean and variance, in [0, 1).
+        warmup: number of the first updates, at least 1, which have no z-score.
 
     Equation:
         no update if ``norm(g) > max_norm``, ``norm(g) > mean + z * std``, or not finite.
@@ -45,6 +57,7 @@ class SkipUpdate(WithMemory):
     group: bool = field(default=True, kw_only=True)
     bounds: ClassVar[Mapping[str, int]] = {"max_norm": 1}
     clips: ClassVar[bool] = False
+    function = staticmethod(functional.skip_update)
     memory_name: ClassVar[str] = "skip_update"
 
     def check(self, values: Mapping[str, float]) -> None:

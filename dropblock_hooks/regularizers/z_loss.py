@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from .. import functional
 from ..functional.penalties import z_loss_gradient
 from ..registry import register
 from .base import NonNegative
@@ -23,7 +24,19 @@ class ZLoss(Penalty):
         >>> spec = {"lm_head": ZLoss(1e-4)}
 
     Args:
+        weight: factor of the penalty, a number >= 0 or a schedule.
         dim: the axis of the classes or experts, an integer in [-n, n) for n axes.
+        at: regularize the layer's ``"output"`` or its ``"input"``.
+        index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
+            keyword. None takes the only tensor.
+        layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
+            for tokens. ``"auto"`` reads them from the model, or refuses.
+        grid: size of the map that tokens form, ``(height, width)``, each at least 1; None asks the
+            model.
+        prefix_tokens: number of class and register tokens before the map, at least 0, which stay
+            unchanged. None asks the model.
+        active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
+            dropout in evaluation).
 
     Equation:
         ``g' = g + weight * d/dx mean(logsumexp(x) ** 2)``
@@ -31,6 +44,8 @@ class ZLoss(Penalty):
 
     weight: NonNegative
     dim: int = -1
+
+    function = staticmethod(functional.z_loss)
 
     def gradient(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return z_loss_gradient(x, self.dim)

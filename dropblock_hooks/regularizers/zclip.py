@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from .. import functional
 from ..functional.memory import Remembered, zclip
 from ..registry import register
 from .base import Now, Positive
@@ -27,10 +28,21 @@ class ZClip(WithMemory):
     Args:
         z: largest z-score, a number > 0 or a schedule.
         max_norm: largest norm in all updates, a number > 0 or a schedule; None for no such bound.
+        at: regularize the layer's ``"output"`` or its ``"input"``.
+        index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
+            keyword. None takes the only tensor.
+        layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
+            for tokens. ``"auto"`` reads them from the model, or refuses.
+        grid: size of the map that tokens form, ``(height, width)``, each at least 1; None asks the
+            model.
+        prefix_tokens: number of class and register tokens before the map, at least 0, which stay
+            unchanged. None asks the model.
+        active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
+            dropout in evaluation).
+        when: ``"accumulated"``; no other value is allowed.
+        group: True takes one norm over all parameters of the entry; False takes one for each.
         decay: weight of the old mean and variance, in [0, 1).
         warmup: number of the first updates, at least 1, which only measure.
-        group: True takes one norm over all parameters of the entry; False takes one for each.
-        when: always ``"accumulated"``.
 
     Equation:
         ``score = (norm(g) - mean) / std``; if ``score > z``,
@@ -43,6 +55,7 @@ class ZClip(WithMemory):
     warmup: int = field(default=25, kw_only=True)
     group: bool = field(default=True, kw_only=True)
     bounds: ClassVar[Mapping[str, int]] = {"max_norm": 1}
+    function = staticmethod(functional.zclip)
     memory_name: ClassVar[str] = "zclip"
 
     def check(self, values: Mapping[str, float]) -> None:
