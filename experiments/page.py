@@ -19,9 +19,11 @@ from experiments.study import Study
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "experiments/results"
 NETWORKS = {"main-resnet": "ResNet", "main-inception": "InceptionNeXt"}
+SIGNS = {"better": "▲", "worse": "▼", "same": "=", "open": "?"}
+OF_README = ("results", "simpler")
 PAGES = {
-    ROOT / "experiments/README.md": None,  # all parts
-    ROOT / "README.md": ("verdict", "nothing", "against"),
+    ROOT / "experiments/README.md": None,  # all other parts
+    ROOT / "README.md": OF_README,
 }
 
 
@@ -56,7 +58,14 @@ def blocks() -> dict[str, str]:
     certainties = [f"{title}: {_certainty(name)}" for name, title in titles.items()]
 
     _, frame_of_how = _report("how")
+    against_simpler = both[
+        both["primary"] & (both["b"] == "Dropout2d") & both["a"].str.endswith("DropBlock2d")
+    ]
+    better = (against_simpler["word"] == "better").sum()
+
     return {
+        "results": f"\n\n{_results(against_none)}\n\n",
+        "simpler": f"{better} of {len(against_simpler)}",
         "verdict": "; ".join(verdicts),
         "nothing": _for_each(lambda name: _pair(name, "DropBlock2d", "none")),
         "against": _for_each(lambda name: _pair(name, "DropBlock2d", "Dropout2d")),
@@ -77,6 +86,19 @@ def of_both() -> pd.DataFrame:
         table = _compared(name)
         tables.append(table.assign(a=f"{network}: " + table["a"]))
     return pd.concat(tables)
+
+
+def _results(rows: pd.DataFrame) -> str:
+    """A sign for each regularizer, network and test: better, worse, same or open."""
+    tests = list(dict.fromkeys(rows["test"]))
+    columns = [(network, test) for network in NETWORKS.values() for test in tests]
+    heads = [f"{network}, {test}" for network, test in columns]
+    lines = [f"| | {' | '.join(heads)} |", "| --- |" + " :---: |" * len(columns)]
+    words = rows.set_index(["a", "test"])["word"]
+    for regularizer in ("DropBlock2d", "Dropout2d", "DropPath"):
+        cells = [SIGNS[words[f"{network}: {regularizer}", test]] for network, test in columns]
+        lines.append(f"| {regularizer} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def _words(rows: pd.DataFrame) -> str:
@@ -140,7 +162,9 @@ def pages() -> dict[Path, str]:
     texts = blocks()
     made = {}
     for path, names in PAGES.items():
-        of_page = texts if names is None else {name: texts[name] for name in names}
+        if names is None:
+            names = tuple(name for name in texts if name not in OF_README)
+        of_page = {name: texts[name] for name in names}
         made[path] = insert(path.read_text(encoding="utf-8"), of_page)
     return made
 

@@ -1,13 +1,15 @@
 """The README's code runs, prints what the README shows, and names what exists."""
 
+import csv
 import re
 import shlex
 from pathlib import Path
 
 import pytest
+import torch
 
 import dropblock_hooks
-from dropblock_hooks import Spec, SpecError, attach
+from dropblock_hooks import SpecError, attach
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -41,17 +43,18 @@ def test_the_code_runs_and_prints_what_is_shown(capsys, tmp_path, monkeypatch):
         printed = capsys.readouterr().out
         assert same(printed, shown if following == "text" else ""), printed
         outputs += following == "text"
-    assert outputs == sum(language == "text" for language, _ in BLOCKS) == 4
-
-
-def test_the_file_is_a_spec():
-    (text,) = [text for language, text in BLOCKS if language == "yaml"]
-    assert len(Spec.from_yaml(text)) == 2
+    assert outputs == sum(language == "text" for language, _ in BLOCKS) == 1
 
 
 def test_every_block_of_code_is_tested():
-    assert {language for language, _ in BLOCKS} == {"python", "text", "yaml", ""}
-    assert len(BLOCKS) == 4 + 4 + 1 + 1  # the one without a language holds the commands
+    # those without a language are commands, which `test_commands_and_links` reads
+    assert [language for language, _ in BLOCKS] == ["", "python", "text", "", "bibtex"]
+
+
+def test_the_text_is_short():
+    prose = re.sub(r"^```.*?^```$|^\|.*?$|<!--.*?-->|<[^>]+>", "", README, flags=re.S | re.M)
+    prose = re.sub(r"\]\([^)]*\)", "]", prose)
+    assert len(prose.split()) <= 650
 
 
 def test_the_names_exist():
@@ -73,29 +76,85 @@ def test_every_regularizer_and_observer_is_in_the_table():
     assert attachable == set(re.findall(r"`([A-Z]\w+)`", section))
 
 
-def test_the_selectors_of_the_table_are_read():
-    section = README.partition("| selector | matches |")[2].partition("\n\n")[0]
-    found = re.findall(r"^\| (.*?) \| ", section, re.MULTILINE)
-    assert len(found) >= 6
-    for selector in re.findall(r"`(.*?)`", " ".join(found[1:])):
-        key = eval(selector, vars(dropblock_hooks)) if "(" in selector else selector
-        assert len(Spec({key: dropblock_hooks.Dropout()})) == 1
+def row_of(start):
+    """The cells of the row of a table that begins with these words."""
+    (row,) = [line for line in README.splitlines() if line.startswith(f"| {start}")]
+    return [cell.strip() for cell in row.strip("|").split("|")]
 
 
-def test_the_schedules_exist():
-    section = README.partition("accepts a schedule:")[2].partition("or any function")[0]
-    for name in re.findall(r"`(\w+)`", section):
-        assert issubclass(getattr(dropblock_hooks, name), dropblock_hooks.Schedule)
+def dropped(drop, shape):
+    """The percentage of values that a function drops of ones of this shape."""
+    torch.manual_seed(0)
+    return 100 * (drop(torch.ones(shape)) == 0).float().mean().item()
+
+
+def numbers(cell):
+    return [float(number) for number in re.findall(r"\d+\.?\d*", cell)]
+
+
+def test_the_dropped_shares_are_those_of_the_table():
+    timm_layers = pytest.importorskip("timm.layers", reason="the README compares with timm")
+    ops = pytest.importorskip("torchvision.ops", reason="the README compares with torchvision")
+    drops = [
+        lambda x: timm_layers.drop_block_2d(x, 0.1, 7, couple_channels=False),
+        lambda x: ops.drop_block2d(x, 0.1, 7),
+        lambda x: dropblock_hooks.functional.drop_block2d(x, 0.1, 7),
+    ]
+    row = row_of("dropped with blocks")
+    for drop, cell in zip(drops, row[1:], strict=True):
+        measured = [dropped(drop, (128, 128, size, size)) for size in (28, 14, 7)]
+        assert measured == [pytest.approx(value, abs=1) for value in numbers(cell)]
+
+
+def test_the_dropped_shares_of_the_resnets_of_timm():
+    timm = pytest.importorskip("timm", reason="the README compares with timm")
+    model = timm.create_model("resnet18", drop_block_rate=0.1, num_classes=2)
+    places = [model.layer3[0].drop_block, model.layer4[0].drop_block]
+    assert [(drop.block_size, drop.gamma_scale) for drop in places] == [(5, 0.25), (3, 1.0)]
+    cell = row_of("dropped in timm's own ResNets")[1]
+    measured = [
+        dropped(drop.train(), (4000, 4, size, size))
+        for drop, size in zip(places, (14, 7), strict=True)
+    ]
+    real_third, set_third, real_fourth, set_fourth = numbers(cell)
+    assert (set_third, set_fourth) == (2.5, 10)
+    assert measured == [pytest.approx(real_third, abs=0.4), pytest.approx(real_fourth, abs=0.6)]
+
+
+def test_the_times_are_those_of_the_benchmarks():
+    path = ROOT / "docs/benchmarks/kernels.csv"
+    with path.open(encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row["shape"] == "32x256x28x28"]
+    rows = [row for row in rows if row["work"] == "drop_block2d p=0.1"]
+    ratios = {(r["variant"], r["reference"]): float(r["ratio"]) for r in rows}
+
+    separate = row_of("CPU time with a mask for each channel")
+    assert numbers(separate[1]) == [round(1 / ratios["functional", "timm"])]
+    assert numbers(separate[2]) == [round(1 / ratios["functional", "torchvision"])]
+    shared = row_of("CPU time with one mask")
+    assert numbers(shared[1]) == [round(1 / ratios["share_channels", "timm shared"], 1)]
+    half = ratios["timm shared", "floor"] / ratios["functional", "floor"]
+    assert half == pytest.approx(0.5, abs=0.1)
+
+
+def test_each_tick_has_a_tested_row():
+    matrix = (ROOT / "docs/matrix.md").read_text(encoding="utf-8")
+    rows = [line for line in matrix.splitlines() if "difference" not in line]
+    for name in ("DropBlock2d", "Retune", "ClipGradNorm"):
+        tested = " ".join(row for row in rows if f"| {name} |" in row)
+        for setting in ("aot_eager", "16", "accumulation", "checkpointing", "ddp", "fsdp2"):
+            assert setting in tested, (name, setting)
 
 
 def test_commands_and_links():
-    for path in re.findall(r"\]\((?!http)([^)#]+)\)", README):
+    links = re.findall(r"\]\((?!http)([^)#]+)\)", README)
+    links += re.findall(r'(?:src|srcset)="([^"]+)"', README)
+    for path in links:
         assert (ROOT / path).exists() or not (ROOT / ".git").exists(), path
     for anchor in re.findall(r"\]\(#([\w-]+)\)", README):
         assert f"## {anchor}" in README.lower()
     commands = [line for line in README.splitlines() if line.startswith("pip install -e")]
     assert [shlex.split(line, comments=True)[3] for line in commands] == [
-        ".[timm]",
         ".[experiments]",
         ".[test]",
     ]

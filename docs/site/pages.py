@@ -20,7 +20,7 @@ from dropblock_hooks.cli import main
 
 ROOT = Path(__file__).parents[2]
 OUTSIDE = ("*.md", "experiments/**/*.md")
-LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)#\s]+)")
+LINK = re.compile(r"""(?:(?<=\]\()|(?<=src=")|(?<=srcset="))(?!\w+:|#)([^)#\s"]+)""")
 MESSAGE = re.compile(r"^- \*\*(.+?)\*\*: (.+?)(?=^- |^\n)", re.DOTALL | re.MULTILINE)
 FOUND_FIRST = ("guide/", "troubleshooting.md", "retune.md", "observers.md", "specs.md", "trainers/")
 NOT_SEARCHED = (

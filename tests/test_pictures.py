@@ -1,0 +1,61 @@
+"""The scripts of docs/pictures run, and make the pictures that are committed."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
+NEEDS = {"hero": ("timm", "torchvision", "matplotlib", "sklearn"), "terminal": ("timm",)}
+scripts = pytest.mark.parametrize("name", ["diagram", "terminal", "hero"])
+
+
+def wordings(text):
+    """A text without measured numbers, which differ between machines."""
+    return re.sub(r"-{3,}| +|\d*\.\d+", " ", text)
+
+
+@scripts
+def test_a_script_makes_the_committed_picture(name, tmp_path):
+    for package in NEEDS.get(name, ()):
+        pytest.importorskip(package, reason="the picture shows it")
+    command = [sys.executable, str(PICTURES / f"{name}.py"), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+    made = sorted(tmp_path.iterdir())
+    committed = sorted(PICTURES.glob(f"{name}*.svg")) + sorted(PICTURES.glob(f"{name}*.png"))
+    assert [path.name for path in made] == [path.name for path in committed]
+    for path in made:
+        if path.suffix == ".svg":
+            before = (PICTURES / path.name).read_text(encoding="utf-8")
+            assert wordings(path.read_text(encoding="utf-8")) == wordings(before)
+        else:
+            check_image(path, PICTURES / path.name)
+
+
+def check_image(made, committed):
+    """The pictures have the same size, are transparent, and differ by little."""
+    image = pytest.importorskip("PIL.Image")
+    with image.open(made) as new, image.open(committed) as old:
+        assert new.size == old.size == (2800, 1120)
+        assert old.mode == "RGBA"
+        assert old.getchannel("A").getextrema() == (0, 255)
+        small = [picture.resize((70, 28)).convert("L").tobytes() for picture in (new, old)]
+    differences = [abs(a - b) for a, b in zip(*small, strict=True)]
+    assert sum(differences) / len(differences) < 5
+
+
+@pytest.mark.parametrize("path", sorted(PICTURES.glob("*.[ps][nv]g")), ids=lambda path: path.name)
+def test_a_picture_is_small(path):
+    assert path.stat().st_size < 300_000
+
+
+def test_the_terminal_shows_the_whole_story_in_twelve_seconds():
+    text = (PICTURES / "terminal.svg").read_text(encoding="utf-8")
+    assert "12s" in text
+    for part in ("dropblock-hooks plan", "realized", "Call model.train() before training."):
+        assert part in text
