@@ -57,8 +57,7 @@ def main() -> None:
     """Print the environment, one line for each name."""
     lines = environment()
     width = max(map(len, lines))
-    for name, value in lines.items():
-        print(f"{name:{width}}  {value}")
+    print("\n".join(f"{name:{width}}  {value}" for name, value in lines.items()))
 
 
 if __name__ == "__main__":
