@@ -9,7 +9,9 @@ import pytest
 
 PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
 NEEDS = {"hero": ("timm", "torchvision", "matplotlib", "sklearn"), "terminal": ("timm",)}
-scripts = pytest.mark.parametrize("name", ["diagram", "terminal", "hero"])
+scripts = pytest.mark.parametrize(
+    "name", ["diagram", "terminal", pytest.param("hero", marks=pytest.mark.slow)]
+)
 
 
 def wordings(text):
