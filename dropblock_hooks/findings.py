@@ -44,6 +44,7 @@ class Kind(_Described):
     NEVER_CALLED = "never_called", "the layer was not called in this window"
     NEVER_ACTIVE = "never_active", "the layer was called, and the regularizer never acted"
     REPLACED = "replaced", "the layer was replaced or removed, or the hook was taken off"
+    IN_PARTS = "in_parts", "the gradients of a group were bounded in parts"
     LOST = "lost", "the parameter is another tensor now, or gets no gradient any more"
     OVERWRITTEN = "overwritten", "other code writes a gradient after it was regularized"
     SHARDED = "sharded", "FSDP keeps the parameter in a form that a hook cannot use"

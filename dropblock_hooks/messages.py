@@ -63,6 +63,13 @@ SKIPPED_UPDATES = Message(
     _ABOUT_SKIPPED,
 )
 
+SPLIT_GROUP = Message(
+    Kind.IN_PARTS,
+    "its norm is taken in parts, because {optimizers} optimizers hold the parameters of this "
+    "entry, and each step clips its own",
+    "Write one entry for the parameters of each optimizer, or clip after the backward",
+)
+
 # a site that did nothing, and the causes
 
 NEVER_CALLED = Message(
@@ -100,6 +107,11 @@ FROZEN_LAYER = Cause(
 PAUSED = Cause("the attachment is paused", "Set attached.enabled = True")
 NO_GRADIENT_REACHED = Cause(
     "no gradient reached it", "Look for a detach() or no_grad() behind the layer"
+)
+NEEDS_NO_GRADIENT = Cause(
+    "its tensor needs no gradient, because nothing in front of the layer is trained",
+    "Leave it out of the spec, or unfreeze a layer in front of it; or take away the no_grad() "
+    "around it",
 )
 NOT_WHILE_TRAINING = Cause(
     "it was in evaluation mode, or not called, while the model was trained",
@@ -354,7 +366,8 @@ NO_GRADIENT = Message(
     Kind.NO_GRADIENT,
     "no gradient, or only zeros, reached it in {calls} measured calls",
     "Look behind it for a detach(), no_grad(), a mask, dead units, or a branch without loss; a "
-    "layer that the model never calls can be removed",
+    "layer that the model never calls can be removed. If it is not meant to be trained, as a "
+    "target network or a teacher, call requires_grad_(False) on it",
 )
 
 # warnings without a kind

@@ -17,7 +17,7 @@ from ..sites.windows import windows
 from .alerts import new_alerts, tell_alerts
 from .endings import not_stepped
 from .idle import find_idle
-from .lost import find_overwritten
+from .lost import find_overwritten, find_split_groups
 
 
 class ForwardChecks:
@@ -51,6 +51,7 @@ class ForwardChecks:
         run.no_batch = find_no_batch(sites, inputs)
         findings = [*run.no_batch, *_without_optimizer(hook), *find_unknown_scaler(run)]
         findings += find_overwritten(model, run, hook.parameters)
+        findings += find_split_groups(model, run, hook.parameters)
         tell(findings, run.told)
 
     def new_alerts(self, hook: ModelHook, model: nn.Module, statistics: bool) -> list[Finding]:

@@ -162,6 +162,12 @@ def _paused(site: IdleSite) -> Cause | None:
     return None if site.enabled else messages.PAUSED
 
 
+def _needs_no_gradient(site: IdleSite) -> Cause | None:
+    if site.on_gradient and not site.hook.site.differentiable:
+        return messages.NEEDS_NO_GRADIENT
+    return None
+
+
 def _no_gradient(site: IdleSite) -> Cause | None:
     return messages.NO_GRADIENT_REACHED if site.on_gradient and site.trained else None
 
@@ -178,6 +184,7 @@ _CAUSES: tuple[Callable[[IdleSite], Cause | None], ...] = (
     _frozen_layer,
     _not_called,
     _paused,
+    _needs_no_gradient,
     _no_gradient,
     _not_while_training,
     _only_evaluated,

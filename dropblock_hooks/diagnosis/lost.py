@@ -96,3 +96,35 @@ def find_overwritten(base: nn.Module, run: Run, hooks: Iterable[SiteHook]) -> li
     if not keys:
         return []
     return [messages.OVERWRITTEN.finding(*keys, epoch=run.epoch)]
+
+
+def find_split_groups(base: nn.Module, run: Run, hooks: Iterable[SiteHook]) -> list[Finding]:
+    """Find the entries with one norm whose parameters several optimizers hold."""
+    entries: dict[tuple[int, int], list[ParameterHook]] = defaultdict(list)
+    for hook in hooks:
+        if isinstance(hook, ParameterHook) and getattr(hook.site.regularizer, "group", False):
+            entries[hook.site.position].append(hook)
+
+    held = _held_by_optimizers(run) if entries else []
+    findings = []
+    for members in entries.values():
+        owners = [(hook, hook.find(base)) for hook in members]
+        parameters = {id(hook.held(owner)) for hook, owner in owners if owner is not None}
+        parts = {frozenset(part & parameters) for part in held} - {frozenset()}
+        if len(parts) < 2:  # optimizers of all parameters may take turns
+            continue
+        keys = [hook.site.key for hook in members]
+        finding = messages.SPLIT_GROUP.finding(*keys, epoch=run.epoch, optimizers=len(parts))
+        findings.append(finding)
+    return findings
+
+
+def _held_by_optimizers(run: Run) -> list[set[int]]:
+    """Return the identities of the parameters of each optimizer."""
+    held = []
+    for step_hooks in run.optimizers:
+        optimizer = step_hooks.optimizer
+        if optimizer is not None:
+            groups = optimizer.param_groups
+            held.append({id(p) for group in groups for p in group["params"]})
+    return held

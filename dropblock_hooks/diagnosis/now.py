@@ -21,7 +21,7 @@ from .behind import find_behind
 from .endings import find_zero_rates, not_stepped
 from .first import find_unknown_scaler
 from .idle import diagnose, find_idle
-from .lost import find_frozen, find_overwritten
+from .lost import find_frozen, find_overwritten, find_split_groups
 from .skipped import find_skipped
 
 
@@ -54,6 +54,7 @@ def find_faults(base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> list[Fi
     findings += run.no_batch
     findings += find_frozen(base, run, hooks)
     findings += find_overwritten(base, run, hooks)
+    findings += find_split_groups(base, run, hooks)
     if run.epoch >= 1:
         findings += find_zero_rates(run, sites)
     return findings + not_stepped(sites)

@@ -20,9 +20,10 @@ def judge_statistics(base: nn.Module, clock: Clock, sights: list[Sight]) -> Iter
     """Apply the rules about gradients and activations."""
     yield from _vanishing(with_rule(Kind.VANISHING, sights))
     yield from _exploding(clock, with_rule(Kind.EXPLODING, sights))
+    output = _output_layer(sights)
     for sight in sights:
         if sight.judged:
-            yield from _of_activation(sight)
+            yield from _of_activation(sight, is_output=sight is output)
     yield from _no_gradient(base, sights, with_rule(Kind.NO_GRADIENT, sights))
 
 
@@ -98,8 +99,17 @@ def _is_found_later(clock: Clock) -> bool:
     return clock.looks > 0
 
 
-def _of_activation(sight: Sight) -> Iterator[Finding]:
-    """Find channels that are dead, and values at the bounds of the activation."""
+def _output_layer(sights: Sequence[Sight]) -> Sight | None:
+    """Return the layer without layers inside it that was called last, which makes the output."""
+    leaves = [sight for sight in sights if not any(True for _ in sight.module.children())]
+    return max(leaves, key=lambda sight: sight.watched.at, default=None)
+
+
+def _of_activation(sight: Sight, is_output: bool) -> Iterator[Finding]:
+    """Find channels that are dead, and values at the bounds of the activation.
+
+    Probabilities of a classifier that is sure lie at the bounds, so the last layer may have them.
+    """
     dog = sight.dog
     watched = sight.watched
 
@@ -109,7 +119,7 @@ def _of_activation(sight: Sight) -> Iterator[Finding]:
         yield sight.finding(messages.DEAD, share=dead, channels=len(alive))
 
     near = float(watched.near) / max(watched.calls, 1)
-    if Kind.SATURATED in dog.names and near > dog.max_saturated:
+    if Kind.SATURATED in dog.names and near > dog.max_saturated and not is_output:
         yield sight.finding(messages.SATURATED, share=near)
 
 

@@ -41,6 +41,7 @@ def note(site: Site, device: torch.device, training: bool) -> None:
 def regularize(site: Site, x: Tensor, layer_input: Any, training: bool) -> Tensor:
     """The regularized activation, or a copy whose gradient will be regularized."""
     if site.of_gradients and not may_get_grad(x):
+        site.note_no_gradient()
         note(site, x.device, training)  # the first pass of a reentrant checkpoint, say
         return x
 

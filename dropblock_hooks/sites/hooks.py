@@ -348,13 +348,14 @@ class ObserveHook(SiteHook):
             tensors = []
         ticket = None
         if not recomputed:
+            self.site.differentiable = any(map(may_get_grad, tensors))
             ticket = see(
                 self.site,
                 tensors,
                 self._arguments(call),
                 nesting=nesting,
                 training=module.training,
-                differentiable=any(map(may_get_grad, tensors)),
+                differentiable=self.site.differentiable,
             )
         if not self.observer.sees_gradients:
             return None

@@ -26,6 +26,8 @@ _CODE = hashlib.sha256(inspect.getsource(sys.modules[__name__]).encode()).hexdig
 def observe(site: Site, tensors: list[Tensor], given: list[Tensor], training: bool) -> list[Tensor]:
     """Observe a call; the tensors with watched gradients, or nothing without any."""
     x = tensors[0]
+    if site.of_gradients and not any(map(may_get_grad, tensors)):
+        site.note_no_gradient()
     mapped = _maps_of(site, x) if site.finds_dead and x.ndim > 1 else None
     batch = given[0] if training and site.reads_batches else None
     site.use_observed(x.device, 0 if mapped is None else mapped.shape[1], batch is not None)

@@ -91,6 +91,7 @@ class Site:
         self.tally = Counter()
         self.samples: int | None = None  # the length of axis 0 of the last tensor, if that matters
         self.rose = False  # whether the rate was ever above 0
+        self.differentiable = True  # whether a gradient may come to the last tensor
         self.anchor: Any = None  # the value of its parameter at attaching, if it is anchored
         self.frozen = False  # whether the parameter got no gradient when it was last looked at
 
@@ -188,6 +189,11 @@ class Site:
         scaler = self.run.scaler
         if self.scaled and has_scale_tensor(scaler) and scale_tensor(scaler) is None:
             scaler.scale(torch.zeros((), device=device))  # it makes the tensor now
+
+    @constant_when_traced
+    def note_no_gradient(self) -> None:
+        """Note that no gradient can come; torch.compile calls it while it traces."""
+        self.differentiable = False
 
     @constant_when_traced
     def use_observed(self, device: torch.device, channels: int, has_batches: bool) -> None:
@@ -353,7 +359,8 @@ def act(
 def _with_regularized_gradient(site: Site, x: Tensor) -> Tensor:
     """Return a copy with a hook that regularizes its gradient; `x` itself if it gets none."""
     view = site.view_of(x)
-    if not may_get_grad(x):
+    site.differentiable = may_get_grad(x)
+    if not site.differentiable:
         return x
     site.note_autocast(x.device)
     if site.regularizer.needs_activation:

@@ -61,3 +61,33 @@ class Forgotten(Experts):
 
 def test_a_layer_that_the_model_never_calls_is_told():
     assert kinds(Forgotten()) == ["no_gradient"]
+
+
+class WithTarget(nn.Module):
+    """A network and a copy of it that gives targets, as in Q-learning."""
+
+    def __init__(self, frozen):
+        super().__init__()
+        self.online = nn.Linear(4, 4)
+        self.target = nn.Linear(4, 4).requires_grad_(not frozen)
+
+    def forward(self, x):
+        with torch.no_grad():
+            wanted = self.target(x)
+        return (self.online(x) - wanted).square().mean()
+
+
+@pytest.mark.parametrize("frozen", [False, True], ids=["trained", "frozen"])
+def test_a_target_network_is_silent_once_it_is_frozen_as_the_advice_says(frozen):
+    findings = []
+    model = WithTarget(frozen)
+    with watch(model, action=findings.append, every=20):
+        for _ in range(40):
+            model.zero_grad()
+            model(torch.randn(8, 4)).backward()
+    if frozen:
+        assert findings == []
+        return
+    (finding,) = findings
+    assert finding.layer == "target"
+    assert "target network or a teacher, call requires_grad_(False)" in finding.cure

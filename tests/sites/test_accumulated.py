@@ -16,6 +16,7 @@ from dropblock_hooks import (
     ClipGradNorm,
     GradNoise,
     HookWarning,
+    Kind,
     ScaleGrad,
     SiteError,
     SpecError,
@@ -462,3 +463,45 @@ def fsdp2_is_refused(rank):
 def test_two_processes(tmp_path):
     calls = "ddp_clips_the_mean", "ddp_refuses_other_noise_in_each_process", "fsdp2_is_refused"
     run_pair(tmp_path, "tests.sites.test_accumulated", [*calls])
+
+
+def split_group(*optimizers_of, spec):
+    """Findings of a training step in which these layers have an optimizer together."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    optimizers = [
+        torch.optim.SGD([p for i in layers for p in model[i].parameters()], 0.1)
+        for layers in optimizers_of
+    ]
+    attached = attach(model, spec, optimizer=optimizers)
+    model(torch.ones(3, 2)).sum().backward()
+    for optimizer in optimizers:
+        optimizer.step()
+    return attached.verify()
+
+
+def test_a_group_that_several_optimizers_hold_is_told():
+    spec = {"param:**": ClipGradNorm(0.1, group=True)}
+    with pytest.warns(HookWarning, match="2 optimizers hold the parameters of this entry"):
+        (finding,) = split_group([0], [1], spec=spec)
+    assert finding.kind == Kind.IN_PARTS
+    assert len(finding.sites) == 4
+
+
+GROUPS_OF_THEIR_OWN = {
+    "optimizers that take turns": ([[0, 1], [0, 1]], {"param:**": ClipGradNorm(0.1, group=True)}),
+    "one optimizer": ([[0, 1]], {"param:**": ClipGradNorm(0.1, group=True)}),
+    "an entry for each": (
+        [[0], [1]],
+        {
+            "param:0.*": ClipGradNorm(0.1, group=True),
+            "param:1.*": ClipGradNorm(0.1, group=True),
+        },
+    ),
+    "no group": ([[0], [1]], {"param:**": ClipGradNorm(0.1, when="accumulated")}),
+}
+
+
+@pytest.mark.parametrize("case", GROUPS_OF_THEIR_OWN)
+def test_groups_of_their_own_are_silent(case):
+    optimizers_of, spec = GROUPS_OF_THEIR_OWN[case]
+    assert split_group(*optimizers_of, spec=spec) == []
