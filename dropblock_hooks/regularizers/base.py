@@ -8,7 +8,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args, get_origin, get_type_hints
 
 from torch import Tensor, nn
 
@@ -144,6 +144,11 @@ class Regularizer:
     # how compiled code runs it
     traced: ClassVar[bool] = False  # whether ``apply`` is traced, with rates as tensors
     counts_itself: ClassVar[bool] = False  # whether it has ``apply_counted``
+
+    def __copy__(self) -> Self:
+        copied = object.__new__(type(self))
+        store(copied, **vars(self))
+        return copied
 
     def __getstate__(self) -> dict[str, Any]:
         return state_of(self)
