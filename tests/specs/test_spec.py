@@ -172,6 +172,7 @@ BAD_YAML = {
 }
 
 
+@pytest.mark.usefixtures("own_registry")
 @pytest.mark.parametrize("text", BAD_YAML)
 def test_bad_yaml(text):
     with pytest.raises(SpecError) as caught:
