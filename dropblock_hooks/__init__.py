@@ -97,7 +97,8 @@ from .schedules import (
     WindowSchedule,
 )
 from .selectors.select import Select
-from .sites.site import Site, SiteError
+from .sites.public import Site
+from .sites.site import SiteError
 from .specs.spec import Spec, SpecError
 from .warn import HookWarning
 

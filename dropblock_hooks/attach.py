@@ -87,7 +87,7 @@ def attach(
     try:
         attachment.grad_scaler = grad_scaler
         attachment.optimizer = optimizer
-        for site in attachment.sites:
+        for site in attachment._sites:
             site.reader.remember(layouts.get(site.key) or "")
         if example_input is None:  # otherwise the plan has found them
             findings += find_frozen(index.model, run, attachment._hooks)
@@ -124,8 +124,8 @@ def attachments(model: nn.Module) -> list[Attachment]:
         base = find_module(bare, run.root) or bare
         hooks.sort(key=lambda pair: pair[1].site.order)
         attachment = Attachment(base, run, hooks)
-        attachment.put()
-        attachment.watch_forwards()
+        attachment._put()
+        attachment._watch_forwards()
         attached.append(attachment)
     return attached
 

@@ -1,6 +1,6 @@
 """Activation checkpointing: forwards that run again, inside a backward.
 
-`Site.enter` does not count them. A site draws the same mask again.
+`LiveSite.enter` does not count them. A site draws the same mask again.
 """
 
 from ._torch import NO_TASK as NO_TASK

@@ -62,7 +62,7 @@ MODULES = {
 MEMBERS = {
     "Attachment": """
         alerts always captured enabled epoch grad_scaler load_state_dict log optimizer paused rates
-        remove report scalars select set state_dict step suggest verify
+        remove report scalars select set sites state_dict step suggest verify
     """,
     "Site": """
         active_calls aliases at block_size calls expected_rate key layout map_size module_type
@@ -212,6 +212,13 @@ def test_the_public_interface_is_the_frozen_one(section):
     assert not difference, "\n".join(
         [f"The public interface has changed in [{section}]:", *difference[2:], REGENERATE]
     )
+
+
+@pytest.mark.parametrize("class_name", ["Attachment", "Site"])
+def test_an_object_shows_its_documented_names_only(class_name):
+    documented = set(MEMBERS[class_name].split())
+    shown = {name for name in dir(results()[class_name]) if not name.startswith("_")}
+    assert shown == documented
 
 
 def test_two_calls_of_each_registered_class_are_frozen():

@@ -20,9 +20,10 @@ from ..quoting import kind_of
 from ..selectors.select import Select
 from ..sites.hooks import SiteHook, take_off
 from ..sites.processes import world_size
+from ..sites.public import Site
 from ..sites.run import Run
 from ..sites.scaler import checked_scaler
-from ..sites.site import Site
+from ..sites.site import LiveSite
 from ..sites.updates import checked_optimizers, use_optimizers
 from ..tables import Table, counted
 from .lookup import (
@@ -44,9 +45,6 @@ class Attachment:
 
     ``attach`` makes it, and ``attachments(model)`` finds it. A ``with`` block ends with `remove`.
 
-    Attributes:
-        sites: the sites, in the order of the spec.
-
     Example:
         >>> ramp = LinearSchedule(0.0, 0.2, epochs=3)
         >>> attached = attach(nn.Sequential(nn.ReLU()), {"0": Dropout(p=ramp)})
@@ -62,13 +60,18 @@ class Attachment:
         self._run = run
         self._installed = installed
         self._hooks = [hook for _, hook in installed]
-        self.sites = tuple(hook.site for hook in self._hooks)
+        self._sites = tuple(hook.site for hook in self._hooks)
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        """The sites, in the order of the spec."""
+        return tuple(map(Site, self._sites))
 
     def __iter__(self) -> Iterator[Site]:
         return iter(self.sites)
 
     def __len__(self) -> int:
-        return len(self.sites)
+        return len(self._sites)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Attachment) and self._run is other._run
@@ -81,7 +84,7 @@ class Attachment:
 
         KeyError if there is none, or if the layer has several; `select` finds several.
         """
-        return site_at(key, self.sites)
+        return Site(site_at(key, self._sites))
 
     def select(self, which: Which) -> tuple[Site, ...]:
         """All sites that a selector or a class means, in model order: at least one.
@@ -89,12 +92,16 @@ class Attachment:
         Args:
             which: a site key, a selector, or a class of regularizers; KeyError if it means no site.
         """
-        return find(which, self._base, self.sites)
+        return tuple(map(Site, self._select(which)))
+
+    def _select(self, which: Which) -> tuple[LiveSite, ...]:
+        """Return what hooks run of the sites that `select` finds."""
+        return find(which, self._base, self._sites)
 
     @property
     def rates(self) -> dict[str, dict[str, float]]:
         """The values now, by site key and field."""
-        return {site.key: dict(site.values) for site in self.sites}
+        return {site.key: dict(site.values) for site in self._sites}
 
     def set(self, which: Which, **rates: Any) -> None:
         """Give sites another rate or schedule; all or none. Their realized rates begin anew.
@@ -105,21 +112,21 @@ class Attachment:
                 fields and bad values are a TypeError or ValueError; after `remove`, RuntimeError.
         """
         self._run.check_installed()
-        sites = self.select(which)
+        sites = self._select(which)
         regularizers = with_rates(sites, rates, self._run)
 
         for site, regularizer in zip(sites, regularizers, strict=True):
             site.set_regularizer(regularizer)
             site.counter.forget_elements()
-        self.put()
+        self._put()
 
-    def put(self) -> None:
+    def _put(self) -> None:
         """Put rates that a model holds in place, and hook parameters that are other objects now."""
         for module, hook in self._installed:
             hook.put(module)
         self._run.write()
 
-    def watch_forwards(self) -> None:
+    def _watch_forwards(self) -> None:
         """Put the hook of the model back, which leaves a compiled model."""
         if self._run.installed and self._run.model_hook is not None:
             self._run.model_hook.put_on(self._base)
@@ -144,7 +151,7 @@ class Attachment:
                 rate out of range, is a TypeError or ValueError, and nothing moves.
         """
         t = self.epoch + 1 if t is None else as_number("t", t, allowed=NON_NEGATIVE)
-        values = values_at(self.sites, t)
+        values = values_at(self._sites, t)
 
         run = self._run
         faults = find_before_step(t, self._base, run, self._hooks)
@@ -156,7 +163,7 @@ class Attachment:
         run.fresh = False
 
         tell(faults, run.told)
-        tell_equal_seeds(run, self.sites)
+        tell_equal_seeds(run, self._sites)
         tell_alerts(run, self._hooks, alerts)
 
     def _is_in_another_epoch(self, t: float) -> bool:
@@ -171,15 +178,15 @@ class Attachment:
         if window_ends:
             self._run.take_counts()
 
-        for site, values_of_site in zip(self.sites, values, strict=True):
+        for site, values_of_site in zip(self._sites, values, strict=True):
             site.move(values_of_site)
-        self.put()
+        self._put()
 
         if window_ends:
             self._look()
-            self._run.close_window(self.sites)
+            self._run.close_window(self._sites)
             self._look()
-            self.watch_forwards()
+            self._watch_forwards()
         self._run.epoch = t
 
     @property
@@ -191,7 +198,7 @@ class Attachment:
     def enabled(self, on: bool) -> None:
         self._run.enabled = bool(on)
         self._run.switched = True
-        self.put()
+        self._put()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -219,7 +226,7 @@ class Attachment:
     def remove(self) -> None:
         """Take every hook off, after the backward; warns of rates that never moved, or stayed 0."""
         run = self._run
-        forgotten = find_forgotten(run, self.sites) if run.installed else []
+        forgotten = find_forgotten(run, self._sites) if run.installed else []
         run.installed = False
 
         if run.ticker is not None:
@@ -253,7 +260,7 @@ class Attachment:
     @grad_scaler.setter
     def grad_scaler(self, scaler: Any) -> None:
         self._run.scaler = checked_scaler(scaler)
-        for site in self.sites:
+        for site in self._sites:
             site.note_scaler()
 
     @property
@@ -281,12 +288,12 @@ class Attachment:
             distributed: add up the counts of all ranks. All must call it, with the same sites.
         """
         self._look()
-        numbers = readings(self.sites, self._run)
+        numbers = readings(self._sites, self._run)
         title = self._title()
         if distributed:
-            numbers = summed(numbers, self.sites)
+            numbers = summed(numbers, self._sites)
             title = f"{title}, {world_size()} ranks"
-        return site_table(self.sites, numbers, title)
+        return site_table(self._sites, numbers, title)
 
     @property
     def alerts(self) -> list[Finding]:
@@ -300,7 +307,7 @@ class Attachment:
             return f"{title}, removed"
         if not self.enabled:
             title += ", paused"
-        if not_stepped(self.sites):
+        if not_stepped(self._sites):
             title += ", step() was never called"
         return title
 
@@ -322,7 +329,7 @@ class Attachment:
             distributed: cover all ranks, and their differences. All must call it.
         """
         findings = find_faults(self._base, self._run, self._hooks) + self.alerts
-        return compare(self._run, self.sites, findings) if distributed else findings
+        return compare(self._run, self._sites, findings) if distributed else findings
 
     def captured(self, which: str | Select | None = None) -> dict[str, list[Record]]:
         """The calls that `Capture` has kept, oldest first, by layer; of several sites, by key.
@@ -331,7 +338,7 @@ class Attachment:
             which: a site key or a selector, else KeyError; None means every `Capture`. If nothing
                 was kept, RuntimeError.
         """
-        sites = self.select(Capture if which is None else which)
+        sites = self._select(Capture if which is None else which)
         return captures(which, sites)
 
     def suggest(self, share: float = 0.1, which: Which | None = None) -> Table[Suggestion]:
@@ -345,7 +352,7 @@ class Attachment:
             which: as for `select`; None means every site with a bound.
         """
         self._run.check_installed()
-        sites = self.sites if which is None else self.select(which)
+        sites = self._sites if which is None else self._select(which)
         return suggestions(sites, share)
 
     def state_dict(self) -> dict[str, Any]:
@@ -356,7 +363,7 @@ class Attachment:
         ``state_dict`` and ``load_state_dict``. TypeError if it returns another object that may have
         a memory, such as a closure.
         """
-        return save(self.sites, self._run)
+        return save(self._sites, self._run)
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
         """Restore the result of `state_dict`. Realized rates go on in the epoch of the state.
@@ -366,12 +373,12 @@ class Attachment:
                 training may have become longer: schedules without epochs of their own follow it.
             strict: False restores the sites whose key is the same, also with another schedule.
         """
-        saved = check(state, self.sites, self._run, strict)
-        values = values_at(self.sites, saved.epoch)
+        saved = check(state, self._sites, self._run, strict)
+        values = values_at(self._sites, saved.epoch)
 
         self._move(saved.epoch, values)
-        restore(saved, self.sites, self._run)
-        for site in self.sites:
+        restore(saved, self._sites, self._run)
+        for site in self._sites:
             rate = next(iter(site.regularizer.rates.values()), 0.0)
             site.rose |= has_risen(rate, saved.epoch)
 
@@ -381,7 +388,7 @@ class Attachment:
         A tag is the prefix, the key of the site, and the name of the number.
         """
         rows = self.report()
-        windows = [site.tally.window() for site in self.sites]
+        windows = [site.tally.window() for site in self._sites]
         trained = any(window.trained or window.active for window in windows)
 
         scalars: dict[str, float] = {}

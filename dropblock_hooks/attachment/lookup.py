@@ -16,7 +16,7 @@ from ..schedules import placed, same_kind
 from ..selectors.index import Index, NoMatchError
 from ..selectors.select import ROOT, Select, match
 from ..sites.run import Run
-from ..sites.site import Site
+from ..sites.site import LiveSite
 from ..tables import Columns, Table
 
 Which: TypeAlias = str | Select | type[Regularizer]
@@ -24,7 +24,7 @@ Which: TypeAlias = str | Select | type[Regularizer]
 _SEVERAL = "attached.select(...) finds several, by a selector or a class"
 
 
-def site_at(key: str | int, sites: Sequence[Site]) -> Site:
+def site_at(key: str | int, sites: Sequence[LiveSite]) -> LiveSite:
     """Find the one site with this key, on the layer of this name, or at this position.
 
     IndexError for a number without a site, KeyError for another key, TypeError for something else.
@@ -52,7 +52,7 @@ def site_at(key: str | int, sites: Sequence[Site]) -> Site:
     return on_layer[0]
 
 
-def find(which: Which, base: nn.Module, sites: Sequence[Site]) -> tuple[Site, ...]:
+def find(which: Which, base: nn.Module, sites: Sequence[LiveSite]) -> tuple[LiveSite, ...]:
     """Find all sites that `which` means, in model order; KeyError with the reason if none is.
 
     TypeError if `which` is something else.
@@ -94,17 +94,17 @@ def _matched_names(selector: str | Select, index: Index) -> tuple[set[str], str]
     return names, f"it means layers that have none: {listed(sorted(names), 3)}"
 
 
-def _in_model_order(sites: Sequence[Site], index: Index) -> tuple[Site, ...]:
+def _in_model_order(sites: Sequence[LiveSite], index: Index) -> tuple[LiveSite, ...]:
     """Sort sites by their layers; those of layers that are not in the model come last."""
     positions = {name: position for position, name in enumerate(index.modules)}
 
-    def position_of(site: Site) -> int:
+    def position_of(site: LiveSite) -> int:
         return positions.get(site.owner, len(positions))
 
     return tuple(sorted(sites, key=position_of))
 
 
-def captures(which: Any, meant: Sequence[Site]) -> dict[str, list[Record]]:
+def captures(which: Any, meant: Sequence[LiveSite]) -> dict[str, list[Record]]:
     """Return the records of every `Capture` among sites, by layer, or by key if a layer has more.
 
     Args:
@@ -131,7 +131,7 @@ def captures(which: Any, meant: Sequence[Site]) -> dict[str, list[Record]]:
     return records
 
 
-def values_at(sites: Sequence[Site], t: float) -> list[dict[str, float]]:
+def values_at(sites: Sequence[LiveSite], t: float) -> list[dict[str, float]]:
     """Return the values of sites at a time, checked; errors name the site."""
     values_of_sites = []
     for site in sites:
@@ -144,7 +144,7 @@ def values_at(sites: Sequence[Site], t: float) -> list[dict[str, float]]:
     return values_of_sites
 
 
-def with_rates(sites: Sequence[Site], rates: Mapping[str, Any], run: Run) -> list[Regularizer]:
+def with_rates(sites: Sequence[LiveSite], rates: Mapping[str, Any], run: Run) -> list[Regularizer]:
     """Return the regularizers of sites with other rates, checked now; errors name the site."""
     if not rates:
         raise ValueError("set takes at least one rate: set(which, p=0.2)")
@@ -178,7 +178,7 @@ class Suggestion:
     reason: str  # why nothing is proposed, or ""
 
 
-def suggestions(sites: Sequence[Site], share: float) -> Table[Suggestion]:
+def suggestions(sites: Sequence[LiveSite], share: float) -> Table[Suggestion]:
     """Propose a bound for each site that has one, which this share of the norms exceeds."""
     share = as_number("share", share, allowed=Range(0, 1, open_low=True, open_high=True))
     rows: list[Suggestion] = []
@@ -197,7 +197,7 @@ def suggestions(sites: Sequence[Site], share: float) -> Table[Suggestion]:
     return Table(rows, columns, title, notes={"": calls})
 
 
-def _suggested(site: Site, share: float) -> Iterator[Suggestion]:
+def _suggested(site: LiveSite, share: float) -> Iterator[Suggestion]:
     """Propose the bounds of a site, or say why there is nothing to propose."""
     window = site.counter.read().shown()
     over = "window"

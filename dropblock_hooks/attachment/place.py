@@ -26,7 +26,7 @@ from ..sites.held import FreezeHook, ParameterHook, RetuneHook
 from ..sites.hooks import ObserveHook, SiteHook, hooks_on
 from ..sites.model_hook import ModelHook
 from ..sites.run import Run
-from ..sites.site import Site
+from ..sites.site import LiveSite
 from ..specs.spec import Draft, Entry, SpecError
 from .attachment import Attachment
 
@@ -362,7 +362,7 @@ def install(
     base: nn.Module,
     placements: list[Placement],
     run: Run,
-    make: Callable[[Site, Placement], SiteHook] | None = None,
+    make: Callable[[LiveSite, Placement], SiteHook] | None = None,
 ) -> Attachment:
     """Put the hooks of all placements on a model. If one fails, remove them all.
 
@@ -374,7 +374,7 @@ def install(
     """
     installed = []
     for order, p in enumerate(placements):
-        site = Site(p.key, p.target, p.regularizer, run, p.facts)
+        site = LiveSite(p.key, p.target, p.regularizer, run, p.facts)
         site.order = order
         site.position = p.position
         site.selector = str(p.entry.selector)
@@ -383,7 +383,7 @@ def install(
 
     attachment = Attachment(base, run, installed)
     run.keys = tuple(p.key for p in placements)
-    run.sites = attachment.sites
+    run.sites = attachment._sites
     try:
         for module, hook in installed:
             hook.install(module)

@@ -15,7 +15,7 @@ from ..regularizers.dropout import DropsShare
 from ..sites.counter import Counter, Norms
 from ..sites.processes import gathered
 from ..sites.run import Run
-from ..sites.site import Site
+from ..sites.site import LiveSite
 from ..tables import Columns, Section, Short, Table, Varying, named
 from ..tables import shown as cell
 
@@ -71,7 +71,7 @@ Readings: TypeAlias = dict[str, tuple[Counter, Any]]
 """The counts of each site, and the state of its observer, by key; ``""`` is the model itself."""
 
 
-def readings(sites: Sequence[Site], run: Run) -> Readings:
+def readings(sites: Sequence[LiveSite], run: Run) -> Readings:
     """Read the counts and states of all sites, which waits for the device."""
     run.take_counts()
     result: Readings = {"": (run.counter, None)}
@@ -81,7 +81,7 @@ def readings(sites: Sequence[Site], run: Run) -> Readings:
     return result
 
 
-def summed(local: Readings, sites: Sequence[Site]) -> Readings:
+def summed(local: Readings, sites: Sequence[LiveSite]) -> Readings:
     """Return the sums of the counts of all ranks; RuntimeError if their sites differ."""
     ranks: list[Readings] = gathered(local)
     if any(list(readings_of_rank) != list(ranks[0]) for readings_of_rank in ranks):
@@ -103,7 +103,7 @@ def summed(local: Readings, sites: Sequence[Site]) -> Readings:
     return result
 
 
-def _site_row(site: Site, have: Readings) -> SiteRow:
+def _site_row(site: LiveSite, have: Readings) -> SiteRow:
     """Make the row of a site."""
     counter, state = have[site.key]
     life = counter.life()
@@ -147,7 +147,7 @@ def _site_row(site: Site, have: Readings) -> SiteRow:
     )
 
 
-def _result(site: Site, state: Any) -> Any:
+def _result(site: LiveSite, state: Any) -> Any:
     """Compute the result of an observer; errors name the site."""
     try:
         return site.bound.observer.compute(state)
@@ -183,10 +183,10 @@ def entry_of(selector: str, row: Any) -> str | None:
     return None if row.aliases else f"{selector}/{row.site.rpartition('/')[2]}"
 
 
-def site_table(sites: Sequence[Site], have: Readings, title: str) -> Table[SiteRow]:
+def site_table(sites: Sequence[LiveSite], have: Readings, title: str) -> Table[SiteRow]:
     """Make the rows of all sites, which print as a table with a section for each kind of site."""
     rows = [_site_row(site, have) for site in sites]
-    groups: dict[Any, list[tuple[Site, SiteRow]]] = {"activation": [], "gradient": []}
+    groups: dict[Any, list[tuple[LiveSite, SiteRow]]] = {"activation": [], "gradient": []}
     for site, row in zip(sites, rows, strict=True):
         item = site.regularizer
         kind = type(item) if isinstance(item, Observer) else item.acts_on
@@ -197,7 +197,7 @@ def site_table(sites: Sequence[Site], have: Readings, title: str) -> Table[SiteR
 
 
 def _sections(
-    members: Sequence[tuple[Site, SiteRow]], have: Readings
+    members: Sequence[tuple[LiveSite, SiteRow]], have: Readings
 ) -> Iterator[Section[SiteRow]]:
     """Make the section of sites of the same kind, and the section of their norms."""
     sites = {site.key: site for site, _ in members}
@@ -268,7 +268,7 @@ def _observer_columns(observer: Observer, rows: Sequence[SiteRow]) -> Columns[Si
     return columns | {head: partial(_observed, read) for head, read in readers.items()}
 
 
-def _shown_window(sites: Iterable[Site], have: Readings) -> tuple[str, set[str]]:
+def _shown_window(sites: Iterable[LiveSite], have: Readings) -> tuple[str, set[str]]:
     """Return the window that the section of these sites shows, and the keys of sites that have it.
 
     It is this epoch, if any site has counts in it.
@@ -280,7 +280,7 @@ def _shown_window(sites: Iterable[Site], have: Readings) -> tuple[str, set[str]]
     return "last epoch", set(keys)
 
 
-def _is_open(site: Site, counter: Counter) -> bool:
+def _is_open(site: LiveSite, counter: Counter) -> bool:
     """Return whether the row of a site shows this epoch, rather than the last one."""
     watch = site.watch
     if watch is not None:

@@ -18,7 +18,7 @@ from ..regularizers.foreign import Foreign
 from ..schedules import without_epochs
 from ..sites.counter import Snapshot
 from ..sites.run import Run
-from ..sites.site import Site
+from ..sites.site import LiveSite
 from ..warn import warn
 
 _VERSION = 4
@@ -63,7 +63,7 @@ class Description(NamedTuple):
         return self.text == other.text or self.without_epochs == other.without_epochs
 
 
-def save(sites: Sequence[Site], run: Run) -> dict[str, Any]:
+def save(sites: Sequence[LiveSite], run: Run) -> dict[str, Any]:
     """Return the state of an attachment as plain numbers and text.
 
     TypeError if a regularizer may have a memory that can't be saved.
@@ -80,7 +80,7 @@ def save(sites: Sequence[Site], run: Run) -> dict[str, Any]:
     }
 
 
-def _saved_site(site: Site, epochs: int | None) -> dict[str, Any]:
+def _saved_site(site: LiveSite, epochs: int | None) -> dict[str, Any]:
     """Return the state of a site in a training of this length, or of unknown length."""
     life = site.tally.read().life()
     window = site.tally.window()
@@ -100,7 +100,7 @@ def _saved_site(site: Site, epochs: int | None) -> dict[str, Any]:
     return saved
 
 
-def _check_memories(sites: Sequence[Site]) -> None:
+def _check_memories(sites: Sequence[LiveSite]) -> None:
     """Raise TypeError if what `Regularizer.bind` returned may have a memory that can't be saved."""
     keys = [site.key for site in sites if _may_forget(site)]
     if not keys:
@@ -112,7 +112,7 @@ def _check_memories(sites: Sequence[Site]) -> None:
     )
 
 
-def _may_forget(site: Site) -> bool:
+def _may_forget(site: LiveSite) -> bool:
     """Return whether what `Regularizer.bind` returned may keep something between calls."""
     bound = site.bound
     regularizer = site.regularizer
@@ -158,7 +158,7 @@ def _counts(saved: Mapping[str, Any]) -> tuple[Snapshot, Snapshot]:
     return life, window
 
 
-def check(state: Any, sites: Sequence[Site], run: Run, strict: bool) -> Saved:
+def check(state: Any, sites: Sequence[LiveSite], run: Run, strict: bool) -> Saved:
     """Read a state, and change nothing; ValueError if it is damaged or, if `strict`, does not fit.
 
     A schedule that takes its length from the training is the same in a longer one.
@@ -230,7 +230,7 @@ def _differences(there: Mapping[str, Description], here: Mapping[str, Descriptio
     return lines
 
 
-def _other_shapes(saved: Saved, sites: Sequence[Site]) -> list[str]:
+def _other_shapes(saved: Saved, sites: Sequence[LiveSite]) -> list[str]:
     """Describe the sites whose parameter has another shape than its value in the state."""
     lines = []
     for site in sites:
@@ -248,7 +248,7 @@ def _shape_of(x: Any) -> tuple[int, ...] | None:
     return None if x is None else tuple(x.shape)
 
 
-def restore(saved: Saved, sites: Sequence[Site], run: Run) -> None:
+def restore(saved: Saved, sites: Sequence[LiveSite], run: Run) -> None:
     """Take over the counts of a state, and begin a new window."""
     run.take_counts()
     run.stepped = saved.stepped

@@ -18,7 +18,7 @@ from ..quoting import listed, quote, shown
 from ..selectors.index import Index
 from ..selectors.select import Selector
 from ..selectors.stages import stage_channels
-from ..sites.site import Site, SiteError
+from ..sites.site import LiveSite, SiteError
 from ..tables import shown as cell
 from ..warn import warn
 from .once import Once, call_once, main_tensor, summary, undisturbed
@@ -170,7 +170,7 @@ def _images_in(arguments: Arguments) -> Tensor:
     raise ValueError(f"x must hold a batch of images (N, C, H, W), got {got}")
 
 
-def _only_site(sites: list[Site], selector: Selector) -> Site:
+def _only_site(sites: list[LiveSite], selector: Selector) -> LiveSite:
     """Return the site of a selector that must match a single layer."""
     site, *others = sites
     if others:
@@ -335,7 +335,7 @@ def _classes(logits: Tensor, target: Any) -> Tensor:
     return classes.long().expand(images)
 
 
-def features(site: Site, images: int) -> tuple[Tensor, Tensor]:
+def features(site: LiveSite, images: int) -> tuple[Tensor, Tensor]:
     """Return the last activations (N, C, h, w) of a layer and their gradient, or a SiteError."""
     calls = site.bound.result()
     last = calls[-1] if calls else None

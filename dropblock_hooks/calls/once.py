@@ -17,7 +17,7 @@ from ..quoting import kind_of, quote
 from ..selectors.index import Index
 from ..sites.hooks import ObserveHook
 from ..sites.run import Run
-from ..sites.site import Site
+from ..sites.site import LiveSite
 from ..specs.spec import Draft
 
 
@@ -47,7 +47,7 @@ class EdgeHook(ObserveHook):
 
 def call_once(
     index: Index, layers: Any, observer: Once, forward: Callable[[], Tensor | None]
-) -> list[Site]:
+) -> list[LiveSite]:
     """Run a forward eagerly with an observer at these layers, and return the sites.
 
     The backward begins at the sum of the result of `forward` and ends at the observers. If `layers`
@@ -64,7 +64,7 @@ def call_once(
             scores = forward()
             if scores is not None and scores.requires_grad and edges:
                 torch.autograd.grad(scores.sum(), edges, allow_unused=True)
-        return list(attached)
+        return list(attached._sites)
     finally:
         attached.remove()
         edges.clear()  # a cycle of graph, hooks and edges: nothing else frees it
@@ -123,7 +123,7 @@ def evaluation(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
     """Evaluation in eager mode with gradients, without sites, counting and random numbers."""
-    sites = [site for attached in attachments(model) for site in attached]
+    sites = [site for attached in attachments(model) for site in attached._sites]
 
     with ExitStack() as stack:
         stack.enter_context(evaluation(model))

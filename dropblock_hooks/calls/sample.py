@@ -12,7 +12,7 @@ from ..checks import as_count
 from ..planning.dry_run import arguments_of
 from ..quoting import listed
 from ..selectors.wrappers import unwrap
-from ..sites.site import Site
+from ..sites.site import LiveSite
 from ..warn import warn
 from .once import evaluation, main_tensor, summary
 
@@ -96,9 +96,9 @@ def sample(
     return Sampled(mean, std, samples)
 
 
-def _acting_sites(model: nn.Module) -> list[Site]:
+def _acting_sites(model: nn.Module) -> list[LiveSite]:
     """Return the sites of a model that draw random numbers in evaluation, at least one."""
-    sites = [site for attached in attachments(model) for site in attached if site.draws]
+    sites = [site for attached in attachments(model) for site in attached._sites if site.draws]
     acting = [site for site in sites if site.acts(False) and site.rate != 0.0]
     if not acting:
         keys = listed([site.key for site in sites], 3) or "the model without such a regularizer"

@@ -20,7 +20,7 @@ from ..regularizers.foreign import Retune
 from ..schedules import length_of, span_of, value_at
 from ..sites.model_hook import ModelHook
 from ..sites.run import Run
-from ..sites.site import Site
+from ..sites.site import LiveSite
 from ..tables import counted
 
 _FEWEST = 10  # fewer calls are a trial, not a training
@@ -46,24 +46,24 @@ def tell_at_exit() -> None:
             tell(find_forgotten(run, sites), run.told)
 
 
-def find_forgotten(run: Run, sites: Sequence[Site]) -> list[Finding]:
+def find_forgotten(run: Run, sites: Sequence[LiveSite]) -> list[Finding]:
     """Find what the user has forgotten, when a training has ended."""
     return not_stepped(sites) or _find_at_end(run, sites)
 
 
-def _find_at_end(run: Run, sites: Sequence[Site]) -> list[Finding]:
+def _find_at_end(run: Run, sites: Sequence[LiveSite]) -> list[Finding]:
     """Find rates that were always 0, and a model that never ran in training mode."""
     trained = [site for site in sites if site.counter.active >= _FEWEST]
     return find_zero_rates(run, trained) + _only_evaluated(run, sites)
 
 
-def find_zero_rates(run: Run, sites: Iterable[Site]) -> list[Finding]:
+def find_zero_rates(run: Run, sites: Iterable[LiveSite]) -> list[Finding]:
     """Find the entries of the spec none of whose rates was ever above 0.
 
     The first rate of a `ByDepth` may be 0, so the other sites of the entry count as well. A rate
     that only rises later is no fault.
     """
-    entries: dict[tuple[int, int], list[Site]] = defaultdict(list)
+    entries: dict[tuple[int, int], list[LiveSite]] = defaultdict(list)
     for site in sites:
         if _is_off_at_zero(site.regularizer) and site.counter.active:
             entries[site.position].append(site)
@@ -84,7 +84,7 @@ def has_risen(rate: Any, t: float) -> bool:
     return _is_ever_above_zero(rate, start=0, stop=math.ceil(t))
 
 
-def not_stepped(sites: Iterable[Site]) -> list[Finding]:
+def not_stepped(sites: Iterable[LiveSite]) -> list[Finding]:
     """Find out whether a schedule is moving and nobody has called ``step``."""
     for site in sites:
         if site.moves and site.counter.trained and not site.run.stepped:
@@ -103,7 +103,7 @@ def _is_off_at_zero(regularizer: Regularizer) -> bool:
     return bool(main_rate) and regularizer.idle_at_zero
 
 
-def _will_rise(site: Site) -> bool:
+def _will_rise(site: LiveSite) -> bool:
     """Return whether the rate of a site is above 0 in a later epoch of its schedule."""
     rate = next(iter(site.regularizer.rates.values()), 0.0)
     length = length_of(rate)
@@ -124,7 +124,7 @@ def _is_ever_above_zero(rate: Any, start: int, stop: int) -> bool:
     return any(value_at(rate, epoch) != 0.0 for epoch in epochs)
 
 
-def _only_evaluated(run: Run, sites: Iterable[Site]) -> list[Finding]:
+def _only_evaluated(run: Run, sites: Iterable[LiveSite]) -> list[Finding]:
     """Find out whether the model never ran in training mode, if nobody has called ``step``."""
     forwards = run.counter.life()
     if run.stepped or run.switched or forwards.trained or forwards.evaluated < _FEWEST:

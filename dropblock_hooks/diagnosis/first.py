@@ -12,7 +12,7 @@ from ..findings import Finding, tell
 from ..regularizers.memory import WithMemory
 from ..sites.model_hook import ModelHook
 from ..sites.run import Run
-from ..sites.site import Site
+from ..sites.site import LiveSite
 from ..sites.windows import windows
 from .alerts import new_alerts, tell_alerts
 from .endings import not_stepped
@@ -63,7 +63,7 @@ class ForwardChecks:
         tell_alerts(hook.run, hook.hooks, alerts)
 
 
-def _waiting(hook: ModelHook) -> list[Site]:
+def _waiting(hook: ModelHook) -> list[LiveSite]:
     """Return the sites that act at the steps of an optimizer, if no optimizer is known."""
     is_copy = hook.model is None  # a copy gets its own optimizer later
     if hook.run.optimizers or is_copy:
@@ -87,7 +87,7 @@ def find_unknown_scaler(run: Run) -> list[Finding]:
     return [messages.GRAD_SCALER.finding(epoch=run.epoch)]
 
 
-def find_no_batch(sites: Iterable[Site], inputs: Any) -> list[Finding]:
+def find_no_batch(sites: Iterable[LiveSite], inputs: Any) -> list[Finding]:
     """Find the sites of whole samples whose tensor has another length than the batch.
 
     Axis 0 of such a tensor may hold windows, or tokens.

@@ -14,10 +14,10 @@ from .._torch import store_of_processes
 from ..findings import Finding, tell
 from ..sites.processes import gathered, world_size
 from ..sites.run import Run
-from ..sites.site import Site
+from ..sites.site import LiveSite
 
 
-def compare(run: Run, sites: Sequence[Site], local: Sequence[Finding]) -> list[Finding]:
+def compare(run: Run, sites: Sequence[LiveSite], local: Sequence[Finding]) -> list[Finding]:
     """Find the faults of all ranks and their differences; the same list on every rank."""
     settings = {site.key: repr(site.regularizer) for site in sites}
     settings[""] = f"epoch {run.epoch:g}{'' if run.enabled else ', paused'}"
@@ -55,7 +55,7 @@ def _differences(settings_of_ranks: Sequence[dict[str, str]]) -> list[Finding]:
     return findings
 
 
-def tell_equal_seeds(run: Run, sites: Sequence[Site]) -> None:
+def tell_equal_seeds(run: Run, sites: Sequence[LiveSite]) -> None:
     """Warn, once for an attachment, if another rank has the same random seed.
 
     Each rank puts its seed into the store of the process group and reads the seeds that are there.

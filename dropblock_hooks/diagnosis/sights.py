@@ -9,13 +9,13 @@ from ..findings import Finding, Kind, Message
 from ..observers.watchdog import Watchdog, Watched
 from ..selectors.wrappers import find_module
 from ..sites.hooks import SiteHook
-from ..sites.site import Site
+from ..sites.site import LiveSite
 
 
 class Sight(NamedTuple):
     """A `Watchdog` site with its layer, its observer and its numbers."""
 
-    site: Site
+    site: LiveSite
     module: nn.Module
     dog: Watchdog
     watched: Watched

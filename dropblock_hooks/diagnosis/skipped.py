@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from .. import messages
 from ..findings import Finding
 from ..regularizers.memory import WithMemory
-from ..sites.site import Site
+from ..sites.site import LiveSite
 from ..sites.windows import Window
 
 
-def find_skipped(sites: Sequence[Site], window: Window, epoch: float) -> list[Finding]:
+def find_skipped(sites: Sequence[LiveSite], window: Window, epoch: float) -> list[Finding]:
     """Find the sites whose updates were left out in a window."""
     findings = []
     for site in sites:

@@ -25,7 +25,7 @@ from ..selectors.index import Index
 from ..sites.counter import Snapshot
 from ..sites.hooks import SiteHook
 from ..sites.run import Run
-from ..sites.site import Site, SiteError
+from ..sites.site import LiveSite, SiteError
 from ..sites.windows import Window
 from ..specs.spec import Draft
 from ..tables import Section, Short, Table, counted, named, range_of, ranged, shown
@@ -146,7 +146,7 @@ def plan_placements(
         of_run = [messages.NO_PASS.finding(error=error)]
         rows = []
         for placement in placements:
-            site = Site(placement.key, placement.target, placement.regularizer, Run())
+            site = LiveSite(placement.key, placement.target, placement.regularizer, Run())
             rows.append(_row(placement, site, ran=False))
 
     doubled = find_doubled(index, placements)
@@ -164,7 +164,7 @@ class _Trial:
         error: why the site can't work there, or None.
     """
 
-    def __init__(self, site: Site, placement: Placement) -> None:
+    def __init__(self, site: LiveSite, placement: Placement) -> None:
         self.hook = placement.hook(site, placement.target.local)
         self.shapes: list[Size] = []
         self.nodes: list[Node] = []
@@ -206,7 +206,7 @@ def _run(
     copied_base = copies[index.model]
     trials: list[_Trial] = []
 
-    def make(site: Site, placement: Placement) -> SiteHook:
+    def make(site: LiveSite, placement: Placement) -> SiteHook:
         trial = _Trial(site, placement)
         trials.append(trial)
         return trial.hook
@@ -304,7 +304,7 @@ def _clips(row: PlanRow) -> list[Finding]:
 
 def _row(
     placement: Placement,
-    site: Site,
+    site: LiveSite,
     shape: Any = None,
     problem: str | None = None,
     ran: bool = True,

@@ -8,7 +8,7 @@ from ..attachment.attachment import Attachment
 from ..attachment.report import SiteRow
 from ..observers.stats import ActivationStats, GradientStats
 from ..selectors.index import Index
-from ..sites.site import Site
+from ..sites.site import LiveSite
 from .maps import figure_of
 
 
@@ -73,7 +73,7 @@ def _draw_norms(ax: Any, positions: list[int], results: list[Any]) -> None:
     _mark(ax, nonfinite, "xC3", "NaN or Inf")
 
 
-def _draw_bounds(ax: Any, names: list[str], bounded: list[tuple[Site, SiteRow]]) -> None:
+def _draw_bounds(ax: Any, names: list[str], bounded: list[tuple[LiveSite, SiteRow]]) -> None:
     """Draw the bounds of the sites that clip, and the norms before these bounds."""
     positions = [names.index(site.name) for site, _ in bounded]
     bounds = [site.values["max_norm"] for site, _ in bounded]
@@ -156,18 +156,18 @@ def _used_bins(shares: list[list[float]]) -> tuple[int, int]:
 
 def _measured(
     attached: Attachment, observer: type, with_bounds: bool = False
-) -> list[tuple[Site, SiteRow]]:
+) -> list[tuple[LiveSite, SiteRow]]:
     """Return the sites of an observer class that have values, in model order.
 
     With `with_bounds`, include the sites that clip by a norm and have seen a gradient.
     """
 
-    def is_drawn(site: Site, row: SiteRow) -> bool:
+    def is_drawn(site: LiveSite, row: SiteRow) -> bool:
         if isinstance(site.regularizer, observer) and row.observed and row.observed.calls:
             return True
         return with_bounds and "max_norm" in site.values and row.mean_norm is not None
 
-    rows = zip(attached, attached.report(), strict=True)
+    rows = zip(attached._sites, attached.report(), strict=True)
     measured = [(site, row) for site, row in rows if is_drawn(site, row)]
     if not measured:
         raise RuntimeError(
@@ -178,7 +178,7 @@ def _measured(
     modules = Index(attached._base).modules
     positions = {name: position for position, name in enumerate(modules)}
 
-    def position_of(pair: tuple[Site, SiteRow]) -> tuple[int, str]:
+    def position_of(pair: tuple[LiveSite, SiteRow]) -> tuple[int, str]:
         site, _ = pair
         return positions.get(site.owner, 0), site.name
 

@@ -16,7 +16,7 @@ from ..regularizers.base import Now
 from ..selectors.select import Select
 from ..selectors.wrappers import unwrap
 from ..sites.hooks import Call, SiteHook
-from ..sites.site import Site
+from ..sites.site import LiveSite
 from ..tables import shown
 from .maps import new_figure, pixels_of
 
@@ -113,10 +113,10 @@ def _draw_share(figure: Any, ax: Any, kept: Tensor) -> None:
 
 def _kept_by_site(
     model: nn.Module, which: str | Select | None, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> dict[Site, Tensor]:
+) -> dict[LiveSite, Tensor]:
     """Return what each layer keeps of the first sample, (C, h, w), in a forward of a copy."""
     copied = copy.deepcopy(unwrap(model))
-    kept_by_site: dict[Site, Tensor] = {}
+    kept_by_site: dict[LiveSite, Tensor] = {}
 
     def probe(
         hook: SiteHook,
@@ -138,7 +138,7 @@ def _kept_by_site(
             kept_by_site[site] = (kept[0] != 0).float().cpu()
 
     for attached in attachments(copied):
-        sites = attached.sites if which is None else attached.select(which)
+        sites = attached._sites if which is None else attached._select(which)
         for module, hook in attached._installed:
             site = hook.site
             if site in sites and site.draws and site.regularizer.spatial in (None, 2):

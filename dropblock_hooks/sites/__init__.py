@@ -13,7 +13,8 @@ compiled          what torch.compile traces for a regularizer, into the graph of
 observed          what it traces for an observer
 board             `Board`: the rates that compiled code reads, and the counts to which it adds
 operator          operators that call Python in compiled code, for classes that it can't trace
-site              `Site`: a regularizer on a layer, its state, and its calls, which it counts
+public            `Site`: what a user reads of a site
+site              `LiveSite`: a regularizer on a layer, its state, and its calls, which it counts
                   unless a checkpoint recomputes them
 counter           `Counter`: totals that only grow, and windows of them; histograms of norms;
                   `JointCounts`: what is counted for several sites at once

@@ -18,10 +18,10 @@ from ..functional.operators import count, count_in_backward, count_norms_in_back
 from ..regularizers.base import Now
 from .counter import with_norms
 from .scaler import as_factor
-from .site import Site, channels_first, in_place_of, may_get_grad
+from .site import LiveSite, channels_first, in_place_of, may_get_grad
 
 
-def read(site: Site, training: bool) -> Tensor:
+def read(site: LiveSite, training: bool) -> Tensor:
     """The rows of the cells of a site, as they are in this call.
 
     `Attachment.step` may write the cells before the backward of this call. A backward must not read
@@ -32,13 +32,13 @@ def read(site: Site, training: bool) -> Tensor:
     return smallest
 
 
-def note(site: Site, device: torch.device, training: bool) -> None:
+def note(site: LiveSite, device: torch.device, training: bool) -> None:
     """Count a call of the layer in which nothing is done to a tensor."""
     site.use_board(device)
     count(site.counts, site.cells[int(training), 0, CALLED])
 
 
-def regularize(site: Site, x: Tensor, layer_input: Any, training: bool) -> Tensor:
+def regularize(site: LiveSite, x: Tensor, layer_input: Any, training: bool) -> Tensor:
     """The regularized activation, or a copy whose gradient will be regularized."""
     if site.of_gradients and not may_get_grad(x):
         site.note_no_gradient()
@@ -70,7 +70,7 @@ def regularize(site: Site, x: Tensor, layer_input: Any, training: bool) -> Tenso
     return y
 
 
-def _regularize_counted(site: Site, x: Tensor, view: View, training: bool) -> Tensor:
+def _regularize_counted(site: LiveSite, x: Tensor, view: View, training: bool) -> Tensor:
     """The activation of a regularizer that adds to the counts itself."""
     regularizer: Any = site.regularizer
     plain = view is site.reader.sure
@@ -80,13 +80,13 @@ def _regularize_counted(site: Site, x: Tensor, view: View, training: bool) -> Te
     return y if plain else view.put(y, x)
 
 
-def _put_rates(now: Now, site: Site, rates: Tensor) -> None:
+def _put_rates(now: Now, site: LiveSite, rates: Tensor) -> None:
     """Set the rates of a call by their names."""
     for place, name in enumerate(site.values, start=FIRST_RATE):
         setattr(now, name, rates[place])
 
 
-def _apply(site: Site, x: Tensor, view: View, now: Now) -> tuple[Tensor, Any, int]:
+def _apply(site: LiveSite, x: Tensor, view: View, now: Now) -> tuple[Tensor, Any, int]:
     """The result of the regularizer, how many elements it changed, and how many it was given."""
     regularizer = site.regularizer
     now.layout = view.layout
@@ -110,7 +110,7 @@ class _OnGradient(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, cells: Tensor, scale: Tensor | None, site: Site, view: View
+        ctx: Any, x: Tensor, cells: Tensor, scale: Tensor | None, site: LiveSite, view: View
     ) -> Tensor:
         ctx.save_for_backward(cells, scale, x if site.regularizer.needs_activation else None)
         ctx.site = site

@@ -34,7 +34,7 @@ from ..selectors.index import Index, Target
 from ..selectors.wrappers import bare_type, shard_refusal
 from . import compiled, indexing
 from .hooks import Call, SiteHook, Turn
-from .site import Site, refuse_tracing, regularize_grad
+from .site import LiveSite, refuse_tracing, regularize_grad
 
 
 class RetuneHook(SiteHook):
@@ -73,7 +73,7 @@ class RetuneHook(SiteHook):
         elif regularizer.ours is None and regularizer.active == "always":
             yield f"the {kind} itself drops, in training mode only: leave active='always' out"
 
-    def __init__(self, site: Site, local: str = "") -> None:
+    def __init__(self, site: LiveSite, local: str = "") -> None:
         super().__init__(site, local)
         retune: Any = site.regularizer
         self.attribute = retune.attribute
@@ -158,7 +158,7 @@ class FreezeHook(SiteHook):
     takes = FreezeNorm
     turn = Turn.BEFORE
 
-    def __init__(self, site: Site, local: str = "") -> None:
+    def __init__(self, site: LiveSite, local: str = "") -> None:
         super().__init__(site, local)
         self.frozen = False
         self.holds = False
@@ -232,7 +232,7 @@ class ParameterHook(SiteHook):
 
     by_call = False
 
-    def __init__(self, site: Site, local: str = "") -> None:
+    def __init__(self, site: LiveSite, local: str = "") -> None:
         super().__init__(site, local)
         self.direct = False
 

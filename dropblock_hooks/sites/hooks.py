@@ -35,7 +35,7 @@ from . import compiled, indexing, operator
 from .counter import has_data
 from .observed import observe
 from .run import Run
-from .site import Site, act, is_due, may_get_grad, see, see_grad
+from .site import LiveSite, act, is_due, may_get_grad, see, see_grad
 
 _QUANTIZED = (
     "torch.ao.nn.quantized",
@@ -73,7 +73,7 @@ class SiteHook:
     holds_rate = False  # whether the module itself holds the rate of now
     turn = Turn.ACTIVATIONS
 
-    def __init__(self, site: Site, local: str = "") -> None:
+    def __init__(self, site: LiveSite, local: str = "") -> None:
         self.site = site
         self.run = site.run
         self.local = local
@@ -332,7 +332,7 @@ class ObserveHook(SiteHook):
     takes = Observer
     with_kwargs = True
 
-    def __init__(self, site: Site, local: str = "") -> None:
+    def __init__(self, site: LiveSite, local: str = "") -> None:
         super().__init__(site, local)
         self.direct = False
         self.observer: Observer = site.regularizer  # type: ignore[assignment]  # by `takes`

@@ -16,7 +16,7 @@ from ..regularizers.base import Now
 from ..regularizers.memory import WithMemory
 from .counter import JointCounts
 from .run import Run
-from .site import Site
+from .site import LiveSite
 
 
 def regularize(
@@ -70,7 +70,7 @@ def _first_in_use(memories: Sequence[Any]) -> Any:
     return next((each for each in memories if each.row is not None), memories[0])
 
 
-def _rates(sites: Sequence[Site], regularizer: WithMemory, norms: Tensor) -> dict[str, Any]:
+def _rates(sites: Sequence[LiveSite], regularizer: WithMemory, norms: Tensor) -> dict[str, Any]:
     """The rates by name: a number each, or a tensor with the rates of all sites."""
     first = sites[0].values
     if all(site.values == first for site in sites):

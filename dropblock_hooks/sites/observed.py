@@ -17,13 +17,15 @@ from .._torch import scale_tensor
 from ..functional import measures
 from ..functional.operators import define
 from .operator import watch_gradient
-from .site import Site, may_get_grad
+from .site import LiveSite, may_get_grad
 
 # the caches of torch.compile on disk know an operator by its name and its arguments only
 _CODE = hashlib.sha256(inspect.getsource(sys.modules[__name__]).encode()).hexdigest()[:12]
 
 
-def observe(site: Site, tensors: list[Tensor], given: list[Tensor], training: bool) -> list[Tensor]:
+def observe(
+    site: LiveSite, tensors: list[Tensor], given: list[Tensor], training: bool
+) -> list[Tensor]:
     """Observe a call; the tensors with watched gradients, or nothing without any."""
     x = tensors[0]
     if site.of_gradients and not any(map(may_get_grad, tensors)):
@@ -62,7 +64,7 @@ def observe(site: Site, tensors: list[Tensor], given: list[Tensor], training: bo
     return measured
 
 
-def _maps_of(site: Site, x: Tensor) -> Tensor | None:
+def _maps_of(site: LiveSite, x: Tensor) -> Tensor | None:
     """A tensor as (N, C, ...)."""
     view = site.view_or_none(x)
     if view is not None:

@@ -25,8 +25,8 @@ from ..axes.view import View
 from ..checkpointing import NO_TASK, graph_task
 from ..compiling import define_operator, differentiate, find, is_exporting
 from .site import (
+    LiveSite,
     Rates,
-    Site,
     act,
     is_due,
     may_get_grad,
@@ -42,7 +42,7 @@ _VIEW = "str layout, SymInt[] grid, SymInt prefix"
 _NONE = -1  # in place of the number of a site that is off, or of a call that is not observed
 
 
-def regularize(site: Site, x: Tensor, layer_input: Any, training: bool) -> Tensor:
+def regularize(site: LiveSite, x: Tensor, layer_input: Any, training: bool) -> Tensor:
     """The same as `act`, in code that torch.compile or torch.export traces."""
     exporting = is_exporting()
     if exporting or transforming():
@@ -83,9 +83,9 @@ def _other_input(x: Tensor, layer_input: Any) -> Tensor | None:
     return layer_input
 
 
-def _entered(handle: Tensor, training: bool) -> Site | None:
+def _entered(handle: Tensor, training: bool) -> LiveSite | None:
     """Count a call of the site of a handle; return the site if it acts in this call."""
-    site: Site | None = find(handle)
+    site: LiveSite | None = find(handle)
     if site is None:
         return None
     site.run.compiled = True
@@ -220,7 +220,7 @@ def regularize_gradients_op(
     if number == _NONE:
         of_input = [torch.zeros_like(layer_input)] if has_gradient(layer_input) else []
         return [_new(grad, grad), *of_input]
-    site: Site | None = find(number)
+    site: LiveSite | None = find(number)
     if site is None:
         raise RuntimeError("call backward before attached.remove(): compiled code needs its site")
 
@@ -235,7 +235,7 @@ def regularize_gradients_op(
 
 
 def _run_again(
-    site: Site,
+    site: LiveSite,
     view: View,
     rates: Rates,
     grad: Tensor,

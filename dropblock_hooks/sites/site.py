@@ -32,7 +32,7 @@ from ..regularizers.base import Now, Regularizer
 from ..schedules import is_moving
 from ..selectors.index import Target
 from .board import Board, Observed
-from .counter import Counter, Norms, has_data
+from .counter import Counter, has_data
 from .run import Run
 from .scaler import is_enabled, is_under_float16_autocast
 
@@ -52,15 +52,8 @@ class SiteError(ValueError):
     """
 
 
-class Site:
-    """One regularizer on one layer.
-
-    Example:
-        >>> model = nn.Sequential(nn.ReLU())
-        >>> site = attach(model, {"0": Dropout(0.5)})["0/Dropout"]
-        >>> y = model(torch.ones(8, 1000))
-        >>> site.calls, round(site.realized_rate, 1)
-        (1, 0.5)
+class LiveSite:
+    """One regularizer on one layer, as hooks and compiled code run it; users read a `Site` of it.
 
     Attributes:
         key: its name in the Attachment: ``layer4.0/DropBlock2d``.
@@ -165,7 +158,7 @@ class Site:
         self.handle = new_handle(self)  # a copy is another site
 
     def __repr__(self) -> str:
-        return f"Site({self.key!r}, {self.regularizer!r})"
+        return f"LiveSite({self.key!r}, {self.regularizer!r})"
 
     @property
     def counter(self) -> Counter:
@@ -245,33 +238,6 @@ class Site:
         return self.counter.active
 
     @property
-    def realized_rate(self) -> float | None:
-        """Share of the elements dropped or changed since the epoch began.
-
-        The window closes when the whole part of the epoch changes; an empty window shows the one
-        that closed then. Attaching, `Attachment.set` and loading a state begin one that shows
-        nothing. Reading it waits for the device.
-        """
-        return self.counter.read().shown().share()
-
-    @property
-    def expected_rate(self) -> float | None:
-        """The mean nominal rate over the same window as `realized_rate`."""
-        shown = self.counter.read().shown()
-        return shown.expected / shown.total if shown.total else None
-
-    @property
-    def total_realized_rate(self) -> float | None:
-        """The same as `realized_rate`, since attaching."""
-        return self.counter.read().life().share()
-
-    @property
-    def norms(self) -> Norms | None:
-        """The norms of gradients before the bound, over the same window; None without norms."""
-        norms = self.counter.read().shown().norms
-        return norms if norms.count else None
-
-    @property
     def map_size(self) -> tuple[int, ...] | None:
         """Spatial size of the last tensor; None without a map."""
         return self.counter.map_size
@@ -337,7 +303,7 @@ class Site:
 
 
 def act(
-    site: Site, x: Tensor, layer_input: Any, training: bool, view: View | None = None
+    site: LiveSite, x: Tensor, layer_input: Any, training: bool, view: View | None = None
 ) -> Tensor:
     """Return the regularized activation, or a copy whose gradient will be regularized."""
     if transforming() or is_tracing():
@@ -356,7 +322,7 @@ def act(
     return perform(site, x, view, site.values, counts, input=layer_input)
 
 
-def _with_regularized_gradient(site: Site, x: Tensor) -> Tensor:
+def _with_regularized_gradient(site: LiveSite, x: Tensor) -> Tensor:
     """Return a copy with a hook that regularizes its gradient; `x` itself if it gets none."""
     view = site.view_of(x)
     site.differentiable = may_get_grad(x)
@@ -375,7 +341,7 @@ class _KeepsActivation(torch.autograd.Function):
     """A copy of an activation, whose backward regularizes the gradient and reads the activation."""
 
     @staticmethod
-    def forward(x: Tensor, site: Site, view: View | None, rates: Rates) -> Tensor:
+    def forward(x: Tensor, site: LiveSite, view: View | None, rates: Rates) -> Tensor:
         return x.clone()
 
     @staticmethod
@@ -392,7 +358,12 @@ class _KeepsActivation(torch.autograd.Function):
 
 
 def perform(
-    site: Site, x: Tensor, view: View | None, rates: Rates, counts: bool = False, **attributes: Any
+    site: LiveSite,
+    x: Tensor,
+    view: View | None,
+    rates: Rates,
+    counts: bool = False,
+    **attributes: Any,
 ) -> Tensor:
     """Run the regularizer of a site, with these attributes of `Now`; a refusal is a SiteError."""
     now = Now(**attributes, **rates)
@@ -420,7 +391,7 @@ def perform(
     return y if plain else in_place_of(x, y, maps, view)
 
 
-def channels_first(site: Site, x: Tensor, view: View, now: Now) -> Tensor:
+def channels_first(site: LiveSite, x: Tensor, view: View, now: Now) -> Tensor:
     """Return a tensor with the channels on axis 1, and put the input of the layer so, too."""
     if site.regularizer.needs_input and getattr(now.input, "shape", None) == x.shape:
         now.input = view.take(now.input)
@@ -443,7 +414,9 @@ def _refuse_result(result: Any, maps: Tensor) -> NoReturn:
     raise ValueError(f"must keep the shape {tuple(maps.shape)}, got {shape}")
 
 
-def name_site(error: Exception, site: Site, note: str = "the error comes from this site") -> None:
+def name_site(
+    error: Exception, site: LiveSite, note: str = "the error comes from this site"
+) -> None:
     """Raise a SiteError for a TypeError or a ValueError; add a note to another error."""
     if isinstance(error, TypeError | ValueError):
         raise site.error(error) from error
@@ -458,7 +431,7 @@ def may_get_grad(x: Tensor) -> bool:
 
 
 def regularize_grad(
-    site: Site, view: View | None, rates: Rates, grad: Tensor | None, **attributes: Any
+    site: LiveSite, view: View | None, rates: Rates, grad: Tensor | None, **attributes: Any
 ) -> Any:
     """Regularize a gradient, and count it; without `grad_scale` the GradScaler is asked."""
     run = site.run
@@ -476,7 +449,7 @@ def regularize_grad(
     return perform(site, grad, view, rates, True, **attributes)
 
 
-def is_due(site: Site, training: bool) -> bool:
+def is_due(site: LiveSite, training: bool) -> bool:
     """Count a call for an observer, or a gradient of a parameter; return whether to measure it."""
     watch: Any = site.watch
     due: bool = watch.enter(training, site.run.shared)
@@ -486,7 +459,7 @@ def is_due(site: Site, training: bool) -> bool:
 
 
 def see(
-    site: Site,
+    site: LiveSite,
     tensors: Sequence[Tensor],
     arguments: Sequence[Tensor],
     nesting: Callable[[], Any],
@@ -514,7 +487,7 @@ def see(
     return _update(site, seen)
 
 
-def see_grad(site: Site, grad: Tensor | None, at: int = 0, ticket: int | None = None) -> None:
+def see_grad(site: LiveSite, grad: Tensor | None, at: int = 0, ticket: int | None = None) -> None:
     """Hand a gradient to an observer, and count it if the observer sees no values."""
     run = site.run
     observer = site.bound.observer
@@ -536,7 +509,7 @@ def see_grad(site: Site, grad: Tensor | None, at: int = 0, ticket: int | None = 
         site.tally.add(None, 0, 0.0)
 
 
-def _update(site: Site, seen: Seen) -> int:
+def _update(site: LiveSite, seen: Seen) -> int:
     """Give the observer one call or one gradient; return the number of the call."""
     try:
         return int(site.bound.update(seen))
@@ -545,7 +518,7 @@ def _update(site: Site, seen: Seen) -> int:
         raise
 
 
-def refuse_tracing(site: Site, training: bool) -> None:
+def refuse_tracing(site: LiveSite, training: bool) -> None:
     """Raise SiteError if an active site can't work in the present trace or transform."""
     traced: bool = torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]  # torch's
     exported = is_exporting() and site.regularizer.acts_on == "gradient"

@@ -22,7 +22,7 @@ from .counter import JointCounts
 from .processes import world_size
 from .run import Run
 from .scaler import as_factor
-from .site import NOT_DENSE, Rates, Site, name_site, regularize_grad
+from .site import NOT_DENSE, LiveSite, Rates, name_site, regularize_grad
 
 _WRAPPED = ("_base_optimizer", "base_optimizer", "_optimizer", "original_optimizer", "optimizer")
 """Where timm's Lookahead, SAM, Lightning and Fabric, Opacus, accelerate keep their optimizer."""
@@ -31,7 +31,7 @@ _WRAPPED = ("_base_optimizer", "base_optimizer", "_optimizer", "original_optimiz
 class _Held(NamedTuple):
     """A parameter and its gradient, at a site that acts on it."""
 
-    site: Site
+    site: LiveSite
     parameter: Tensor
     grad: Tensor
 
@@ -205,7 +205,7 @@ def _entries(hooks: Sequence[Any], optimizer: Any) -> list[list[_Held]]:
     return list(entries.values())
 
 
-def _refusal(module: nn.Module, site: Site, grad: Tensor) -> str | None:
+def _refusal(module: nn.Module, site: LiveSite, grad: Tensor) -> str | None:
     """Why a gradient can't be regularized once per update, or None."""
     if grad.layout is not torch.strided:
         return NOT_DENSE

@@ -109,7 +109,7 @@ def test_set_refuses(net, which, rates, error, text):
 
 def test_lookup(net):
     attached = attach(net, {"layer1.*": [Dropout2d(0.1), GaussianNoise(0.1)]})
-    assert attached["layer1.0/Dropout2d"] is attached.sites[0]
+    assert attached["layer1.0/Dropout2d"] == attached.sites[0]
     keys = ["layer1.0/Dropout2d", "layer1.0/GaussianNoise"]
     assert [site.key for site in attached.select("layer1.0")] == keys
     assert len(attached.select("type:Residual")) == 4
@@ -117,15 +117,24 @@ def test_lookup(net):
     assert len(attached) == len(list(attached)) == 4
 
 
+def test_two_sites_of_the_same_are_equal(net):
+    attached = attach(net, {"layer1.*": Dropout2d(0.1)})
+    first, second = attached
+    assert first == attached[0] == attached.select("layer1.0")[0] != second
+    assert hash(first) == hash(attached[0])
+    assert len({first, second, *attached.sites}) == 2
+    assert first != first.key
+
+
 def test_a_key_is_one_site(net):
     shared = nn.Sequential(net, net)
     attached = attach(shared, {"0.layer1.0": Dropout2d(0.1), "0": ZeroGrad()})
     first, second = attached.sites
-    assert attached["0.layer1.0"] is attached["1.layer1.0"] is attached["0.layer1.0/Dropout2d"]
-    assert attached["0.layer1.0"] is attached[0] is attached[-2] is first
-    assert attached["0"] is attached[1] is second
+    assert attached["0.layer1.0"] == attached["1.layer1.0"] == attached["0.layer1.0/Dropout2d"]
+    assert attached["0.layer1.0"] == attached[0] == attached[-2] == first
+    assert attached["0"] == attached[1] == second
     whole = attach(net, {".": Dropout2d(0.1)})
-    assert whole["."] is whole[0]
+    assert whole["."] == whole[0]
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ def test_averaged_model(averaging):
     assert [s.key for s in found] == [s.key for s in attached]
     assert found.epoch == 0
     assert attached.sites[0].calls == 3
-    assert found["bn1"] is found.sites[0]
+    assert found["bn1"] == found.sites[0]
     average.eval()
     x = images()
     on = average(x)

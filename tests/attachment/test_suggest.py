@@ -51,7 +51,7 @@ def test_it_changes_the_wanted_share(name, spec, now):
     (line,) = [line for line in str(suggested).splitlines() if line.startswith("attached.set(")]
     exec(line, {"attached": attached})  # what it prints can be pasted
     (site,) = attached.sites
-    assert site.values == proposed
+    assert attached.rates[site.key] == proposed
     assert site.realized_rate is None
     train(model)
     least, most = shares_beyond(spec, proposed[name])

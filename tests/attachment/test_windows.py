@@ -172,7 +172,7 @@ def test_loading_goes_on_with_the_rate_of_the_epoch():
     attached.step(2)
     call(x)
     assert abs(site.realized_rate - 0.5) < 0.1
-    assert site.counter.read().window().total == 1000
+    assert site._live.counter.read().window().total == 1000
 
 
 # --- Sites that stop

@@ -275,7 +275,7 @@ def test_tokens_form_the_grid_of_this_image():
     for size in SHAPES:
         model.eval()(torch.randn(2, 3, *reversed(size)))
         model.train()(torch.randn(2, 3, *size))
-        assert site.reader.last == View("NLC", (size[0] // 16, size[1] // 16), 1)
+        assert site._live.reader.last == View("NLC", (size[0] // 16, size[1] // 16), 1)
 
 
 def test_two_images_of_one_forward_are_not_mixed_up():
@@ -322,12 +322,12 @@ def test_a_recomputation_has_the_grid_of_its_own_forward():
     (site,) = attach(model, {"layers.1": DropBlock2d(0.5, 2)}).sites
     for size in SHAPES:
         model(torch.randn(2, 3, *size)).sum().backward()
-        assert site.reader.last.grid == (size[0] // 16, size[1] // 16)
+        assert site._live.reader.last.grid == (size[0] // 16, size[1] // 16)
     a, b = model(torch.randn(2, 3, 64, 64)), model(torch.randn(2, 3, 96, 64))
     a.sum().backward()
-    assert site.reader.last.grid == (4, 4)
+    assert site._live.reader.last.grid == (4, 4)
     b.sum().backward()
-    assert site.reader.last.grid == (6, 4)
+    assert site._live.reader.last.grid == (6, 4)
 
 
 def test_a_map_that_was_flattened_in_the_same_forward():
@@ -344,4 +344,4 @@ def test_a_map_that_was_flattened_in_the_same_forward():
     (site,) = attach(model, {"layer": DropBlock2d(0.2, 2)}).sites
     for size in ((16, 16), (8, 32), (12, 20)):
         model(torch.randn(2, 3, *size))
-        assert site.reader.last == View("NLC", (size[0] // 4, size[1] // 4), 0)
+        assert site._live.reader.last == View("NLC", (size[0] // 4, size[1] // 4), 0)

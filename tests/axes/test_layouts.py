@@ -77,7 +77,7 @@ def run(model, spec, *inputs):
 
 
 def forms(model, spec, *inputs):
-    return [site.reader.last for site in run(model, spec, *inputs)[1]]
+    return [site._live.reader.last for site in run(model, spec, *inputs)[1]]
 
 
 class Attention(nn.Module):
@@ -194,7 +194,7 @@ def test_maps_that_code_may_have_turned_are_refused_without_a_graph():
 
 def test_tokens_are_a_map_of_the_models_grid():
     y, (site,) = run(Tokens(), {"blocks.1": DropBlock2d(0.3, 3)}, torch.randn(16, 3, 8, 12))
-    assert site.reader.last == View("NLC", (4, 6), 1)
+    assert site._live.reader.last == View("NLC", (4, 6), 1)
     assert site.map_size == (4, 6)
     assert (y[:, 0] != 0).any()
     zero = (y[:, 1:] == 0).transpose(1, 2).reshape(-1, 4, 6)

@@ -129,7 +129,7 @@ def test_a_resumed_training_with_l2sp(tmp_path):
     again = main(args_of(tmp_path / "broken", resume=last, **options))
     assert same(again[0], model)
     for site, other in zip(attached, again[2], strict=True):
-        assert torch.equal(site.anchor, other.anchor)
+        assert torch.equal(site._live.anchor, other._live.anchor)
 
 
 def test_a_training_may_become_longer(tmp_path):

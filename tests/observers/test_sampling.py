@@ -104,7 +104,7 @@ def test_code_that_is_compiled_without_being_traced_measures_as_often():
     run = torch.compile(model, backend="aot_eager", fullgraph=True)
     for _ in range(3):
         run(torch.ones(2, 4)).sum().backward()
-    assert not all(site.traced for site in attached)
+    assert not all(site._live.traced for site in attached)
     assert [row.observed.calls for row in attached.report()] == [2] * 4
 
 
@@ -309,7 +309,7 @@ def test_beside_compiled_code_each_forward_is_measured():
     model[1].compile(backend="aot_eager")
     train(model, 20)
     attached.alerts  # takes the counts of compiled code  # noqa: B018
-    eager, compiled = (attached[f"{name}/Watchdog"].watch.open["watched"] for name in "01")
+    eager, compiled = (attached[f"{name}/Watchdog"]._live.watch.open["watched"] for name in "01")
     assert eager.calls == 32 + 19, "from the second forward on with compiled code"
     assert compiled.calls == 32 + 20
     attached.remove()

@@ -13,7 +13,7 @@ def test_a_class_has_an_instance_per_site_and_a_schedule():
     model = nn.Sequential(nn.Identity(), nn.Identity())
     spec = {"*": Foreign(nn.Dropout2d, p=LinearSchedule(0.0, 1.0, epochs=3))}
     attached = attach(model, spec)
-    first, second = (site.bound.args[0] for site in attached.sites)
+    first, second = (site._live.bound.args[0] for site in attached.sites)
     assert first is not second
     assert torch.equal(model(X), X)
     attached.step(2)
@@ -36,7 +36,7 @@ def test_its_class_is_called_once_and_each_site_has_a_copy():
     model = nn.Sequential(nn.Identity(), nn.Identity())
     attached = attach(model, {"*": Foreign(Counted, p=LinearSchedule(0.0, 0.4, epochs=5))})
     assert Counted.made == 1
-    first, second = (site.bound.args[0] for site in attached.sites)
+    first, second = (site._live.bound.args[0] for site in attached.sites)
     assert first is not second
 
     for epoch in range(5):
@@ -83,7 +83,7 @@ def test_a_bare_module_is_copied_and_a_function_taken_as_it_is():
     model = nn.Sequential(nn.Identity(), nn.Identity())
     attached = attach(model, {"0": drop, "1": lambda x: seen.append(1) or x + 1})
     assert (model(X) == 1).all()
-    assert attached.sites[0].bound.args[0] is not drop
+    assert attached.sites[0]._live.bound.args[0] is not drop
     assert seen == [1]
     assert attached.sites[1].rate is None
     assert (model.eval()(X) == 1).all()

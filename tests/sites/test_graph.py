@@ -182,9 +182,14 @@ def test_only_tensors_that_stay_in_place_are_changed(case):
     torch.compile(model, backend=backend, fullgraph=True)(images()).sum()
     (static,) = static
     for site in attached.sites:
-        tensors = [site.counts, site.gradient_counts, site.norm_cells, site.cells]
-        if site.observed is not None:
-            seen = site.observed
+        tensors = [
+            site._live.counts,
+            site._live.gradient_counts,
+            site._live.norm_cells,
+            site._live.cells,
+        ]
+        if site._live.observed is not None:
+            seen = site._live.observed
             tensors += [seen.state, seen.gradients, seen.alive, seen.batches]
         for x in tensors:
             assert x is None or x._dynamo_static_input_type is not None
@@ -293,7 +298,7 @@ def test_a_model_that_moves_takes_its_counts_along():
     site = attached.sites[0]
     model.to("meta")
     call(images("meta")).sum().backward()
-    assert site.cells.device.type == "meta"
+    assert site._live.cells.device.type == "meta"
     assert site.calls == 1  # a tensor without numbers counts nothing
     rate = site.realized_rate
     assert rate == pytest.approx(0.5, abs=0.1)

@@ -239,8 +239,8 @@ def test_with_a_grad_scaler(name, optimizer):
     assert len(set(scales)) > 2
     torch.testing.assert_close(weights(model), weights(wanted), rtol=1e-3, atol=1e-5)
     for site, other in zip(attached, reference, strict=True):
-        assert site.counter.affected == other.counter.affected
-        rows = site.bound.row, other.bound.row
+        assert site._live.counter.affected == other._live.counter.affected
+        rows = site._live.bound.row, other._live.bound.row
         torch.testing.assert_close(*rows, rtol=1e-3, atol=1e-6)
 
 
@@ -316,16 +316,16 @@ def test_a_resumed_training_is_the_uninterrupted_one(name):
 def test_a_copy_has_a_memory_of_its_own(copied):
     model, made, attached = training(AdaGC(warmup=2))
     run(model, made, range(3))
-    row = attached.sites[0].bound.row.clone()
+    row = attached.sites[0]._live.bound.row.clone()
     other = copied(model)
     (found,) = attachments(other)
-    theirs = found.sites[0].bound.row
+    theirs = found.sites[0]._live.bound.row
     assert torch.equal(theirs, row)
     assert theirs.untyped_storage().nbytes() == theirs.nbytes, "not the rows of all sites"
     found.optimizer = mine = OPTIMIZERS["sgd"](other.parameters())
     run(other, mine, range(3, 6))
-    assert torch.equal(attached.sites[0].bound.row, row)
-    assert not torch.equal(found.sites[0].bound.row, row)
+    assert torch.equal(attached.sites[0]._live.bound.row, row)
+    assert not torch.equal(found.sites[0]._live.bound.row, row)
 
 
 def test_a_group_has_one_memory_and_set_begins_a_new_one():
@@ -334,13 +334,13 @@ def test_a_group_has_one_memory_and_set_begins_a_new_one():
     run(model, made, range(2))
     model.body.requires_grad_(True)
     run(model, made, range(2, 3))
-    assert {tuple(site.bound.row.tolist()) for site in attached} == {
-        tuple(attached.sites[0].bound.row.tolist())
+    assert {tuple(site._live.bound.row.tolist()) for site in attached} == {
+        tuple(attached.sites[0]._live.bound.row.tolist())
     }
-    assert attached.sites[0].bound.row[2] == 3
+    assert attached.sites[0]._live.bound.row[2] == 3
     attached.set("param:**", z=3.0)
     run(model, made, range(3, 4))
-    assert attached.sites[0].bound.row[2] == 1
+    assert attached.sites[0]._live.bound.row[2] == 1
 
 
 def test_each_site_may_have_its_own_rates():

@@ -129,7 +129,7 @@ def test_the_largest_norm_is_that_of_the_window():
     assert attached.sites[0].norms is None
     model(x).backward(torch.tensor([[1.5], [0.5]]))
     assert attached.sites[0].norms.largest == 1.5
-    assert attached.sites[0].counter.life().norms.largest == pytest.approx(7.1)
+    assert attached.sites[0]._live.counter.life().norms.largest == pytest.approx(7.1)
 
 
 @pytest.mark.parametrize(

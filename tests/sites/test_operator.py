@@ -61,11 +61,11 @@ def test_the_operators_of_activations_pass_torchs_check(name, layout, dtype):
     for given in (x, x.detach().requires_grad_()):
         torch.library.opcheck(
             ops.regularize.default,
-            (given, layer_input, site.handle, seed, *read(layout), True, linear, 1),
+            (given, layer_input, site._live.handle, seed, *read(layout), True, linear, 1),
         )
-    y, row = ops.regularize(x, layer_input, site.handle, seed, *read(layout), True, linear, 1)
+    y, row = ops.regularize(x, layer_input, site._live.handle, seed, *read(layout), True, linear, 1)
     assert y.stride() == torch.empty_like(x).stride()
-    assert row.tolist() == [site.handle, site.rate]
+    assert row.tolist() == [site._live.handle, site.rate]
     saved = (None, None) if linear else (x, layer_input)
     torch.library.opcheck(
         ops.regularize_gradients.default,
@@ -78,9 +78,9 @@ def test_the_operators_of_activations_pass_torchs_check(name, layout, dtype):
 def test_the_operators_of_gradients_pass_torchs_check(layout, dtype):
     (site,) = attach(nn.Sequential(nn.Identity()), {"0": ClampGrad(-0.1, 0.1)}).sites
     ops = torch.ops.dropblock_hooks
-    torch.library.opcheck(ops.note.default, (site.handle, True))
+    torch.library.opcheck(ops.note.default, (site._live.handle, True))
     x = activation(layout, dtype)
-    given = (None, site.handle, None, *read(layout), True, True, 2)
+    given = (None, site._live.handle, None, *read(layout), True, True, 2)
     torch.library.opcheck(ops.regularize.default, (x.detach().requires_grad_(), *given))
     y, row = ops.regularize(x, *given)
     assert torch.equal(y, x)
@@ -105,7 +105,7 @@ class Turns(Regularizer):
 def test_what_an_apply_returns_gets_the_strides_and_the_type_of_the_activation(layout, same):
     (site,) = attach(nn.Sequential(nn.Identity()), {"0": Turns(same)}).sites
     x = activation(layout, torch.float32).requires_grad_()
-    given = (x, None, site.handle, torch.tensor(7), *read(layout), True, False, 0)
+    given = (x, None, site._live.handle, torch.tensor(7), *read(layout), True, False, 0)
     torch.library.opcheck(torch.ops.dropblock_hooks.regularize.default, given)
     y, _ = torch.ops.dropblock_hooks.regularize(*given)
     assert torch.equal(y, x if same else 2 * x)
@@ -120,7 +120,16 @@ def test_the_backward_is_that_of_the_forward(name):
     x = activation("contiguous", torch.float64).requires_grad_()
     layer_input = (x.detach() * 2).requires_grad_() if regularizer.needs_input else None
     y, _ = torch.ops.dropblock_hooks.regularize(
-        x, layer_input, site.handle, torch.tensor(3), "NCHW", [], 0, True, regularizer.linear, 1
+        x,
+        layer_input,
+        site._live.handle,
+        torch.tensor(3),
+        "NCHW",
+        [],
+        0,
+        True,
+        regularizer.linear,
+        1,
     )
     grad = torch.randn_like(y)
     y.backward(grad)
@@ -155,7 +164,7 @@ def test_each_pair_of_formats_gets_the_strides_that_are_promised(name, of_x, of_
     grad = FORMATS[of_grad](torch.randn(2, 4, 6, 6))
     read, seed, rates = ("NCHW", [], 0), torch.tensor(7), len(regularizer.rates)
     linear, ops = regularizer.linear, torch.ops.dropblock_hooks
-    of_forward = (x, grad, site.handle, seed, *read, True, linear, rates)
+    of_forward = (x, grad, site._live.handle, seed, *read, True, linear, rates)
     _, row = ops.regularize(*of_forward)
     calls = [(ops.regularize, of_forward)]
     saved = [(None, None)] if linear else [(x, grad), (x, None)]

@@ -137,8 +137,8 @@ def numbers(attached):
             site.active_calls,
             site.realized_rate,
             site.total_realized_rate,
-            site.counter.total,
-            site.counter.affected,
+            site._live.counter.total,
+            site._live.counter.affected,
             None if site.norms is None else site.norms.count,
             None if site.norms is None else site.norms.mean,
             None if site.norms is None else site.norms.quantile(0.5),
@@ -425,7 +425,7 @@ def test_counts_between_reads_and_windows():
     one_update(attached, model, optimizer, 0.1)
     assert [site.realized_rate for site in attached] == [0.0, 0.0]
     assert [site.norms.count for site in attached] == [1, 1]
-    assert [site.counter.life().norms.count for site in attached] == [3, 3]
+    assert [site._live.counter.life().norms.count for site in attached] == [3, 3]
     assert [site.total_realized_rate for site in attached] == [1 / 3, 1 / 3]
 
 
@@ -452,12 +452,12 @@ def test_copies_count_for_themselves(copied):
     other = copied(model)
     (found,) = attachments(other)
     one_update(attached, model, optimizer, 9.0)
-    assert [site.counter.affected for site in found] == [2, 3]
-    assert [site.counter.affected for site in attached] == [4, 6]
+    assert [site._live.counter.affected for site in found] == [2, 3]
+    assert [site._live.counter.affected for site in attached] == [4, 6]
     found.optimizer = mine = torch.optim.SGD(other.parameters(), lr=0.0)
     one_update(found, other, mine, 9.0)
-    assert [site.counter.affected for site in found] == [4, 6]
-    assert [site.counter.affected for site in attached] == [4, 6]
+    assert [site._live.counter.affected for site in found] == [4, 6]
+    assert [site._live.counter.affected for site in attached] == [4, 6]
 
 
 def test_a_loaded_state_replaces_what_was_counted():
@@ -467,14 +467,14 @@ def test_a_loaded_state_replaces_what_was_counted():
     one_update(attached, model, optimizer, 9.0)
     attached.load_state_dict(state)
     model.give([None, None])
-    assert [site.counter.affected for site in attached] == [2, 3]
+    assert [site._live.counter.affected for site in attached] == [2, 3]
 
 
 def test_histograms_share_no_memory():
     model, optimizer, attached = counting_model()
     one_update(attached, model, optimizer, 9.0)
     for site in attached:
-        assert len(site.counter.cells.untyped_storage()) == 8 * counter.CELLS
+        assert len(site._live.counter.cells.untyped_storage()) == 8 * counter.CELLS
 
 
 # classes of users ---------------------------------------------------------------------------------
