@@ -85,10 +85,13 @@ def _sum_and_norm(x: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
     """The sum of a tensor and its norm, in a wide type."""
     wide = wide_dtype(x.device)
     # float32 would overflow at other magnitudes
-    if x.device.type == "cpu" and x.dtype.itemsize <= 4 and 1e-12 < float(largest) < 1e15:
+    on_cpu = x.device.type == "cpu" and x.dtype.itemsize <= 4
+    if on_cpu and 1e-12 < float(largest) < 1e15:
         total, norm = _sum_and_norm_by_rows(x)
-        spread = float(norm) ** 2 > 1.01 * float(total) ** 2 / x.numel()
-        if spread:  # the variance of nearly equal values would lose its digits
+        squares = float(norm) ** 2
+        square_of_sum = float(total) ** 2
+        # the variance of nearly equal values would lose its digits
+        if squares > 1.01 * square_of_sum / x.numel():
             return total, norm
     return x.sum(dtype=wide), vector_norm(x, dtype=wide)
 
@@ -104,9 +107,12 @@ def _sum_and_norm_by_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     rows = flat[:whole].view(-1, _ROW)
     rest = flat[whole:].double()
 
-    total = rows.sum(1).sum(dtype=torch.float64) + rest.sum()
+    sums_of_rows = rows.sum(1)
+    total = sums_of_rows.sum(dtype=torch.float64) + rest.sum()
+
     norms_of_rows = vector_norm(rows, dim=1)
-    norm = torch.hypot(vector_norm(norms_of_rows, dtype=torch.float64), vector_norm(rest))
+    norm_of_rows = vector_norm(norms_of_rows, dtype=torch.float64)
+    norm = torch.hypot(norm_of_rows, vector_norm(rest))
     return total, norm
 
 
@@ -126,7 +132,8 @@ def add_shares(state: dict[str, Any], x: Tensor, edges: Sequence[float]) -> None
     smaller = counts[:first].sum() - zeros
     larger = counts[last:255].sum(0, keepdim=True)
     shares = torch.stack((zeros, counts[255], smaller))
-    state["sums"][ZEROS:].add_(torch.cat((shares, counts[first:last], larger)))
+    added = torch.cat((shares, counts[first:last], larger))
+    state["sums"][ZEROS:].add_(added)
 
 
 def add_alive(state: dict[str, Any], x: Tensor, zero: float = 0.0) -> None:
@@ -154,7 +161,9 @@ def add_alive(state: dict[str, Any], x: Tensor, zero: float = 0.0) -> None:
 
 def _lives(x: Tensor, zero: float) -> Tensor:
     """Which channels of a tensor have a magnitude above `zero`, or NaN."""
-    return ~(x.abs().amax([0, *range(2, x.ndim)]) <= zero)
+    others = [0, *range(2, x.ndim)]
+    largest = x.abs().amax(others)
+    return ~(largest <= zero)
 
 
 def alive_in_either(before: Tensor | None, now: Tensor) -> Tensor:
@@ -174,8 +183,10 @@ def add_batch(batches: Any, x: Tensor) -> Any:
     if x.numel() <= x.shape[1]:  # one value has no variance
         return batches
     wide = x.to(wide_dtype(x.device))
-    variance, mean = torch.var_mean(wide, [0, *range(2, x.ndim)])
-    return batches + torch.stack((mean, variance, torch.ones_like(mean)))
+    others = [0, *range(2, x.ndim)]
+    variance, mean = torch.var_mean(wide, others)
+    added = torch.stack((mean, variance, torch.ones_like(mean)))
+    return batches + added
 
 
 def near_bounds(x: Tensor, lower: float, upper: float) -> Tensor:
@@ -195,9 +206,11 @@ def norm_of_arguments(given: Sequence[Tensor]) -> Tensor:
         return _norm_of_arguments(given)
     from .kernels import moments
 
-    return launch.or_else(
-        lambda: moments.largest_of(given[:1], masks)[0], lambda: _norm_of_arguments(given)
-    )
+    def with_kernels() -> Tensor:
+        largest, _ = moments.largest_of(given[:1], masks)
+        return largest
+
+    return launch.or_else(with_kernels, lambda: _norm_of_arguments(given))
 
 
 def extremes(tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
@@ -227,13 +240,16 @@ def _positive(x: Tensor) -> Tensor:
 
 
 def _norm_of_arguments(given: Sequence[Tensor]) -> Tensor:
+    """`norm_of_arguments` with torch operations."""
     masks = [_positive(y) for y in given[1:] if y.numel()]
     return _largest_norm([*given[:1], *masks])
 
 
 def together(numbers: Sequence[Tensor]) -> Tensor:
+    """Numbers of any devices as one vector, on the device of the first."""
     device = numbers[0].device
-    return torch.stack([x.to(device, wide_dtype(device)) for x in numbers])
+    dtype = wide_dtype(device)
+    return torch.stack([x.to(device, dtype) for x in numbers])
 
 
 def _kernels_take(tensors: Sequence[Tensor]) -> bool:
@@ -294,8 +310,11 @@ def _begins(training: bool, state: Tensor, calls: bool) -> Tensor | None:
 
 
 def _ends(training: bool, state: Tensor, new: Tensor) -> None:
-    if new is not state:
-        state.copy_(torch.where(state[int(training)] > 0, new, state))
+    """Take over the new state, if the site is on."""
+    if new is state:
+        return
+    on = state[int(training)] > 0
+    state.copy_(torch.where(on, new, state))
 
 
 def _nothing(*given: Any) -> None:
@@ -407,10 +426,15 @@ class _Measured:
     def _add_values(self, new: Tensor, due: Any) -> None:
         """Add moments and shares to a state, where the call is `due`."""
         factor: Any = 1.0 if self.scale is None else self.scale.to(self.state.dtype)
+        edges = octaves(*self.exponents)
         before = new.clone()
-        named: dict[str, Any] = {"sums": new[SUMS:], "largest": new[LARGEST], "looked": 0}
+        named: dict[str, Any] = {
+            "sums": new[SUMS:],
+            "largest": new[LARGEST],
+            "looked": 0,
+        }
         add_moments(named, self.x, factor)
-        add_shares(named, self.x.float() / factor, octaves(*self.exponents))
+        add_shares(named, self.x.float() / factor, edges)
         new[LOOKED] += named["looked"]
         new.copy_(_if_due(due, new, before))
 
@@ -500,7 +524,8 @@ class _WatchedCall:
         from .kernels import moments
 
         gate = moments.Gate(self.state, self.training, True, CALLS)
-        largest, positive = moments.largest_of([x for x in self.tensors if x.numel()])
+        tensors = [x for x in self.tensors if x.numel()]
+        largest, positive = moments.largest_of(tensors)
         of_given = launch.zeros(self.state.device)[0]
         if self.given:
             of_given = norm_of_arguments(self.given)
@@ -534,8 +559,9 @@ class _WatchedCall:
         worse = ~(positive.to(new) < math.inf)
 
         new[BAD_CALLS] += bad
-        for place, condition in ((FIRST_BAD, bad), (FIRST_MADE, made), (FIRST_WORSE, worse)):
-            time = torch.where(condition, call, never)
+        conditions = {FIRST_BAD: bad, FIRST_MADE: made, FIRST_WORSE: worse}
+        for place, holds in conditions.items():
+            time = torch.where(holds, call, never)
             new[place] = torch.minimum(new[place], time)
 
     def _note_values(self, new: Tensor) -> None:

@@ -50,7 +50,8 @@ def draw_positions(total: int, chance: float, generator: torch.Generator | None)
 
         # the gaps are geometric: floor(log(1 - u) / log(1 - chance)) for a uniform u
         logarithms = uniform.neg_().log1p_()
-        gaps = logarithms.div_(math.log1p(-chance)).floor_().add_(1)
+        ratios = logarithms.div_(math.log1p(-chance))
+        gaps = ratios.floor_().add_(1)
         gaps[0] += last
 
         positions = gaps.cumsum_(0)
@@ -112,7 +113,8 @@ def _zero_dropped(x: Tensor, kept: Tensor) -> None:
 
 def _zero_dropped_in_pieces(flat: Tensor, kept: Tensor) -> None:
     """`_zero_dropped` for bytes in place of numbers, which are converted piece by piece."""
-    buffer = torch.empty(min(_PIECE, len(kept)), dtype=flat.dtype, device="cpu")
+    length = min(_PIECE, len(kept))
+    buffer = torch.empty(length, dtype=flat.dtype, device="cpu")
     pieces = torch.split(flat, _PIECE)
     kept_pieces = torch.split(kept, _PIECE)
 
@@ -215,7 +217,8 @@ class Blocks:
         self.edges = [edges[axis] for axis in self.order]
         self.numel = x.numel()
         self.area = math.prod(edges)
-        self.sides = _sides(self.edges, _strides(self.shape, range(x.ndim)))
+        strides = _strides(self.shape, range(x.ndim))
+        self.sides = _sides(self.edges, strides)
 
         self._shape_of_x = tuple(x.shape)
         self._edges_of_x = tuple(edges)
@@ -248,17 +251,19 @@ class Blocks:
             return in_memory.view(torch.uint8)
 
         starts = self._draw_starts(chance, generator)
-        longest = self.sides[0]
-        # blocks with more than this share of the elements are written in a pass over all
-        share = 1.5 if longest.stride == 1 else 0.2
-        are_few = len(starts) * self.area <= share * self.numel
-        written_alone = longest.edge >= _LONG or are_few
-
-        if not written_alone or _PER_START * len(starts) > self.numel:
+        if not self._is_written_alone(starts) or _PER_START * len(starts) > self.numel:
             return self._kept(starts)
         if self.numel < 2**31:
             return starts.to(torch.int32)
         return starts
+
+    def _is_written_alone(self, starts: Tensor) -> bool:
+        """Whether to write each block is faster than a pass over all elements."""
+        longest = self.sides[0]
+        if longest.edge >= _LONG:
+            return True
+        most = 1.5 if longest.stride == 1 else 0.2  # as a share of the elements
+        return len(starts) * self.area <= most * self.numel
 
     def _draw_starts(self, chance: float, generator: torch.Generator | None) -> Tensor:
         """The places in memory where blocks begin."""
@@ -312,7 +317,8 @@ class Blocks:
         """
         longest, *others = self.sides
         number_of_rows = self.numel - (longest.edge - 1) * longest.stride
-        rows = flat.as_strided((number_of_rows, longest.edge), (1, longest.stride))
+        shape = (number_of_rows, longest.edge)
+        rows = flat.as_strided(shape, (1, longest.stride))
 
         # from the start of a block to each of its rows
         offsets = torch.zeros(1, dtype=torch.int64, device="cpu")
@@ -381,7 +387,8 @@ class Blocks:
         bits = _offsets(starts, self.shape, strides) + border
 
         rows = [bordered[axis] for axis in overlapping]
-        masks = torch.zeros(math.prod(rows) * words, dtype=torch.int64, device="cpu")
+        number_of_words = math.prod(rows) * words
+        masks = torch.zeros(number_of_words, dtype=torch.int64, device="cpu")
         values = torch.ones_like(bits) << (bits & 63)
         masks.index_add_(0, bits >> 6, values)
         return masks.view(*rows, words)
@@ -420,7 +427,8 @@ def _gather_kept(rows: Tensor, scale: float | None, dropped: Tensor) -> Tensor:
     factor = 1.0 if scale is None else scale
     weights = rows.new_full(chosen.shape, factor)
     # by position: scale_grad_by_freq, mode (0 is a sum), sparse, per_sample_weights
-    sums: Tensor = torch.embedding_bag(rows, chosen, starts, False, 0, False, weights)[0]
+    sums: Tensor
+    sums, *_ = torch.embedding_bag(rows, chosen, starts, False, 0, False, weights)
     return sums
 
 

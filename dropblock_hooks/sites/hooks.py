@@ -176,7 +176,10 @@ class SiteHook:
         named = find_module(model, self.site.owner)
         if named is not None and not self.lost(named):
             return named
-        return next((module for module in model.modules() if not self.lost(module)), named)
+        for module in model.modules():
+            if not self.lost(module):
+                return module
+        return named
 
     def lost(self, module: nn.Module) -> bool:
         """Whether the hook is not on the module."""
@@ -294,7 +297,9 @@ class SiteHook:
         changed = y if index is None else indexing.put(value, index, y)
         if not self.at_input or call.kwargs is None:
             return changed
-        return (call.args, changed) if isinstance(index, str) else (changed, call.kwargs)
+        if isinstance(index, str):
+            return call.args, changed
+        return changed, call.kwargs
 
     def _in_compiled_code(self) -> Callable[..., Tensor]:
         """Return the function that takes the place of `act` in compiled and exported code."""
@@ -321,9 +326,12 @@ class SiteHook:
         return self._act(module, args, rest)
 
     def _export(self, module: nn.Module, args: tuple[Any, ...], rest: tuple[Any, ...]) -> Any:
+        """Run while torch.export traces, or for a version of torch that is too old to compile."""
         if TOO_OLD:
             refuse_version()
-        return self._act(module, args, rest) if self.site.acts(module.training) else None
+        if not self.site.acts(module.training):
+            return None
+        return self._act(module, args, rest)
 
 
 class ObserveHook(SiteHook):
@@ -443,7 +451,9 @@ class ObserveHook(SiteHook):
         return [x for x in arguments if isinstance(x, Tensor) and x.is_floating_point()]
 
     def watched(self, x: Tensor, at: int, ticket: int | None) -> Tensor:
-        return operator.watch_gradient(x, partial(see_grad, self.site, at=at, ticket=ticket))
+        """Return the tensor, or a copy, whose gradient the observer will see."""
+        see_gradient = partial(see_grad, self.site, at=at, ticket=ticket)
+        return operator.watch_gradient(x, see_gradient)
 
 
 def _move_notes_back(module: nn.Module) -> None:
@@ -493,8 +503,10 @@ def ours(hook: Any) -> SiteHook | None:
 
 def hooks_on(module: nn.Module) -> list[SiteHook]:
     """Return the hooks of this package on a module."""
-    registered = (*forward_pre_hooks(module).values(), *forward_hooks(module).values())
-    return [hook for hook in dict.fromkeys(map(ours, registered)) if hook is not None]
+    before = forward_pre_hooks(module).values()
+    after = forward_hooks(module).values()
+    hooks = dict.fromkeys(map(ours, (*before, *after)))
+    return [hook for hook in hooks if hook is not None]
 
 
 def take_off(run: Run, module: nn.Module) -> None:
