@@ -176,7 +176,8 @@ def gamma_table(
 
     coverage = torch.tensor(_coverage(size, block), dtype=torch.float64)
     counts, shares = coverage.unbind(1)
-    p = torch.arange(1, _NODES, dtype=torch.float64)[:, None] / _NODES
+    inner_nodes = torch.arange(1, _NODES, dtype=torch.float64)
+    p = inner_nodes[:, None] / _NODES
     target = torch.log1p(-p)
 
     u = torch.zeros_like(p)
@@ -186,10 +187,11 @@ def gamma_table(
         slope = (weights * counts).sum(1, keepdim=True) / kept
         u += (kept.log() - target) / slope
 
-    inner = (u / -target).view(-1)
     first = 1 / (counts * shares).sum().reshape(1)
+    inner = (u / -target).view(-1)
     last = 1 / counts.min().reshape(1)
-    return torch.cat((first, inner, last)).to(device, dtype)
+    table = torch.cat((first, inner, last))
+    return table.to(device, dtype)
 
 
 def gamma_on(p: Tensor, size: tuple[int, ...], block: tuple[int, ...], method: Method) -> Tensor:
@@ -201,7 +203,9 @@ def gamma_on(p: Tensor, size: tuple[int, ...], block: tuple[int, ...], method: M
     place = p * _NODES
     below = place.floor().clamp(0, _NODES - 1)
     node = below.long()
-    ratio = torch.lerp(table[node], table[node + 1], place - below)
+    low = table[node]
+    high = table[node + 1]
+    ratio = torch.lerp(low, high, place - below)
     return -torch.expm1(torch.log1p(-p) * ratio)
 
 

@@ -262,7 +262,8 @@ def _uniform_numbers(
     share_channels: bool,
 ) -> Tensor:
     """The numbers of `randomness`, from a seed."""
-    generator = torch.Generator(x.device).manual_seed(int(seed))
+    generator = torch.Generator(x.device)
+    generator.manual_seed(int(seed))
     channels = 1 if share_channels else x.shape[1]
     places = places_of(size, edges, method)
     return torch.rand((x.shape[0], channels, *places), device=x.device, generator=generator)
@@ -384,9 +385,9 @@ def drop_blocks(
     def dense() -> tuple[Tensor, Tensor, Tensor, Tensor]:
         from .kernels.blocks import words_of
 
-        options = block, method, normalize, share_channels
-        results = _drop_blocks_densely(x, rows, counts, random, *options)
-        y, mask, factors, new_counts = results
+        y, mask, factors, new_counts = _drop_blocks_densely(
+            x, rows, counts, random, block, method, normalize, share_channels
+        )
         return y, words_of(plan, mask), factors, new_counts
 
     if x.numel() == 0:
@@ -436,10 +437,15 @@ def _drop_blocks_densely(
     scale = _factor(x, p, places, drawn, dropped, normalize)
 
     y = places.drop(x, _fitting(scale, x), drawn)
-    factors = torch.cat((p.reshape(1), torch.as_tensor(scale).to(p).reshape(-1)))
-    seeded = x.device.type in SEEDED
-    mask = _fake_mask(x, block, method, share_channels) if seeded else places.mask(drawn)
-    new_counts = tally(counts, added(called, elements, changed, x.numel(), dropped))
+    scales = torch.as_tensor(scale).to(p)
+    factors = torch.cat((p.reshape(1), scales.reshape(-1)))
+    if x.device.type in SEEDED:
+        mask = _fake_mask(x, block, method, share_channels)
+    else:
+        mask = places.mask(drawn)
+
+    row = added(called, elements, changed, x.numel(), dropped)
+    new_counts = tally(counts, row)
     new_counts[SIZE] = code_of(x.shape[2:])
     return in_format_of(x, y), mask, factors, new_counts
 
@@ -463,8 +469,10 @@ def _factor(
 
 def _fitting(scale: Any, x: Tensor) -> Any:
     """The factor in a shape that broadcasts to `x`."""
-    several = isinstance(scale, Tensor) and scale.numel() != 1
-    return scale.view(-1, *[1] * (x.ndim - 1)) if several else scale
+    if not isinstance(scale, Tensor) or scale.numel() == 1:
+        return scale
+    others = [1] * (x.ndim - 1)
+    return scale.view(-1, *others)
 
 
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

@@ -58,10 +58,12 @@ class Board:
             shape = (len(sites), *_SHAPE)
             self._memory = torch.zeros(shape, dtype=wide_dtype(device), device=device)
             self.cells = [self._part(number) for number in range(len(sites))]
-            self.counts = [self._zeros(WIDTH) for _ in sites]
-            self.gradients = [self._zeros(WIDTH) for _ in sites]
+            self.counts: list[Tensor] = []
+            self.gradients: list[Tensor] = []
             self.norms: list[Tensor | None] = []
             for site in sites:
+                self.counts.append(self._zeros(WIDTH))
+                self.gradients.append(self._zeros(WIDTH))
                 self.norms.append(self._zeros(CELLS) if _has_norms(site) else None)
 
         _keep_addresses([*self.cells, *self.counts, *self.gradients, *self.norms])
@@ -96,17 +98,18 @@ class Board:
         if self.device.type == "meta" or not numbers:
             return
 
-        forwards = [self.counts[i] for i in numbers]
-        backwards = [self.gradients[i] for i in numbers]
+        counts = [self.counts[i] for i in numbers]
+        gradients = [self.gradients[i] for i in numbers]
+        norms = [self.norms[i] for i in numbers]
         with torch.inference_mode(False), torch.no_grad():
-            counted = torch.stack([*forwards, *backwards]).cpu().double()
-            sums = counted[: len(numbers)] + counted[len(numbers) :]
-            for i, counts in zip(numbers, sums.tolist(), strict=True):
-                if any(counts):
-                    self.sites[i].tally.take(counts, self.norms[i])
-
-            norms = [self.norms[i] for i in numbers]
-            _clear([*forwards, *backwards, *norms])
+            on_host = torch.stack([*counts, *gradients]).cpu().double()
+            forwards, backwards = on_host.chunk(2)
+            sums = (forwards + backwards).tolist()
+            for i, row in zip(numbers, sums, strict=True):
+                if any(row):
+                    tally = self.sites[i].tally
+                    tally.take(row, self.norms[i])
+            _clear([*counts, *gradients, *norms])
 
 
 def _keep_addresses(tensors: Sequence[Tensor | None]) -> None:

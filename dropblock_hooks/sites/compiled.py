@@ -59,7 +59,8 @@ def regularize(site: LiveSite, x: Tensor, layer_input: Any, training: bool) -> T
 
     now = Now()
     now.input = layer_input
-    rates, called, _, elements, changed = read(site, training).unbind()
+    rows = read(site, training)
+    rates, called, _, elements, changed = rows.unbind()
     _put_rates(now, site, rates)
     y, affected, number = _apply(site, x, view, now)
     if not site.regularizer.off:
@@ -123,6 +124,7 @@ class _OnGradient(torch.autograd.Function):
         (grad,) = grads
         cells, scale, activation = ctx.saved_tensors
         rates, _, gradient, elements, changed = cells.unbind()
+        on = rates[ON] > 0
         now = Now()
         now.activation = activation
         _put_rates(now, site, rates)
@@ -131,16 +133,21 @@ class _OnGradient(torch.autograd.Function):
 
         y, affected, number = _apply(site, grad, ctx.view, now)
         if not site.regularizer.off:
-            y = torch.where(rates[ON] > 0, y, grad)
+            y = torch.where(on, y, grad)
         if affected is not None:
             gradient = added(gradient, elements, changed, number, affected)
-        count_in_backward(site.gradient_counts, _in_backward(gradient, grad))
-
+        row = _in_backward(gradient, grad)
+        count_in_backward(site.gradient_counts, row)
         if now.norms is not None and site.norm_cells is not None:
-            nothing = torch.zeros_like(site.norm_cells)
-            norms = with_norms(nothing, now.norms)
-            count_norms_in_backward(site.norm_cells, torch.where(rates[ON] > 0, norms, nothing))
+            _count_norms(site.norm_cells, now.norms, on)
         return y, None, None, None, None
+
+
+def _count_norms(cells: Tensor, norms: Tensor, on: Tensor) -> None:
+    """Add norms to a histogram in a compiled backward, if the site is on."""
+    nothing = torch.zeros_like(cells)
+    histogram = with_norms(nothing, norms)
+    count_norms_in_backward(cells, torch.where(on, histogram, nothing))
 
 
 def _in_backward(row: Tensor, grad: Tensor) -> Tensor:

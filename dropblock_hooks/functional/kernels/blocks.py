@@ -439,20 +439,25 @@ class Plan:
     @functools.cached_property
     def places(self) -> tuple[int, int, int]:
         """The number of places on each spatial axis where a block may begin."""
-        sign = -1 if self.across else 1
-        sizes = zip(self.shape[2:], self.edges, strict=True)
-        depth, height, width = (size - sign * (edge - 1) for size, edge in sizes)
+        sign = 1 if self.across else -1
+        places = []
+        for size, edge in zip(self.shape[2:], self.edges, strict=True):
+            places.append(size + sign * (edge - 1))
+        depth, height, width = places
         return depth, height, width
 
     @functools.cached_property
     def shifts(self) -> tuple[int, int, int]:
         """How many places before the map the first block begins, on each spatial axis."""
+        if not self.across:
+            return 0, 0, 0
         depth, height, width = self.edges
-        return (depth - 1, height - 1, width - 1) if self.across else (0, 0, 0)
+        return depth - 1, height - 1, width - 1
 
     @functools.cached_property
     def words_per_row(self) -> int:
-        return -(-self.shape[-1] // 64)
+        """The number of words of a row."""
+        return launch.parts(self.shape[-1], 64)
 
     @functools.cached_property
     def bits(self) -> int:
@@ -481,9 +486,10 @@ class Plan:
     def strides(self, rows: int) -> tuple[int, int, int]:
         """The strides of the words by sample, channel and row, for maps with so many rows."""
         per_row = self.words_per_row
+        per_sample = self.channels * rows * per_row
         if self.last:
-            return rows * self.channels * per_row, per_row, self.channels * per_row
-        return self.channels * rows * per_row, rows * per_row, per_row
+            return per_sample, per_row, self.channels * per_row
+        return per_sample, rows * per_row, per_row
 
 
 def words_per_map(
@@ -780,11 +786,14 @@ class Words:
         )
 
     def _drop_densely(self, x: Tensor, scale: float | Tensor | None, drawn: Tensor) -> Tensor:
+        """`drop` in torch operations."""
         if scale is None:
             total = x.numel() // self.dropped.numel()
             ratios = count_ratio(total, total - self.dropped, 0.0)
-            scale = torch.as_tensor(ratios).view(-1, *[1] * (x.ndim - 1))
-        return Mask(x.numel()).drop(x, scale, self.mask(drawn))
+            others = [1] * (x.ndim - 1)
+            scale = torch.as_tensor(ratios).view(-1, *others)
+        mask = self.mask(drawn)
+        return Mask(x.numel()).drop(x, scale, mask)
 
     def keep(self, noise: Tensor, drawn: Tensor) -> Tensor:
         """The tensor with 0 outside of the blocks."""
@@ -797,11 +806,15 @@ class Words:
 def mask_of(plan: Plan, words: Tensor) -> Tensor:
     """The dropped places as a boolean tensor (N, C, ...), with one channel if all share it."""
     samples, *_, width = plan.shape
+    shape = (samples, plan.channels, plan.rows, plan.words_per_row)
     strides = (*plan.strides(plan.rows), 1)
-    rows = words.as_strided((samples, plan.channels, plan.rows, plan.words_per_row), strides)
+    rows = words.as_strided(shape, strides)
+
+    wide = rows.to(torch.int64)
     bit = torch.arange(min(width, 64), device=words.device, dtype=torch.int64)
-    bits = (rows.to(torch.int64)[..., None] >> bit) & 1
-    mask = bits.flatten(3)[..., :width].bool()
+    bits = (wide[..., None] >> bit) & 1
+    places = bits.flatten(3)
+    mask = places[..., :width].bool()
     return mask.reshape(samples, plan.channels, *plan.size)
 
 
@@ -810,17 +823,22 @@ def words_of(plan: Plan, mask: Tensor) -> Tensor:
     samples, *_, width = plan.shape
     per_row = plan.words_per_row
     flat = mask.reshape(samples, plan.channels, plan.rows, width)
-    padded = torch.nn.functional.pad(flat, (0, per_row * 64 - width)).to(torch.int64)
+    missing = per_row * 64 - width
+    padded = torch.nn.functional.pad(flat, (0, missing)).to(torch.int64)
+
     bit = torch.arange(64, device=mask.device, dtype=torch.int64)
-    words = (padded.view(*flat.shape[:3], per_row, 64) << bit).sum(-1)
+    bits = padded.view(*flat.shape[:3], per_row, 64) << bit
+    words = bits.sum(-1)
     if plan.last:
         words = words.movedim(1, 2)
-    return words.contiguous().view(-1).to(plan.dtype)
+    in_memory = words.contiguous().view(-1)
+    return in_memory.to(plan.dtype)
 
 
 def _strides_of_rows(x: Tensor) -> tuple[int, int, int, int]:
     """The strides of a tensor (N, C, ...) by sample, channel, row of a map, and place in a row."""
-    return x.stride(0), x.stride(1), x.stride(-2) if x.ndim > 3 else 0, x.stride(-1)
+    of_rows = x.stride(-2) if x.ndim > 3 else 0
+    return x.stride(0), x.stride(1), of_rows, x.stride(-1)
 
 
 def _has_rows(x: Tensor) -> bool:
