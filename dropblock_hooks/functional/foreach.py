@@ -52,24 +52,35 @@ def in_lists(
     tensors, tensors without elements and unknown devices and dtypes stand in none. A tensor that
     comes twice stands in one list only.
     """
-    lists: dict[Hashable, list[list[int]]] = {}
-    elements: Counter[Hashable] = Counter()
+    parts_by_key: dict[Hashable, list[list[int]]] = {}
+    elements: Counter[Hashable] = Counter()  # in the last part of each key
     others = []
     listed = set()
-    for i, (x, own) in enumerate(zip(tensors, keys, strict=True)):
-        known = x.device.type in DEVICES and x.dtype in DTYPES
-        if not (known and type(x) in PLAIN and x.numel()) or id(x) in listed:
-            others.append(i)
+    for position, (x, key_of_x) in enumerate(zip(tensors, keys, strict=True)):
+        if id(x) in listed or not _may_be_listed(x):
+            others.append(position)
             continue
         listed.add(id(x))
-        key = (x.device, x.dtype, own)
-        parts = lists.setdefault(key, [[]])
-        if parts[-1] and elements[key] + x.numel() > LARGEST:
+
+        key = (x.device, x.dtype, key_of_x)
+        number = x.numel()
+        parts = parts_by_key.setdefault(key, [[]])
+        if parts[-1] and elements[key] + number > LARGEST:
             parts.append([])
             elements[key] = 0
-        parts[-1].append(i)
-        elements[key] += x.numel()
-    return [part for parts in lists.values() for part in parts], others
+        parts[-1].append(position)
+        elements[key] += number
+
+    lists = []
+    for parts in parts_by_key.values():
+        lists.extend(parts)
+    return lists, others
+
+
+def _may_be_listed(x: Tensor) -> bool:
+    """Whether a tensor is plain and has elements of a type and on a device that are known."""
+    known = x.device.type in DEVICES and x.dtype in DTYPES
+    return known and type(x) in PLAIN and x.numel() > 0
 
 
 @dataclass(frozen=True)
@@ -103,13 +114,17 @@ class UnitsOfList:
 
 
 def whole_tensors(tensors: Sequence[Tensor]) -> UnitsOfList:
-    return _units((1,) * len(tensors), _numels(tensors), tensors[0].device)
+    """Each tensor is one unit."""
+    ones = (1,) * len(tensors)
+    return _units(ones, _numels(tensors), tensors[0].device)
 
 
 def rows_of(tensors: Sequence[Tensor], least_axes: int) -> UnitsOfList:
     """Rows of axis 0; a tensor with fewer axes than `least_axes` is one unit."""
-    rows = tuple(x.shape[0] if x.ndim >= least_axes else 1 for x in tensors)
-    return _units(rows, _numels(tensors), tensors[0].device)
+    rows = []
+    for x in tensors:
+        rows.append(x.shape[0] if x.ndim >= least_axes else 1)
+    return _units(tuple(rows), _numels(tensors), tensors[0].device)
 
 
 def _numels(tensors: Sequence[Tensor]) -> tuple[int, ...]:
@@ -119,19 +134,26 @@ def _numels(tensors: Sequence[Tensor]) -> tuple[int, ...]:
 @functools.lru_cache(maxsize=64)  # a copy to the device waits for it, so there is one in a training
 @torch.inference_mode(False)
 def _units(rows: tuple[int, ...], numels: tuple[int, ...], device: torch.device) -> UnitsOfList:
+    """The units of tensors with these numbers of units and of elements."""
+    lengths_of_units = []
+    for units, numel in zip(rows, numels, strict=True):
+        lengths_of_units.append(numel // units)
+
     counts = torch.tensor(rows)
-    each = torch.tensor([numel // row for row, numel in zip(rows, numels, strict=True)])
-    lengths = each.repeat_interleave(counts).to(device)
-    return UnitsOfList(rows, numels, lengths, lengths.to(wide_dtype(device)), counts.to(device))
+    lengths = torch.tensor(lengths_of_units).repeat_interleave(counts).to(device)
+    sizes = lengths.to(wide_dtype(device))
+    return UnitsOfList(rows, numels, lengths, sizes, counts.to(device))
 
 
 def unit_norms(tensors: Sequence[Tensor], units: UnitsOfList, norm_type: float) -> Tensor:
     """The norms of all units, in float64."""
-    wide = wide_dtype(tensors[0].device)
-    safe = norm_type <= SAFE_POWER and tensors[0].dtype is not torch.float64
-    if units.whole and norm_type in (1.0, 2.0, math.inf) and (safe or norm_type == math.inf):
-        return torch.stack(foreach_norm(tensors, norm_type, wide))
-    if tensors[0].device.type in LOOPS:
+    first = tensors[0]
+    safe = norm_type <= SAFE_POWER and first.dtype is not torch.float64  # no overflow in float64
+    has_operator = norm_type == math.inf or (safe and norm_type in (1.0, 2.0))
+    if units.whole and has_operator:
+        norms_of_tensors = foreach_norm(tensors, norm_type, wide_dtype(first.device))
+        return torch.stack(norms_of_tensors)
+    if first.device.type in LOOPS:
         norms: Tensor = norms_in_loop(tensors, units.rows, norm_type)
         return norms
     return _norms_of_segments(tensors, units, norm_type, safe)
@@ -140,20 +162,27 @@ def unit_norms(tensors: Sequence[Tensor], units: UnitsOfList, norm_type: float) 
 def _norms_of_segments(
     tensors: Sequence[Tensor], units: UnitsOfList, norm_type: float, safe: bool
 ) -> Tensor:
+    """The norms of all units, from one buffer; unless `safe`, each unit is divided by its peak."""
     flat = _joined(tensors, wide_dtype(tensors[0].device))
     if norm_type != 2.0:
         flat.abs_()
-    peak: Tensor | None = None
-    if norm_type == math.inf or not safe:
-        peak = _reduce(flat.abs_(), "max", units)
-        if norm_type == math.inf:
-            return peak
-        peak = peak.nan_to_num_(nan=1.0, posinf=1.0)
-        peak = torch.where(peak > 0, peak, 1.0)
-        flat.div_(_spread(peak, units))
-    sums = _reduce(flat.pow_(norm_type), "sum", units)
-    norms = sums.sqrt_() if norm_type == 2.0 else sums.pow_(1 / norm_type)
-    return norms if peak is None else norms * peak
+    if norm_type == math.inf:
+        return _reduce(flat, "max", units)
+    if safe:
+        return _norms_of_magnitudes(flat, units, norm_type)
+
+    peak = _reduce(flat.abs_(), "max", units)
+    peak = peak.nan_to_num_(nan=1.0, posinf=1.0)
+    peak = torch.where(peak > 0, peak, 1.0)
+    flat.div_(_spread(peak, units))
+    return _norms_of_magnitudes(flat, units, norm_type) * peak
+
+
+def _norms_of_magnitudes(flat: Tensor, units: UnitsOfList, norm_type: float) -> Tensor:
+    """The norms of the units of a buffer, which is overwritten."""
+    powers = flat.pow_(norm_type)
+    sums = _reduce(powers, "sum", units)
+    return sums.sqrt_() if norm_type == 2.0 else sums.pow_(1 / norm_type)
 
 
 def shrink_(grads: Sequence[Tensor], units: UnitsOfList, norms: Tensor, bounds: Bound) -> Tensor:
@@ -168,15 +197,16 @@ def shrink_(grads: Sequence[Tensor], units: UnitsOfList, norms: Tensor, bounds: 
     Returns:
         The number of changed elements of each gradient.
     """
-    ratio = (norms / bounds).nan_to_num_(nan=1.0, posinf=1.0)
+    ratio = norms / bounds
+    ratio.nan_to_num_(nan=1.0, posinf=1.0)
     changed = (ratio > 1.0) * units.sizes
-    wide = _wide(grads)
-    factor = torch.empty_like(ratio, dtype=wide[0].dtype)
-    torch.rsqrt(ratio.clamp_min_(1.0), out=factor)
 
-    factors = factor if factor.ndim == 0 else _views(factor, units, wide)
-    for _ in range(2):
-        foreach_mul_(wide, factors)
+    wide = _wide(grads)
+    root = torch.empty_like(ratio, dtype=wide[0].dtype)
+    torch.rsqrt(ratio.clamp_min_(1.0), out=root)
+    roots = root if root.ndim == 0 else _views(root, units, wide)
+    foreach_mul_(wide, roots)
+    foreach_mul_(wide, roots)
     _write(grads, wide)
     return units.sum_by_tensor(changed)
 
@@ -202,7 +232,8 @@ def clip_adaptive_(
     if isinstance(scale, Tensor) or scale != 1.0:
         smallest = smallest * scale
     ratios = norms / smallest
-    return shrink_(grads, units, ratios, clip_factor), ratios, units
+    changed = shrink_(grads, units, ratios, clip_factor)
+    return changed, ratios, units
 
 
 def centralize_(grads: Sequence[Tensor]) -> None:
@@ -213,10 +244,12 @@ def centralize_(grads: Sequence[Tensor]) -> None:
     if grads[0].device.type in LOOPS:
         centralize_in_loop_(grads)
         return
+
     units = rows_of(grads, least_axes=2)
     wide = _wide(grads)
     flat = _joined(grads, wide_dtype(grads[0].device))
-    means = _reduce(flat, "mean", units).to(wide[0].dtype)
+    means = _reduce(flat, "mean", units)
+    means = means.to(wide[0].dtype)
     foreach_sub_(wide, _views(means, units, wide))
     _write(grads, wide)
 
@@ -240,13 +273,19 @@ def norms_of(grads: Sequence[Tensor], norm_type: float) -> Tensor:
 def common_norm(grads: Sequence[Tensor], norm_type: float) -> Tensor:
     """One norm over gradients of any devices and dtypes, on the device of the first."""
     lists, others = in_lists(grads, [None] * len(grads))
-    norms = [group_norm(grads[i], norm_type, "tensor").reshape(1) for i in others]
+    norms = []
+    for position in others:
+        norm_alone = group_norm(grads[position], norm_type, "tensor")
+        norms.append(norm_alone.reshape(1))
     for positions in lists:
-        several = [grads[i] for i in positions]
-        norms.append(unit_norms(several, whole_tensors(several), norm_type))
+        several = [grads[position] for position in positions]
+        units = whole_tensors(several)
+        norms.append(unit_norms(several, units, norm_type))
+
     device = grads[0].device
-    row = torch.cat([each.to(device) for each in norms])
-    if norm_type <= SAFE_POWER and all(grad.dtype is not torch.float64 for grad in grads):
+    row = torch.cat([part.to(device) for part in norms])
+    has_float64 = any(grad.dtype is torch.float64 for grad in grads)
+    if norm_type <= SAFE_POWER and not has_float64:
         norm: Tensor = torch.linalg.vector_norm(row, norm_type)  # can't overflow in float64
         return norm
     return group_norm(row, norm_type, "tensor").reshape(())
@@ -277,15 +316,17 @@ def _parts(buffer: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
 
     Equal strides let a GPU work on all tensors at once.
     """
-    shaped = []
-    for part, x in zip(torch.split(buffer, list(_numels(like))), like, strict=True):
-        if x.is_contiguous():
-            shaped.append(part.view(x.shape))
-        elif x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last):
-            shaped.append(part.as_strided(x.shape, x.stride()))
-        else:
-            shaped.append(part.view(x.shape))
-    return shaped
+    numbers = list(_numels(like))
+    parts = torch.split(buffer, numbers)
+    return [_shaped_as(x, part) for x, part in zip(like, parts, strict=True)]
+
+
+def _shaped_as(x: Tensor, part: Tensor) -> Tensor:
+    """A flat tensor in the shape of another one, and in its memory format if that is dense."""
+    is_last = x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last)
+    if is_last and not x.is_contiguous():
+        return part.as_strided(x.shape, x.stride())
+    return part.view(x.shape)
 
 
 def _reduce(buffer: Tensor, how: str, units: UnitsOfList) -> Tensor:
@@ -300,10 +341,15 @@ def _spread(numbers: Tensor, units: UnitsOfList) -> Tensor:
 def _views(numbers: Tensor, units: UnitsOfList, like: Sequence[Tensor]) -> list[Tensor]:
     """The numbers of units as tensors that broadcast to these; on a GPU they have equal shapes."""
     if numbers.device.type not in LOOPS:
-        return _parts(_spread(numbers, units), like)
+        spread = _spread(numbers, units)
+        return _parts(spread, like)
+
+    views = []
     parts = torch.split(numbers, list(units.rows))
-    shapes = [(-1, *[1] * (x.ndim - 1)) if x.ndim else () for x in like]
-    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+    for part, x in zip(parts, like, strict=True):
+        others = [1] * (x.ndim - 1)
+        views.append(part.view(-1, *others) if x.ndim else part.view(()))
+    return views
 
 
 def _fake_norms(tensors: Sequence[Tensor], rows: Sequence[int], norm_type: float) -> Tensor:
@@ -318,7 +364,8 @@ def norms_in_loop(tensors: Sequence[Tensor], rows: Sequence[int], norm_type: flo
     norms = []
     for x, row in zip(tensors, rows, strict=True):
         per: Per = "tensor" if row == 1 else "sample"
-        norms.append(group_norm(x, norm_type, per).reshape(-1))
+        norms_of_x = group_norm(x, norm_type, per)
+        norms.append(norms_of_x.reshape(-1))
     return torch.cat(norms)
 
 
@@ -332,7 +379,8 @@ def centralize_in_loop_(grads: Sequence[Tensor]) -> None:
     for grad in grads:
         axes = list(range(1, grad.ndim))
         dtype = torch.promote_types(grad.dtype, torch.float32)
-        grad.sub_(grad.mean(axes, keepdim=True, dtype=dtype))
+        means = grad.mean(axes, keepdim=True, dtype=dtype)
+        grad.sub_(means)
 
 
 def pull_(
