@@ -132,7 +132,7 @@ def _has_norms(site: Any) -> bool:
 
 
 def _rows(site: Any, training: bool) -> list[list[float]]:
-    """The rows of a site in one mode of its layer."""
+    """Return the rows of a site in one mode of its layer."""
     on = site.acts(training)
     values = site.values if on else site.regularizer.off_values(site.values)
 
@@ -219,7 +219,7 @@ class Observed:
                 numbers.data[:2] = torch.tensor(on)
 
     def take(self, place: int, layers: int, before: int) -> Compiled | None:
-        """What was counted since the last time, which waits for the device; None if nothing was."""
+        """Return what was counted since the last time, or None. This waits for the device."""
         if self.state.device.type == "meta":
             return None
         values = self._sums()

@@ -22,11 +22,11 @@ from .site import LiveSite, channels_first, in_place_of, may_get_grad
 
 
 def read(site: LiveSite, training: bool) -> Tensor:
-    """The rows of the cells of a site, as they are in this call.
+    """Return the rows of the cells of a site, as they are in this call.
 
-    `Attachment.step` may write the cells before the backward of this call. A backward must not read
-    them again, but the partitioner of AOTAutograd prefers to compute cheap results twice. It keeps
-    the results of reductions, so this is the smallest one of equal copies.
+    `Attachment.step` may write the cells before the backward of this call, and the backward must
+    not read them again. The partitioner of AOTAutograd computes cheap results twice, but it keeps
+    the results of reductions. Therefore the cells have equal copies, and this takes the smallest.
     """
     smallest: Tensor = site.cells[int(training)].amin(0)
     return smallest
@@ -39,7 +39,7 @@ def note(site: LiveSite, device: torch.device, training: bool) -> None:
 
 
 def regularize(site: LiveSite, x: Tensor, layer_input: Any, training: bool) -> Tensor:
-    """The regularized activation, or a copy whose gradient will be regularized."""
+    """Return the regularized activation, or a copy whose gradient will be regularized."""
     if site.of_gradients and not may_get_grad(x):
         site.note_no_gradient()
         note(site, x.device, training)  # the first pass of a reentrant checkpoint, say
@@ -88,7 +88,7 @@ def _put_rates(now: Now, site: LiveSite, rates: Tensor) -> None:
 
 
 def _apply(site: LiveSite, x: Tensor, view: View, now: Now) -> tuple[Tensor, Any, int]:
-    """The result of the regularizer, how many elements it changed, and how many it was given."""
+    """Return the result of the regularizer, and the numbers of changed and of all elements."""
     regularizer = site.regularizer
     now.layout = view.layout
     has_channels_first = view.layout in CHANNELS_FIRST.values()

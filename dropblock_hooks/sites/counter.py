@@ -24,8 +24,8 @@ _PER_OCTAVE = 4
 _ONE = 257  # the bin that begins at a norm of 1; zeros are in bin 0
 _LAST = 513
 CELLS = 1 + _LAST + 1 + LARGEST  # the sum of the norms, the bins, and the largest norms
-_MOST_NORMS = 64  # tensors that wait: to add many up takes hardly longer than to add one
-_MOST_WAITING = 2**20  # norms of several counters that wait
+_MOST_NORMS = 64  # tensors are added up so many at a time, because launches take most of the time
+_MOST_WAITING = 2**20  # norms of several counters are added up before there are more of them
 
 
 class Norms:
@@ -92,7 +92,7 @@ class Norms:
 
 
 def with_norms(cells: Tensor, norms: Tensor) -> Tensor:
-    """The cells of a histogram with more norms; those that are not finite are left out."""
+    """Return the cells of a histogram with more norms. Norms that are not finite are left out."""
     flat = norms.reshape(-1).to(cells.dtype)
     norms, finite, bins = _binned(flat)
     place_of_sum = torch.zeros_like(bins)
@@ -117,7 +117,7 @@ def with_norms_of_several(cells: Tensor, norms: Tensor, owners: Tensor) -> Tenso
 
 
 def _binned(norms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The norms with 0 for those that are not finite, which are finite, and their cells."""
+    """Return the norms, with 0 for each that is not finite; which are finite; and their cells."""
     finite = norms < float("inf")  # False for NaN, too
     norms = norms.where(finite, 0.0)
     octaves = norms.log2() * _PER_OCTAVE + _ONE  # of 0: -inf
@@ -132,7 +132,10 @@ def _together(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def has_data(x: Any) -> bool:
-    """Whether `x` is a tensor with numbers; one of a trace or a transform must not outlive that."""
+    """Whether `x` is a tensor with numbers, which may be kept.
+
+    A tensor of a trace or of a transform must not be kept, because its numbers end with them.
+    """
     traced = transforming() or is_tracing()
     return isinstance(x, Tensor) and not (traced or x.is_meta or isinstance(x, FakeTensor))
 
@@ -332,11 +335,15 @@ class Counter:
         )
 
     def window(self) -> Snapshot:
-        """The growth since the epoch began, or since attaching, loading or (elements) ``set``."""
+        """Return the growth since the window began.
+
+        A window begins with an epoch, and with attaching and loading. `Attachment.set` begins one
+        for elements and norms only.
+        """
         return self.life().plus(self._begun, -1)
 
     def shown(self) -> Snapshot:
-        """The open window; where no element was counted in it, the window that closed last."""
+        """Return the open window, or the last closed one if no element was counted since."""
         window = self.window()
         return window if window.total else self.closed
 
@@ -346,7 +353,7 @@ class Counter:
         self._begin_largest()
 
     def forget_elements(self) -> None:
-        """Begin the windows of the elements anew, as after ``set``; calls stay in theirs."""
+        """Begin new windows for elements and norms, as `Attachment.set` does; keep those of calls."""
         self.closed = self.closed.calls_only()
         begun = self._begun
         self._begun = self.life()._replace(

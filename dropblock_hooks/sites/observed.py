@@ -26,7 +26,7 @@ _CODE = hashlib.sha256(inspect.getsource(sys.modules[__name__]).encode()).hexdig
 def observe(
     site: LiveSite, tensors: list[Tensor], given: list[Tensor], training: bool
 ) -> list[Tensor]:
-    """Observe a call; the tensors with watched gradients, or nothing without any."""
+    """Observe a call; return its tensors with watched gradients, or nothing without any."""
     x = tensors[0]
     if site.of_gradients and not any(map(may_get_grad, tensors)):
         site.note_no_gradient()
@@ -65,7 +65,7 @@ def observe(
 
 
 def _maps_of(site: LiveSite, x: Tensor) -> Tensor | None:
-    """A tensor as (N, C, ...)."""
+    """Return a tensor as (N, C, ...), or None if its channels are not known."""
     view = site.view_or_none(x)
     if view is not None:
         return view.take(x)
@@ -160,7 +160,7 @@ def measure(
 
 
 def _watched(tensors: Sequence[Tensor], see: Any) -> list[Tensor]:
-    """The tensors with a hook on each; nothing if none had to be copied for it."""
+    """Put a hook on each tensor; return the tensors, or nothing if none had to be copied."""
     new = [watch_gradient(x, see) for x in tensors]
     same = all(a is b for a, b in zip(new, tensors, strict=True))
     return [] if same else new

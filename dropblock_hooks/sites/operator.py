@@ -1,14 +1,16 @@
 """Operators through which compiled code runs the eager code of a site.
 
-Only classes need them that torch.compile does not trace: `Foreign`, `Capture`, and those of users
-without ``traced = True``. `sites.compiled` and `sites.observed` are for all others.
+They serve the classes that torch.compile does not trace: `Foreign`, `Capture`, and classes of users
+without ``traced = True``. `sites.compiled` and `sites.observed` serve all others.
 
-Compiled code holds a handle, by which an operator finds the site and its present rates, so one
-graph serves all rates; and a seed, drawn in the graph so that a recomputation draws the same one.
-``note`` and ``observe`` say that they change the handle, so that no call is left out or moved.
-Autograd refuses to save a changed tensor, so a backward gets the number of the handle, and the
-rates of its forward. An operator may not return one of its inputs, and its output must have the
-strides that its fake implementation promises. So other results are copied.
+handle   Compiled code holds a handle. An operator finds the site and its present rates by this
+         handle, so one graph serves all rates. ``note`` and ``observe`` declare that they change
+         the handle, so that no call is left out or moved.
+seed     The seed is drawn in the graph, so that a recomputation draws the same one.
+row      Autograd refuses to save a changed tensor. Therefore a backward gets a row with the number
+         of the handle and the rates of its forward.
+copies   An operator may not return one of its inputs. Its output must have the strides that its
+         fake implementation promises. Results that break a rule are copied.
 """
 
 import ast
@@ -39,7 +41,7 @@ from .site import (
 
 _SEEDS = 2**63 - 1
 _VIEW = "str layout, SymInt[] grid, SymInt prefix"
-_NONE = -1  # in place of the number of a site that is off, or of a call that is not observed
+_NONE = -1  # the number of a handle if the site is off; of a call that is not observed
 
 
 def regularize(site: LiveSite, x: Tensor, layer_input: Any, training: bool) -> Tensor:
@@ -210,10 +212,10 @@ def regularize_gradients_op(
     grid: Sequence[int],
     prefix: int,
 ) -> list[Tensor]:
-    """The gradients of the activation and of `layer_input`, if given, with the mask of the forward.
+    """Return the gradients of the activation and of `layer_input`, with the mask of the forward.
 
-    `x` is given for regularizers of gradients that read the activation, and for regularizers that
-    are not linear. The latter run again, with autograd. The
+    A linear regularizer is applied to the gradient. Others run again with autograd, on `x` and
+    `layer_input`. `x` is also given for regularizers of gradients that read the activation. The
     results have the strides of `grad` and of `layer_input`.
     """
     number, *values = row.tolist()
@@ -258,7 +260,7 @@ def _run_again(
 
 
 def has_gradient(x: Tensor | None) -> TypeGuard[Tensor]:
-    """Whether it is a tensor that may have a gradient; the input of an embedding has none."""
+    """Whether `x` is a tensor that may have a gradient; the input of an embedding has none."""
     return x is not None and (x.is_floating_point() or x.is_complex())
 
 

@@ -135,10 +135,10 @@ class Run:
 
 
 def _order_of_returns(names: Sequence[str]) -> list[int]:
-    """Return the place of each layer in the order in which layers return.
+    """Return the place of each layer in the order in which the layers return.
 
-    The layers inside a layer return before it. The names are in the order of ``named_modules``, in
-    which a layer comes before those inside it.
+    A layer returns after all layers inside it. The names are in the order of ``named_modules``,
+    where a layer comes before the layers inside it.
     """
     prefixes = [f"{name}." if name else "" for name in names]
     last_inside = [_last_that_starts_with(prefix, prefixes) for prefix in prefixes]

@@ -176,7 +176,7 @@ class LiveSite:
             return
         board = self.run.board_on(device)
         for site in self.run.sites:
-            if site.cells is None:  # equal blocks share compiled code, if all have tensors
+            if site.cells is None:  # equal blocks share compiled code only if all have tensors
                 site.take_place(board)
         self.take_place(board)
         scaler = self.run.scaler
