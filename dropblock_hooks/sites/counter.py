@@ -353,7 +353,7 @@ class Counter:
         self._begin_largest()
 
     def forget_elements(self) -> None:
-        """Begin new windows for elements and norms, as `Attachment.set` does; keep those of calls."""
+        """Begin new windows for elements and norms, after `Attachment.set`; keep those of calls."""
         self.closed = self.closed.calls_only()
         begun = self._begun
         self._begun = self.life()._replace(
