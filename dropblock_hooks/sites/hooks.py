@@ -198,7 +198,6 @@ class SiteHook:
         value = call.output
         what = "the output"
         if self.at_input:
-            self._check_given(index, call.args, call.kwargs or {})
             what = "what the layer is given"
             by_keyword = isinstance(index, str) and call.kwargs is not None
             value = call.kwargs if by_keyword else call.args
@@ -206,6 +205,8 @@ class SiteHook:
         try:
             return value, index, indexing.get(value, index)
         except ValueError as error:
+            if self.at_input:
+                self._check_given(self.site.regularizer.index, call.args, call.kwargs or {})
             raise self.site.error(f"{what} {error}") from None
 
     def _check_given(self, index: indexing.Index, args: Sequence[Any], kwargs: Any) -> None:
