@@ -16,8 +16,13 @@ REPLACED = Message(
 SHARDED = Message(
     Kind.SHARDED,
     "{sharding} shards the parameter, and each process has a part of its gradient only: "
-    "regularize the gradient at the output of the layer, or call torch.nn.utils.clip_grad_norm_ "
-    "after the backward",
+    "regularize the gradient at the output of the layer",
+    severity=Severity.ERROR,
+)
+SHARDED_BACKWARD = Message(
+    Kind.SHARDED,
+    "{sharding} shards the parameter, and each process has a part of its gradient only: "
+    "write when='accumulated', and pass attach(..., optimizer=optimizer)",
     severity=Severity.ERROR,
 )
 PARAMETER_GONE = Message(

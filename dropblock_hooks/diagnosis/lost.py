@@ -7,7 +7,7 @@ from torch import nn
 
 from .. import messages
 from ..findings import Finding, Message
-from ..selectors.wrappers import sharding_of
+from ..selectors.wrappers import shard_message, sharding_of
 from ..sites.held import ParameterHook
 from ..sites.hooks import SiteHook
 from ..sites.run import Run
@@ -31,9 +31,11 @@ def find_lost(hook: SiteHook, owner: nn.Module | None) -> Finding | None:
 
 def _lost_parameter(hook: ParameterHook, owner: nn.Module) -> Finding | None:
     """Find out whether a hook has lost its parameter."""
-    sharding = sharding_of(owner)
-    if sharding is not None:
-        return _finding(messages.SHARDED, hook, sharding=sharding)
+    regularizer = hook.site.regularizer
+    acts_on_parts = bool(regularizer.parts)
+    refusal = shard_message(owner, acts_on_parts, once=regularizer.accumulates)
+    if refusal is not None:
+        return _finding(refusal, hook, sharding=sharding_of(owner))
 
     was_replaced = hook.lost(owner)
     if hook.held(owner) is None:

@@ -15,7 +15,7 @@ a GPU the units of all tensors are measured as segments of one buffer in float64
 import functools
 import math
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -137,7 +137,7 @@ def _units(rows: tuple[int, ...], numels: tuple[int, ...], device: torch.device)
     """The units of tensors with these numbers of units and of elements."""
     lengths_of_units = []
     for units, numel in zip(rows, numels, strict=True):
-        lengths_of_units.append(numel // units)
+        lengths_of_units.append(numel // max(units, 1))
 
     counts = torch.tensor(rows)
     lengths = torch.tensor(lengths_of_units).repeat_interleave(counts).to(device)
@@ -150,10 +150,11 @@ def unit_norms(tensors: Sequence[Tensor], units: UnitsOfList, norm_type: float) 
     first = tensors[0]
     safe = norm_type <= SAFE_POWER and first.dtype is not torch.float64  # no overflow in float64
     has_operator = norm_type == math.inf or (safe and norm_type in (1.0, 2.0))
-    if units.whole and has_operator:
+    filled = all(units.numels)  # an empty part of a sharded tensor has a norm of 0
+    if units.whole and filled and has_operator:
         norms_of_tensors = foreach_norm(tensors, norm_type, wide_dtype(first.device))
         return torch.stack(norms_of_tensors)
-    if first.device.type in LOOPS:
+    if first.device.type in LOOPS or not filled:
         norms: Tensor = norms_in_loop(tensors, units.rows, norm_type)
         return norms
     return _norms_of_segments(tensors, units, norm_type, safe)
@@ -218,8 +219,11 @@ def clip_adaptive_(
     eps: float,
     norm_type: float,
     scale: Bound,
+    whole_norms: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, UnitsOfList]:
     """Clip gradients of a loss times `scale` by the norms of the parameters.
+
+    Of sharded gradients, `whole_norms` makes norms of their units from those of the parts.
 
     Returns:
         The number of changed elements of each gradient, the ratios of the norms, and their units.
@@ -227,6 +231,8 @@ def clip_adaptive_(
     units = rows_of(grads, least_axes=2)
     both = [*grads, *parameters]
     all_norms = unit_norms(both, rows_of(both, least_axes=2), norm_type)
+    if whole_norms is not None:
+        all_norms = whole_norms(all_norms)
     norms, weights = all_norms.chunk(2)
     smallest = weights.clamp_min(eps)
     if isinstance(scale, Tensor) or scale != 1.0:
@@ -363,6 +369,9 @@ def norms_in_loop(tensors: Sequence[Tensor], rows: Sequence[int], norm_type: flo
     """The norms of the units of all tensors, one tensor after the other."""
     norms = []
     for x, row in zip(tensors, rows, strict=True):
+        if not x.numel():
+            norms.append(x.new_zeros(row, dtype=wide_dtype(x.device)))
+            continue
         per: Per = "tensor" if row == 1 else "sample"
         norms_of_x = group_norm(x, norm_type, per)
         norms.append(norms_of_x.reshape(-1))

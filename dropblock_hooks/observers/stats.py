@@ -34,7 +34,7 @@ from ..functional.measures import (
     octaves,
 )
 from ..registry import register
-from ..selectors.wrappers import shard_refusal
+from ..selectors.wrappers import sharding_of
 from ..tables import Columns, Short
 from .base import Compiled, Observer, Seen, State, Unsaved, on_device
 
@@ -509,7 +509,7 @@ def _waits(module: nn.Module) -> bool:
 
 def _parameters(module: nn.Module, name: str | None) -> dict[str, Tensor]:
     """Return the parameter of this name, or the layer's own parameters, or those inside it."""
-    if shard_refusal(module) is not None:
+    if sharding_of(module) is not None:
         return {}
 
     parameters: dict[str, Any]

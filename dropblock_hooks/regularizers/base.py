@@ -34,7 +34,7 @@ Applied = tuple[Tensor, Tensor | int | None]
 """What ``apply`` returns."""
 
 
-_OF_APPLY = ("function", "linear", "idle_at_zero", "traced", "counts_itself", "off")
+_OF_APPLY = ("function", "linear", "idle_at_zero", "traced", "counts_itself", "off", "parts")
 """The class variables that describe ``apply``, which a class with another ``apply`` sets again."""
 
 
@@ -57,6 +57,8 @@ class Now:
         anchors: in ``apply_all``, these values of all parameters.
         norm_counts: ``apply_all`` stores here how many of the `norms` belong to each gradient;
             None is one for each.
+        shards: in ``apply_all``, how sharded gradients are spread over processes; None if they are
+            whole.
     """
 
     input: Any = None
@@ -69,10 +71,18 @@ class Now:
     anchor: Any = None
     anchors: Sequence[Any] = ()
     norm_counts: Sequence[int] | None = None
+    shards: Any = None
 
     def __init__(self, **values: Any) -> None:
         for name, value in values.items():
             setattr(self, name, value)
+
+    def whole_norms(self, norms: Tensor, norm_type: float, by_rows: bool = False) -> Tensor:
+        """The norms of whole gradients, or of their rows, from the norms of the parts here."""
+        if self.shards is None:
+            return norms
+        whole: Tensor = self.shards.whole_norms(norms, norm_type, by_rows)
+        return whole
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"now has no {name!r}; it has {', '.join(vars(self))}")
@@ -137,6 +147,7 @@ class Regularizer:
     idle_at_zero: ClassVar[bool] = False  # whether nothing is called while its first rate is 0
     off: ClassVar[Mapping[str, float]] = {}  # rates at which it changes nothing, if there are some
     bounds: ClassVar[Mapping[str, int]] = {}  # rates that bound norms from above, 1, or below, -1
+    parts: ClassVar[Literal["", "rows", "any"]] = ""  # of a sharded gradient that it can work on
 
     # how its repr and the files of specs show it
     states_defaults: ClassVar[bool] = True  # whether with numbers that equal their defaults

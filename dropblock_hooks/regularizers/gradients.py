@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import ClassVar, Literal
 
 import torch
@@ -81,6 +82,7 @@ class ClampGrad(OnGradients, Regularizer):
     bounds: ClassVar[Mapping[str, int]] = {"min": -1, "max": 1}
     traced: ClassVar[bool] = True
     off: ClassVar[Mapping[str, float]] = {"min": -math.inf, "max": math.inf}
+    parts: ClassVar[Literal["", "rows", "any"]] = "any"
 
     def check(self, values: Mapping[str, float]) -> None:
         gradients.check_bounds(values.get("min"), values.get("max"))
@@ -139,6 +141,7 @@ class ClipGradNorm(OnGradients, Regularizer):
     bounds: ClassVar[Mapping[str, int]] = {"max_norm": 1}
     traced: ClassVar[bool] = True
     off: ClassVar[Mapping[str, float]] = {"max_norm": math.inf}
+    parts: ClassVar[Literal["", "rows", "any"]] = "any"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -187,6 +190,7 @@ class ClipGradNorm(OnGradients, Regularizer):
             norms = now.common_norm.to(grads[0].device)
         else:
             norms = foreach.unit_norms(grads, units, self.norm_type)
+            norms = now.whole_norms(norms, self.norm_type, by_rows=self.per == "channel")
 
         unscaled_norms = gradients.unscaled(norms, now.grad_scale)
         number_of_units = sum(units.rows)
@@ -228,6 +232,7 @@ class ScaleGrad(OnGradients, Regularizer):
     scale: Rate
     traced: ClassVar[bool] = True
     off: ClassVar[Mapping[str, float]] = {"scale": 1.0}
+    parts: ClassVar[Literal["", "rows", "any"]] = "any"
 
     def apply(self, x: Tensor, now: Now) -> Applied:
         is_off = not isinstance(now.scale, Tensor) and now.scale == 1.0
@@ -269,6 +274,7 @@ class ZeroGrad(OnGradients, Regularizer):
     """
 
     traced: ClassVar[bool] = True
+    parts: ClassVar[Literal["", "rows", "any"]] = "any"
 
     def apply(self, x: Tensor, now: Now) -> Applied:
         return torch.zeros_like(x), None
@@ -414,6 +420,7 @@ class AdaptiveClipGrad(_OfParameters):
     function = staticmethod(functional.adaptive_clip_grad)
     reads_grad_scale: ClassVar[bool] = True
     bounds: ClassVar[Mapping[str, int]] = {"clip_factor": 1}
+    parts: ClassVar[Literal["", "rows", "any"]] = "any"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -434,6 +441,7 @@ class AdaptiveClipGrad(_OfParameters):
         return clipped, changed
 
     def apply_all(self, grads: Sequence[Tensor], now: Now) -> Tensor | None:
+        has_rows = grads[0].ndim > 1
         changed, norms, units = foreach.clip_adaptive_(
             grads,
             now.parameters,
@@ -441,6 +449,7 @@ class AdaptiveClipGrad(_OfParameters):
             self.eps,
             self.norm_type,
             now.grad_scale,
+            whole_norms=partial(now.whole_norms, norm_type=self.norm_type, by_rows=has_rows),
         )
         now.norms = norms
         now.norm_counts = units.rows
@@ -478,6 +487,7 @@ class CentralizeGrad(_OfParameters):
     """
 
     function = staticmethod(functional.centralize_grad)
+    parts: ClassVar[Literal["", "rows", "any"]] = "rows"
 
     def apply(self, x: Tensor, now: Now) -> Applied:
         return gradients.centralize_grad(x), None

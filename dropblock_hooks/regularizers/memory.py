@@ -30,6 +30,7 @@ class WithMemory(_OfParameters):
     decay: float = field(default=0.98, kw_only=True)
     warmup: int = field(default=100, kw_only=True)
     reads_grad_scale: ClassVar[bool] = True
+    parts: ClassVar[Literal["", "rows", "any"]] = "any"
     clips: ClassVar[bool] = True  # False if it decides only whether there is an update
     memory_name: ClassVar[str] = ""  # the name of its function in `functional.memory`
 

@@ -8,6 +8,7 @@ from torch import nn
 from .. import messages
 from .._torch import children_of, parameters_of
 from ..checks import closest
+from ..findings import Message
 from ..quoting import quote, shown
 
 # the attribute that holds the wrapped module, by the name of the class
@@ -94,20 +95,39 @@ def is_distributed(value: object) -> bool:
     return type(value).__name__ == "DTensor"
 
 
-def shard_refusal(owner: nn.Module) -> str | None:
-    """Return why the gradients of this module's parameters can't be regularized, or None."""
-    sharding = sharding_of(owner)
-    return None if sharding is None else messages.SHARDED.text.format(sharding=sharding)
-
-
 def sharding_of(owner: nn.Module) -> str | None:
-    """What shards the parameters of this module, as messages name it; or None."""
+    """What shards the parameters of this module itself, as messages name it; or None."""
     # fully_shard sets this attribute, and so does FSDP
     if getattr(owner, "_is_fsdp_managed_module", False):
         return "FSDP"
     if any(map(is_distributed, parameters_of(owner).values())):
         return "tensor parallelism"
     return None
+
+
+def is_gathered(owner: nn.Module) -> bool:
+    """Whether FSDP shards the parameters of a module, which are whole now, as for a forward."""
+    is_managed = getattr(owner, "_is_fsdp_managed_module", False)
+    return is_managed and not any(map(is_distributed, parameters_of(owner).values()))
+
+
+def shard_message(owner: nn.Module, acts_on_parts: bool, once: bool) -> Message | None:
+    """Return why the gradients of this module's parameters can't be regularized, or None.
+
+    Args:
+        owner: the module that holds the parameters.
+        acts_on_parts: whether the regularizer can work on a part of a gradient.
+        once: whether it acts once per update, at the step of the optimizer.
+    """
+    if sharding_of(owner) is None or (acts_on_parts and once):
+        return None
+    return messages.SHARDED_BACKWARD if acts_on_parts else messages.SHARDED
+
+
+def shard_refusal(owner: nn.Module, acts_on_parts: bool, once: bool) -> str | None:
+    """Return the text of `shard_message` for this module, or None."""
+    message = shard_message(owner, acts_on_parts, once)
+    return None if message is None else message.text.format(sharding=sharding_of(owner))
 
 
 def submodule(model: nn.Module, root: str) -> nn.Module:

@@ -6,6 +6,7 @@ updates           regularizes gradients once per optimizer step, also by their c
                   gradients of an entry together
 held              the hooks of parameters, of rates, and of the modes of norms
 hooks             the hooks of layers and observers, and their order
+shards            gradients of which each process holds a part: norms of wholes from those of parts
 memories          regularizers that remember the norms of earlier updates, of a whole entry at once
 model_hook        `ModelHook`: the hook of the model, which counts forwards and asks for checks
 ticker            the clock of a `Watchdog` in compiled code, which counts without Python

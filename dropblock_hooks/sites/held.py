@@ -168,7 +168,7 @@ class FreezeHook(SiteHook):
     def refusals(cls, target: Target, regularizer: Any) -> Iterator[str | None]:
         yield from super().refusals(target, regularizer)
         if regularizer.parameters:
-            yield shard_refusal(target.module)
+            yield shard_refusal(target.module, acts_on_parts=False, once=False)
 
     def install(self, module: nn.Module) -> None:
         # before all other hooks, and also when the forward of the norm raises an error
@@ -245,7 +245,8 @@ class ParameterHook(SiteHook):
             yield "the parameter is not initialized: run a forward first"
         if parameter.is_complex():
             yield "the parameter is complex: only gradients of real parameters are regularized"
-        yield shard_refusal(target.module)
+        acts_on_parts = bool(regularizer.parts)
+        yield shard_refusal(target.module, acts_on_parts, once=regularizer.accumulates)
         yield regularizer.refusal(target.module, parameter)
 
     def install(self, module: nn.Module) -> None:
@@ -320,9 +321,11 @@ class ParameterHook(SiteHook):
         """Hook a new parameter, as of a copy; the old one stays hooked, as it may come back."""
         if not self.run.installed or self.site.regularizer.accumulates or self.follows(module):
             return
-        refusal, parameter = shard_refusal(module), self.held(module)
+        acts_on_parts = bool(self.site.regularizer.parts)
+        refusal = shard_refusal(module, acts_on_parts, once=False)
         if refusal is not None:
             raise self.site.error(refusal)
+        parameter = self.held(module)
         if parameter is None or not parameter.requires_grad:
             return
         self._unhook(parameter)

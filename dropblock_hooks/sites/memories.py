@@ -90,7 +90,6 @@ def _rates(sites: Sequence[LiveSite], regularizer: WithMemory, norms: Tensor) ->
 def _clip(entry: Sequence[Any], norms: Tensor, bounds: Tensor) -> Tensor:
     """Scale the gradients down to their bounds; the number of changed elements of each."""
     grads = [held.grad for held in entry]
-    sizes = [grad.numel() for grad in grads]
     each_norm = norms.expand(len(grads)).unbind()
     each_bound = bounds.expand(len(grads)).unbind()
 
@@ -111,7 +110,7 @@ def _clip(entry: Sequence[Any], norms: Tensor, bounds: Tensor) -> Tensor:
         clipped, _ = gradients.scale_counted(grads[i], own_bound, own_norm)
         grads[i].copy_(clipped)
     is_over = (norms > bounds) & norms.isfinite()
-    return is_over * torch.tensor(sizes, dtype=norms.dtype).to(norms.device)
+    return is_over * foreach.whole_tensors(grads).sizes
 
 
 def _picked(numbers: Sequence[Tensor], positions: Sequence[int]) -> Tensor:
@@ -136,5 +135,4 @@ def _leave_out(entry: Sequence[Any], norms: Tensor, skipped: Tensor) -> Tensor:
     keys = [held.site.key for held in left_out]
     finding = messages.SKIPPED_UPDATE.finding(*keys, epoch=run.epoch, norm=worst)
     tell([finding], run.told)
-    sizes = [held.grad.numel() * flag for held, flag in zip(entry, flags, strict=True)]
-    return torch.tensor(sizes, dtype=norms.dtype, device=norms.device)
+    return skipped * foreach.whole_tensors([held.grad for held in entry]).sizes

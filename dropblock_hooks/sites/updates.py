@@ -11,17 +11,19 @@ from torch.optim import Optimizer
 
 from .._torch import do_not_compile
 from ..functional import foreach
-from ..functional.foreach import common_norm, norms_of
+from ..functional.foreach import common_norm
+from ..functional.gradients import group_norm
 from ..quoting import kind_of, listed
 from ..regularizers.base import Now
 from ..regularizers.gradients import ClipGradNorm
 from ..regularizers.memory import WithMemory
-from ..selectors.wrappers import shard_refusal
-from . import memories
+from ..selectors.wrappers import is_distributed, is_gathered, shard_refusal
+from . import memories, shards
 from .counter import JointCounts
 from .processes import world_size
 from .run import Run
 from .scaler import as_factor
+from .shards import Shards, local_part, part_of, whole_norms
 from .site import NOT_DENSE, LiveSite, Rates, name_site, regularize_grad
 
 _WRAPPED = ("_base_optimizer", "base_optimizer", "_optimizer", "original_optimizer", "optimizer")
@@ -29,11 +31,15 @@ _WRAPPED = ("_base_optimizer", "base_optimizer", "_optimizer", "original_optimiz
 
 
 class _Held(NamedTuple):
-    """A parameter and its gradient, at a site that acts on it."""
+    """A parameter and its gradient, at a site that acts on it.
+
+    Of a sharded parameter, the gradient is the part on this process.
+    """
 
     site: LiveSite
     parameter: Tensor
     grad: Tensor
+    shards: Shards | None
 
 
 def checked_optimizers(given: Any) -> list[Optimizer]:
@@ -71,7 +77,8 @@ def use_optimizers(
 
 def _check_optimizers(hooks: Sequence[tuple[nn.Module, Any]], optimizers: list[Optimizer]) -> None:
     """Raise ValueError if the optimizers hold no trained parameter of these hooks."""
-    parameters = [hook.held(module) for module, hook in hooks]
+    # parameters that FSDP has gathered for a forward are other ones than those of the optimizer
+    parameters = [hook.held(module) for module, hook in hooks if not is_gathered(module)]
     trained = {id(x) for x in parameters if x is not None and x.requires_grad}
     updated = set().union(*map(_held, optimizers))
     if trained and trained.isdisjoint(updated):
@@ -167,14 +174,13 @@ def _regularize(hooks: Sequence[Any], optimizer: Any) -> None:
         norm = {}
         regularizer = entry[0].site.regularizer
         if isinstance(regularizer, WithMemory):
-            norms = norms_of([held.grad for held in entry], 2.0)
+            norms = whole_norms(entry, 2.0)
             # a fused optimizer itself leaves out an update that is not finite
             found_inf = getattr(optimizer, "found_inf", None)
             memories.regularize(entry, norms, scales[norms.device], found_inf)
             continue
         if isinstance(regularizer, ClipGradNorm) and regularizer.group:
-            grads = [held.grad for held in entry]
-            norm["common_norm"] = common_norm(grads, regularizer.norm_type)
+            norm["common_norm"] = _common_norm(entry, regularizer.norm_type)
         lists, others = _in_lists(entry)
         for held in others:
             _regularize_one(held, norm, scales[held.grad.device])
@@ -198,36 +204,54 @@ def _entries(hooks: Sequence[Any], optimizer: Any) -> list[list[_Held]]:
         parameter = hook.held(module)
         if parameter is None or parameter.grad is None or id(parameter) not in updated:
             continue
-        refusal = _refusal(module, hook.site, parameter.grad)
+        refusal = _refusal(module, hook.site, parameter)
         if refusal is not None:
             raise hook.site.error(refusal)
-        entries[hook.site.position].append(_Held(hook.site, parameter, parameter.grad))
+        held = _Held(hook.site, parameter, *part_of(parameter))
+        entries[hook.site.position].append(held)
     return list(entries.values())
 
 
-def _refusal(module: nn.Module, site: LiveSite, grad: Tensor) -> str | None:
+def _refusal(module: nn.Module, site: LiveSite, parameter: Any) -> str | None:
     """Why a gradient can't be regularized once per update, or None."""
-    if grad.layout is not torch.strided:
+    if parameter.grad.layout is not torch.strided:
         return NOT_DENSE
     if site.regularizer.random and world_size() > 1:
         return "each process would draw other numbers: use when='backward'"
-    return shard_refusal(module)
+    parts = site.regularizer.parts
+    if not is_distributed(parameter.grad):
+        # FSDP shards it in another form, such as FullyShardedDataParallel does
+        return shard_refusal(module, acts_on_parts=False, once=True)
+    if parts == "rows" and not Shards.of(parameter).has_whole_rows():
+        return "the mean of a row needs all of it, and other processes have parts of the row"
+    return shard_refusal(module, acts_on_parts=bool(parts), once=True)
+
+
+def _common_norm(entry: Sequence[_Held], norm_type: float) -> Tensor:
+    """One norm over all gradients of an entry."""
+    if all(held.shards is None for held in entry):
+        return common_norm([held.grad for held in entry], norm_type)
+    return group_norm(whole_norms(entry, norm_type), norm_type, "tensor").reshape(())
 
 
 def _in_lists(entry: Sequence[_Held]) -> tuple[list[list[_Held]], list[_Held]]:
     """Lists of gradients that are regularized together, and those that are not."""
-    plain = entry[0].site.regularizer.acts_on_all
-    if not plain or any(type(held.parameter) not in foreach.PLAIN for held in entry):
+    if not entry[0].site.regularizer.acts_on_all:
         return [], list(entry)
+    sharded = shards.in_lists([held for held in entry if held.shards is not None])
+    entry = [held for held in entry if held.shards is None]
+    if any(type(held.parameter) not in foreach.PLAIN for held in entry):
+        return sharded, entry
     rates = [tuple(held.site.values.items()) for held in entry]
     lists, others = foreach.in_lists([held.grad for held in entry], rates)
-    return [[entry[i] for i in positions] for positions in lists], [entry[i] for i in others]
+    together = [[entry[i] for i in positions] for positions in lists]
+    return sharded + together, [entry[i] for i in others]
 
 
 def _regularize_one(held: _Held, norm: Rates, scale: float | Tensor) -> None:
     site, grad = held.site, held.grad
     rates = {**site.values, **norm}
-    now = {"grad_scale": scale, "parameter": held.parameter}
+    now = {"grad_scale": scale, "parameter": local_part(held.parameter)}
     new = regularize_grad(site, None, rates, grad, **now)
     if new is not grad:
         grad.copy_(new)
@@ -237,8 +261,9 @@ def _regularize_all(several: Sequence[_Held], norm: Rates, scale: float | Tensor
     """Regularize gradients on one device, of one dtype, at the same rates; and count them."""
     site = several[0].site
     grads = [held.grad for held in several]
-    parameters = [held.parameter for held in several]
-    now = Now(grad_scale=scale, parameters=parameters, layout="parameter", **site.values, **norm)
+    now = Now(grad_scale=scale, layout="parameter", **site.values, **norm)
+    now.parameters = [local_part(held.parameter) for held in several]
+    now.shards = several[0].shards
     if site.regularizer.anchored:
         now.anchors = [held.site.anchor_of(held.parameter) for held in several]
     try:

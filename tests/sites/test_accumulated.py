@@ -440,18 +440,15 @@ def ddp_refuses_other_noise_in_each_process(rank):
         optimizer.step()
 
 
-def fsdp2_is_refused(rank):
-    from torch.distributed.fsdp import fully_shard
+def fsdp1_is_refused(rank):
+    from torch.distributed.fsdp import FullyShardedDataParallel
 
-    spec = {"param:**": ClipGradNorm(0.5, group=True)}
-    with pytest.raises(SpecError, match=r"FSDP shards the parameter.*clip_grad_norm_"):
-        attach(fully_shard(net()), spec)
     model = net()
-    attached = attach(model, spec)
-    optimizer = SGD(fully_shard(model).parameters(), lr=0.1)
-    attached.optimizer = optimizer
-    loss_of(model, rank).backward()
-    with pytest.raises(SiteError, match=r"0.weight/ClipGradNorm.*clip_grad_norm_"):
+    attached = attach(model, {"param:**": ClipGradNorm(0.5, group=True)})
+    wrapped = FullyShardedDataParallel(model, device_id=torch.device("cpu"), use_orig_params=True)
+    attached.optimizer = optimizer = SGD(wrapped.parameters(), lr=0.1)
+    loss_of(wrapped, rank).backward()
+    with pytest.raises(SiteError, match=r"ClipGradNorm on Linear.*FSDP shards.*at the output"):
         optimizer.step()
 
 
@@ -461,7 +458,7 @@ def fsdp2_is_refused(rank):
     reason="this torch has no gloo",
 )
 def test_two_processes(tmp_path):
-    calls = "ddp_clips_the_mean", "ddp_refuses_other_noise_in_each_process", "fsdp2_is_refused"
+    calls = "ddp_clips_the_mean", "ddp_refuses_other_noise_in_each_process", "fsdp1_is_refused"
     run_pair(tmp_path, "tests.sites.test_accumulated", [*calls])
 
 

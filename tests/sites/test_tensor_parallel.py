@@ -48,7 +48,7 @@ def parallel(mesh, local):
 
 
 @pytest.mark.parametrize("regularizer", [GradientStats(), ClipGradNorm(1.0)], ids=repr)
-def test_sharded_parameters_are_refused(mesh, regularizer):
+def test_sharded_parameters_are_refused_in_the_backward(mesh, regularizer):
     with pytest.raises(SpecError, match="tensor parallelism shards the parameter"):
         attach(parallel(mesh, local=True), {"param:0.weight": regularizer})
 
