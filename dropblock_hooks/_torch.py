@@ -205,6 +205,11 @@ def hooks_of_tensor(x: Tensor) -> dict[int, Any]:
     return getattr(x, "_backward_hooks", None) or {}
 
 
+def accumulate_hooks_of(x: Tensor) -> dict[int, Any]:
+    """The hooks of a parameter that run when its gradient has come; else none is found."""
+    return getattr(x, "_post_accumulate_grad_hooks", None) or {}
+
+
 def set_hooks_of_tensor(x: Tensor, hooks: dict[int, Any]) -> None:
     """Put hooks on a tensor again, as after ``torch.utils.swap_tensors``."""
     x._backward_hooks = hooks
@@ -235,6 +240,11 @@ def local_values(x: Tensor) -> Tensor:
     """The part of a sharded tensor (a DTensor) on this process; without the private name, `x`."""
     part: Tensor = getattr(x, "_local_tensor", x)
     return part
+
+
+def is_part_of_flat(x: Tensor) -> bool:
+    """Whether a parameter is a part of a flat one, of FullyShardedDataParallel."""
+    return bool(getattr(x, "_fsdp_flattened", False))
 
 
 def scale_tensor(scaler: Any) -> Tensor | None:

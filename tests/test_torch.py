@@ -22,7 +22,9 @@ OF_OBJECTS = {
         *("_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs"),
         *("_backward_hooks", "_backward_pre_hooks"),
     ],
-    lambda: torch.ones(1): ["_backward_hooks", "_cdata", "_is_view"],
+    lambda: torch.ones(1): [
+        *("_backward_hooks", "_post_accumulate_grad_hooks", "_cdata", "_is_view"),
+    ],
     lambda: DTensor: ["_local_tensor"],
     lambda: torch.amp.GradScaler("cpu"): ["_scale"],
     lambda: torch.compiler: [_torch.COMPILING] + [_torch.EXPORTING] * (not compiling.TOO_OLD),

@@ -131,10 +131,13 @@ class Attachment:
         if self._run.installed and self._run.model_hook is not None:
             self._run.model_hook.put_on(self._base)
 
-    def _look(self) -> None:
-        """Let each hook note what a report or the next window needs to know of its layer."""
+    def _look(self, together: bool = False) -> None:
+        """Let each hook note what a report or the next window needs to know of its layer.
+
+        `together` tells that all processes do this, so that sharded parameters can be gathered.
+        """
         for module, hook in self._installed:
-            hook.look(module)
+            hook.look(module, together)
 
     @property
     def epoch(self) -> float:
@@ -183,9 +186,9 @@ class Attachment:
         self._put()
 
         if window_ends:
-            self._look()
+            self._look(together=True)
             self._run.close_window(self._sites)
-            self._look()
+            self._look(together=True)
             self._watch_forwards()
         self._run.epoch = t
 
@@ -287,7 +290,7 @@ class Attachment:
         Args:
             distributed: add up the counts of all ranks. All must call it, with the same sites.
         """
-        self._look()
+        self._look(together=distributed)
         numbers = readings(self._sites, self._run)
         title = self._title()
         if distributed:

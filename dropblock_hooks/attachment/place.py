@@ -387,7 +387,7 @@ def install(
     try:
         for module, hook in installed:
             hook.install(module)
-        attachment._look()
+        attachment._look(together=True)
         _watch_maps(base, placements, run)
         hooks = [hook for _, hook in installed]
         run.model_hook = ModelHook(run, hooks, base, ForwardChecks())

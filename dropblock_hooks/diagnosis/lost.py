@@ -8,7 +8,7 @@ from torch import nn
 from .. import messages
 from ..findings import Finding, Message
 from ..selectors.wrappers import shard_message, sharding_of
-from ..sites.held import ParameterHook
+from ..sites.held import ParameterHook, acts_once
 from ..sites.hooks import SiteHook
 from ..sites.run import Run
 
@@ -33,7 +33,7 @@ def _lost_parameter(hook: ParameterHook, owner: nn.Module) -> Finding | None:
     """Find out whether a hook has lost its parameter."""
     regularizer = hook.site.regularizer
     acts_on_parts = bool(regularizer.parts)
-    refusal = shard_message(owner, acts_on_parts, once=regularizer.accumulates)
+    refusal = shard_message(owner, acts_on_parts, acts_once(regularizer))
     if refusal is not None:
         return _finding(refusal, hook, sharding=sharding_of(owner))
 

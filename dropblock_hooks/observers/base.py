@@ -128,12 +128,14 @@ class Observer(Regularizer):
     when: Literal["after", "before"] = field(default="after", kw_only=True)
 
     random: ClassVar[bool] = False
+    parts: ClassVar[Literal["", "rows", "any"]] = "any"  # it gets the whole of a sharded gradient
     states_defaults: ClassVar[bool] = False
     sees_values: ClassVar[bool] = True  # whether `update` gets activations
     whole: ClassVar[bool] = False  # whether it gets all tensors of a nested output
     reads_given: ClassVar[bool] = False  # whether it uses `Seen.given`
     keeps_graph: ClassVar[bool] = False  # whether tensors keep their autograd graph
     by_epoch: ClassVar[bool] = True  # False: one state of all time, which is not in the report
+    reads_parameters: ClassVar[bool] = False  # whether `look` reads numbers of parameters
     columns: ClassVar[Columns[Any]] = {}  # of the report; {}: what `compute` returns, by name
 
     def __post_init__(self) -> None:

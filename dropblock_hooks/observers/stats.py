@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .._torch import foreach_norm, parameters_of
+from .._torch import foreach_norm, is_part_of_flat, parameters_of
 from ..checks import Range, as_count, as_number
 from ..functional.masks import wide_dtype
 from ..functional.measures import (
@@ -34,7 +34,7 @@ from ..functional.measures import (
     octaves,
 )
 from ..registry import register
-from ..selectors.wrappers import sharding_of
+from ..selectors.wrappers import is_distributed, whole_value
 from ..tables import Columns, Short
 from .base import Compiled, Observer, Seen, State, Unsaved, on_device
 
@@ -399,7 +399,8 @@ class WeightStats(Observer):
     divided by its norm then; a copy of the parameters is held for this. Use it to find layers that
     learn too fast, or not at all. Parameters are read at the end of an epoch and for a report, so
     the layer need not be called. Of a module without parameters of its own, those inside it are
-    read; with a ``param:`` selector only this parameter; none that FSDP shards.
+    read; with a ``param:`` selector only this parameter. Sharded parameters are gathered for this,
+    when ``attach`` or ``step`` is called; none of FullyShardedDataParallel is read.
 
     Example:
         >>> attached = attach(nn.Sequential(nn.Linear(2, 3)), {"0": WeightStats()})
@@ -424,6 +425,7 @@ class WeightStats(Observer):
 
     acts_on: ClassVar[Literal["activation", "gradient"]] = "gradient"  # as what parameters take
     sees_values: ClassVar[bool] = False
+    reads_parameters: ClassVar[bool] = True
     needs_calls: ClassVar[bool] = False
     columns: ClassVar[Columns[Any]] = {**_MOMENTS, "updates\nrelative": _updates}
     edges: ClassVar[tuple[float, ...]] = GradientStats(low=1e-8).edges
@@ -439,11 +441,12 @@ class WeightStats(Observer):
 
         starts: dict[str, Tensor] = {}  # the values when the epoch began
         for name, x in values.items():
+            start = state["began"].setdefault(name, x.clone())
+            values[name] = x = whole_value(x)
             state.update(on_device(state, x.device))
             add_moments(state, x)
             add_shares(state, x.float(), self.edges)
-            start = state["began"].setdefault(name, x.clone())
-            starts[name] = start.to(x.device)
+            starts[name] = whole_value(start).to(x.device)
 
         for name, norms in _norms(values, starts).items():
             state["moved"] |= bool(norms.change)  # true for NaN
@@ -509,9 +512,6 @@ def _waits(module: nn.Module) -> bool:
 
 def _parameters(module: nn.Module, name: str | None) -> dict[str, Tensor]:
     """Return the parameter of this name, or the layer's own parameters, or those inside it."""
-    if sharding_of(module) is not None:
-        return {}
-
     parameters: dict[str, Any]
     if name is not None:
         parameters = {name: getattr(module, name)}
@@ -520,8 +520,10 @@ def _parameters(module: nn.Module, name: str | None) -> dict[str, Tensor]:
 
     values: dict[str, Tensor] = {}
     for key, parameter in parameters.items():
-        # tensors of other classes may hold parts, or wait for other processes
-        if type(parameter) not in (Tensor, nn.Parameter):
+        # tensors of other classes may have no numbers
+        if not (type(parameter) in (Tensor, nn.Parameter) or is_distributed(parameter)):
+            continue
+        if is_part_of_flat(parameter):
             continue
         if parameter.is_floating_point() and not parameter.is_meta:
             values[key] = parameter.detach()

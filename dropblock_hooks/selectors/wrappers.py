@@ -2,11 +2,12 @@
 
 import sys
 from collections.abc import Iterator, Mapping
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from .. import messages
-from .._torch import children_of, parameters_of
+from .._torch import children_of, is_part_of_flat, parameters_of
 from ..checks import closest
 from ..findings import Message
 from ..quoting import quote, shown
@@ -95,6 +96,11 @@ def is_distributed(value: object) -> bool:
     return type(value).__name__ == "DTensor"
 
 
+def whole_value(x: Any) -> Tensor:
+    """Return the whole of a DTensor, for which all its processes must call this; else `x`."""
+    return x.full_tensor() if is_distributed(x) else x  # type: ignore[no-any-return]
+
+
 def sharding_of(owner: nn.Module) -> str | None:
     """What shards the parameters of this module itself, as messages name it; or None."""
     # fully_shard sets this attribute, and so does FSDP
@@ -105,10 +111,16 @@ def sharding_of(owner: nn.Module) -> str | None:
     return None
 
 
+def holds_shards(module: nn.Module) -> bool:
+    """Whether FSDP or tensor parallelism shards parameters of a module, or of one inside it."""
+    return any(sharding_of(each) is not None for each in module.modules())
+
+
 def is_gathered(owner: nn.Module) -> bool:
-    """Whether FSDP shards the parameters of a module, which are whole now, as for a forward."""
+    """Whether ``fully_shard`` shards parameters of a module that are whole now, for a forward."""
     is_managed = getattr(owner, "_is_fsdp_managed_module", False)
-    return is_managed and not any(map(is_distributed, parameters_of(owner).values()))
+    parameters = parameters_of(owner).values()
+    return is_managed and not any(is_distributed(x) or is_part_of_flat(x) for x in parameters)
 
 
 def shard_message(owner: nn.Module, acts_on_parts: bool, once: bool) -> Message | None:
@@ -119,9 +131,13 @@ def shard_message(owner: nn.Module, acts_on_parts: bool, once: bool) -> Message 
         acts_on_parts: whether the regularizer can work on a part of a gradient.
         once: whether it acts once per update, at the step of the optimizer.
     """
-    if sharding_of(owner) is None or (acts_on_parts and once):
+    if sharding_of(owner) is None:
         return None
-    return messages.SHARDED_BACKWARD if acts_on_parts else messages.SHARDED
+    # FullyShardedDataParallel makes one flat parameter of several, and parts of that
+    is_flat = any(map(is_part_of_flat, parameters_of(owner).values()))
+    if is_flat or not acts_on_parts:
+        return messages.SHARDED
+    return None if once else messages.SHARDED_BACKWARD
 
 
 def shard_refusal(owner: nn.Module, acts_on_parts: bool, once: bool) -> str | None:

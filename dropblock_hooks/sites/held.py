@@ -16,6 +16,7 @@ from torch.compiler import is_compiling
 
 from .. import messages
 from .._torch import (
+    accumulate_hooks_of,
     address_of,
     children_of,
     hooks_of_tensor,
@@ -26,15 +27,21 @@ from .._torch import (
 from ..checkpointing import NO_TASK, graph_task
 from ..compiling import is_exporting
 from ..findings import tell
+from ..observers.base import Observer
 from ..regularizers.base import Regularizer
 from ..regularizers.foreign import Retune, in_place_of
 from ..regularizers.freeze_norm import FreezeNorm
 from ..selectors.dropouts import RATES, has_no_effect, is_read_above, rate_attribute
 from ..selectors.index import Index, Target
-from ..selectors.wrappers import bare_type, shard_refusal
+from ..selectors.wrappers import bare_type, is_distributed, is_gathered, shard_refusal
 from . import compiled, indexing
 from .hooks import Call, SiteHook, Turn
-from .site import LiveSite, refuse_tracing, regularize_grad
+from .site import LiveSite, is_due, refuse_tracing, regularize_grad, see_grad
+
+
+def acts_once(regularizer: Regularizer) -> bool:
+    """Return whether a regularizer gets gradients that all processes have added up."""
+    return regularizer.accumulates or isinstance(regularizer, Observer)
 
 
 class RetuneHook(SiteHook):
@@ -246,7 +253,7 @@ class ParameterHook(SiteHook):
         if parameter.is_complex():
             yield "the parameter is complex: only gradients of real parameters are regularized"
         acts_on_parts = bool(regularizer.parts)
-        yield shard_refusal(target.module, acts_on_parts, once=regularizer.accumulates)
+        yield shard_refusal(target.module, acts_on_parts, acts_once(regularizer))
         yield regularizer.refusal(target.module, parameter)
 
     def install(self, module: nn.Module) -> None:
@@ -260,12 +267,12 @@ class ParameterHook(SiteHook):
         self._unhook(self.held(module))
 
     def _unhook(self, parameter: Any) -> None:
-        hooks = hooks_of_tensor(parameter)
-        for key in [key for key, each in hooks.items() if getattr(each, "hook", None) is self]:
-            del hooks[key]
+        for hooks in (hooks_of_tensor(parameter), accumulate_hooks_of(parameter)):
+            for key in [key for key, each in hooks.items() if getattr(each, "hook", None) is self]:
+                del hooks[key]
 
-    def look(self, module: nn.Module) -> None:
-        super().look(module)
+    def look(self, module: nn.Module, together: bool = False) -> None:
+        super().look(module, together)
         waits = self.site.frozen and not self.follows(module)  # unfrozen, and not hooked yet
         self.site.frozen = waits or self.is_frozen(module)
 
@@ -291,9 +298,16 @@ class ParameterHook(SiteHook):
         """Whether the gradient of the parameter that this module holds now will be met."""
         if self.site.regularizer.accumulates:  # the step of the optimizer has a hook
             return not self.lost(module)
+        if self.site.watch is not None and is_gathered(module):  # a copy for this forward
+            return not self.lost(module)
         parameter = self.held(module)
-        hooks = hooks_of_tensor(parameter)
+        if is_distributed(parameter):
+            hooks = accumulate_hooks_of(parameter)
+        else:
+            hooks = hooks_of_tensor(parameter)
         for each in hooks.values():  # at every forward, so no generator
+            if isinstance(each, AccumulatedHook) and each.hook is self:
+                return each.owner() is module
             if isinstance(each, GradHook) and each.hook is self:
                 return each.owner() is module and each.impl == address_of(parameter)
         return False
@@ -321,14 +335,19 @@ class ParameterHook(SiteHook):
         """Hook a new parameter, as of a copy; the old one stays hooked, as it may come back."""
         if not self.run.installed or self.site.regularizer.accumulates or self.follows(module):
             return
-        acts_on_parts = bool(self.site.regularizer.parts)
-        refusal = shard_refusal(module, acts_on_parts, once=False)
+        regularizer = self.site.regularizer
+        acts_on_parts = bool(regularizer.parts)
+        refusal = shard_refusal(module, acts_on_parts, acts_once(regularizer))
         if refusal is not None:
             raise self.site.error(refusal)
         parameter = self.held(module)
         if parameter is None or not parameter.requires_grad:
             return
         self._unhook(parameter)
+        if is_distributed(parameter):
+            hook = AccumulatedHook(self, weakref.ref(module))
+            parameter.register_post_accumulate_grad_hook(hook)
+            return
         # a leaf is found in the module; others may be gone by the backward
         leaf = parameter.is_leaf and not transforming()
         value, owner = None if leaf else parameter.detach(), weakref.ref(module)
@@ -339,6 +358,27 @@ class ParameterHook(SiteHook):
                 hooks[key] = hooks.pop(key)
         # torch.utils.swap_tensors gives a parameter another C++ tensor, without the hooks
         set_hooks_of_tensor(parameter, hooks)
+
+
+@dataclass(eq=False)
+class AccumulatedHook:
+    """Hook of a sharded parameter: shows its gradient to an observer, after all processes added up.
+
+    The parts of all processes are gathered, so all of them must measure the same gradients.
+    """
+
+    hook: ParameterHook
+    owner: weakref.ref[nn.Module]  # the module that holds the parameter
+    __torch_unserializable__ = True  # a ParameterHook puts it back after loading
+
+    def __call__(self, parameter: Any) -> None:
+        module, site = self.owner(), self.hook.site
+        if module is None or not site.acts(module.training) or not is_due(site, training=True):
+            return
+        grad = parameter.grad
+        if site.bound.observer.sees_gradients and is_distributed(grad):
+            grad = grad.full_tensor()
+        see_grad(site, grad)
 
 
 @dataclass(eq=False)

@@ -188,9 +188,12 @@ class SiteHook:
     def put(self, module: nn.Module) -> None:
         """Put the present rate into the module, or hook its parameter again."""
 
-    def look(self, module: nn.Module) -> None:
-        """Note what a report or the next window needs to know of the layer."""
-        self.site.note_layer(module, self.local or None)
+    def look(self, module: nn.Module, together: bool = False) -> None:
+        """Note what a report or the next window needs to know of the layer.
+
+        `together` tells that all processes of a distributed training do this.
+        """
+        self.site.note_layer(module, self.local or None, together)
 
     def pick(self, call: Call) -> tuple[Any, indexing.Index, Tensor]:
         """Return the value that holds the tensor, the index in it, and the tensor."""

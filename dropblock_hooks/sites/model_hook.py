@@ -175,7 +175,7 @@ class ModelHook:
                 continue
             owner = hook.find(model)
             if owner is not None:
-                hook.look(owner)
+                hook.look(owner, together=True)
 
     def _count(self, model: nn.Module) -> None:
         """Count a training forward, look if a `Watchdog` is due, and plan the next forward."""

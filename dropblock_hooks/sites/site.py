@@ -31,6 +31,7 @@ from ..quoting import add_note
 from ..regularizers.base import Now, Regularizer
 from ..schedules import is_moving
 from ..selectors.index import Target
+from ..selectors.wrappers import holds_shards
 from .board import Board, Observed
 from .counter import Counter, has_data
 from .run import Run
@@ -202,12 +203,17 @@ class LiveSite:
             if site.observed is None and site.traced and site.watch is not None:
                 site.observed = Observed(site, device)
 
-    def note_layer(self, module: nn.Module, parameter: str | None) -> None:
-        """Let the observer look at the layer, and note what compiled code measures there."""
+    def note_layer(self, module: nn.Module, parameter: str | None, together: bool) -> None:
+        """Let the observer look at the layer, and note what compiled code measures there.
+
+        Sharded parameters are read only if all processes do this `together`, as in a step.
+        """
         watch = self.watch
         if watch is None:
             return
         observer = watch.observer
+        if observer.reads_parameters and not together and holds_shards(module):
+            return
         observer.look(watch.open, module, parameter)
         self.finds_dead = observer.finds_dead(watch.open)
         self.reads_batches = observer.reads_given and "running" in watch.open

@@ -219,10 +219,7 @@ def _refusal(module: nn.Module, site: LiveSite, parameter: Any) -> str | None:
     if site.regularizer.random and world_size() > 1:
         return "each process would draw other numbers: use when='backward'"
     parts = site.regularizer.parts
-    if not is_distributed(parameter.grad):
-        # FSDP shards it in another form, such as FullyShardedDataParallel does
-        return shard_refusal(module, acts_on_parts=False, once=True)
-    if parts == "rows" and not Shards.of(parameter).has_whole_rows():
+    if parts == "rows" and is_distributed(parameter) and not Shards.of(parameter).has_whole_rows():
         return "the mean of a row needs all of it, and other processes have parts of the row"
     return shard_refusal(module, acts_on_parts=bool(parts), once=True)
 

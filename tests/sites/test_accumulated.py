@@ -14,6 +14,7 @@ from dropblock_hooks import (
     CentralizeGrad,
     ClampGrad,
     ClipGradNorm,
+    GradientStats,
     GradNoise,
     HookWarning,
     Kind,
@@ -450,6 +451,10 @@ def fsdp1_is_refused(rank):
     loss_of(wrapped, rank).backward()
     with pytest.raises(SiteError, match=r"ClipGradNorm on Linear.*FSDP shards.*at the output"):
         optimizer.step()
+    attached.remove()
+    for regularizer in (ClipGradNorm(0.5, group=True), GradientStats()):
+        with pytest.raises(SpecError, match=r"FSDP shards the parameter.*at the output"):
+            attach(model, {"param:**": regularizer})
 
 
 @pytest.mark.slow

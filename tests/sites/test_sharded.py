@@ -1,6 +1,7 @@
 """Gradients of sharded parameters: two processes have what one process has."""
 
 import copy
+import dataclasses
 import math
 import warnings
 from functools import partial
@@ -15,6 +16,7 @@ from dropblock_hooks import (
     CentralizeGrad,
     ClampGrad,
     ClipGradNorm,
+    GradientStats,
     GradNoise,
     HookWarning,
     OnGradients,
@@ -23,6 +25,7 @@ from dropblock_hooks import (
     SiteError,
     SkipUpdate,
     SpecError,
+    WeightStats,
     ZClip,
     ZeroGrad,
     attach,
@@ -285,6 +288,76 @@ def a_mesh_of_two_axes(rank):
         close(found, wanted, name)
 
 
+def statistics(model, spec, part=lambda x: x):
+    """What an observer reports of two epochs of three steps."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    attached = attach(model, {spec[0]: spec[1]})
+    reports = []
+    for epoch in range(2):
+        attached.step(epoch)
+        for i in range(3):
+            optimizer.zero_grad()
+            loss_of(model, 3 * epoch + i, part).backward()
+            optimizer.step()
+        model.eval()(batch(0))  # which leaves the parameters of the root whole
+        model.train()
+        if spec[1].label == "GradientStats":
+            reports.append([row.observed for row in attached.report()])
+    attached.step(2)
+    reports.append([row.observed for row in attached.report()])
+    assert attached.verify() == []
+    attached.remove()
+    assert not any(getattr(p, "_post_accumulate_grad_hooks", None) for p in model.parameters())
+    return reports
+
+
+def alike(found, wanted):
+    """Whether statistics, numbers and containers of them are equal but for rounding."""
+    if dataclasses.is_dataclass(wanted):
+        found, wanted = dataclasses.asdict(found), dataclasses.asdict(wanted)
+    if isinstance(wanted, dict):
+        assert found.keys() == wanted.keys()
+        found, wanted = list(found.values()), list(wanted.values())
+    if isinstance(wanted, list | tuple):
+        assert len(found) == len(wanted)
+        for a, b in zip(found, wanted, strict=True):
+            alike(a, b)
+        return
+    if isinstance(wanted, float):
+        wanted = pytest.approx(wanted, rel=1e-6)
+    assert found == wanted
+
+
+OBSERVED = [
+    ("param:**", GradientStats(every=1)),
+    ("param:**", GradientStats(every=2)),
+    ("param:**", WeightStats()),
+    ("**", WeightStats()),
+]
+
+
+def fsdp2_is_observed(rank):
+    for spec in OBSERVED:
+        wanted = statistics(net(), spec)
+        found = statistics(fsdp2(net()), spec, lambda x: shards_of(x, rank))
+        alike(found, wanted)
+
+
+def tensor_parallel_is_observed(rank):
+    for spec in OBSERVED:
+        alike(statistics(tensor_parallel(net()), spec), statistics(net(), spec))
+
+
+def a_report_of_one_process_waits_for_no_other(rank):
+    model = fsdp2(net())
+    attached = attach(model, {"**": WeightStats()})
+    if rank == 0:
+        assert attached.report()[0].observed.values == 4 * 6 + 6
+        assert attached.verify() != []
+    row = attached.report(distributed=True)[0]
+    assert list(row.observed.norms) == ["weight", "bias"]
+
+
 CALLS = {
     "fsdp2": [
         "fsdp2_is_one_process",
@@ -293,11 +366,14 @@ CALLS = {
         "fsdp2_with_a_fused_optimizer",
         "fsdp2_resumes",
         "a_mesh_of_two_axes",
+        "fsdp2_is_observed",
+        "a_report_of_one_process_waits_for_no_other",
     ],
     "tensor_parallel": [
         "tensor_parallel_is_one_process",
         "rows_that_are_spread_are_refused",
         "others_are_refused",
+        "tensor_parallel_is_observed",
     ],
 }
 
