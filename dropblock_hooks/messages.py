@@ -64,7 +64,7 @@ SKIPPED_UPDATE = Message(
 )
 SKIPPED_UPDATES = Message(
     Kind.SKIPPED,
-    "left out {number} of {updates} updates of the optimizer",
+    "left out {share:.2g} of the updates of the optimizer",
     _ABOUT_SKIPPED,
 )
 

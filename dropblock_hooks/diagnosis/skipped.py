@@ -16,10 +16,8 @@ def find_skipped(sites: Sequence[LiveSite], window: Window, epoch: float) -> lis
         regularizer = site.regularizer
         if not isinstance(regularizer, WithMemory) or regularizer.clips:
             continue
-        counts = window.sites[site.key]
-        share = counts.share() or 0.0
-        number = round(counts.active * float(share))
-        if number:
-            values = {"number": number, "updates": counts.active}
-            findings.append(messages.SKIPPED_UPDATES.finding(site.key, epoch=epoch, **values))
+        share = float(window.sites[site.key].share() or 0.0)
+        if share:
+            finding = messages.SKIPPED_UPDATES.finding(site.key, epoch=epoch, share=share)
+            findings.append(finding)
     return findings

@@ -79,14 +79,17 @@ class Memory:
         return self.row.to(device, new_memory(self.function, 0, device).dtype)
 
     def state_dict(self) -> dict[str, Any]:
-        row = None if self.row is None else self.row.clone()
-        return {"row": row, "shape": self.shape}
+        """Plain numbers, which some trainers save as JSON; this waits for the device."""
+        row = None if self.row is None else self.row.tolist()
+        shape = None if self.shape is None else list(self.shape)
+        return {"row": row, "shape": shape}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        shape = state["shape"]
-        self.row = state["row"]
+        row, shape = state["row"], state["shape"]
+        self.row = None if row is None else torch.tensor(row, dtype=torch.float64)
         self.shape = None if shape is None else tuple(shape)
 
     def __getstate__(self) -> dict[str, Any]:
         # a row is a view of the rows of all sites, which a copy would take along
-        return {"function": self.function, **self.state_dict()}
+        row = None if self.row is None else self.row.clone()
+        return {**self.__dict__, "row": row}

@@ -17,6 +17,7 @@ from dropblock_hooks import (
     FreezeNorm,
     HookWarning,
     LinearSchedule,
+    SkipUpdate,
 )
 from tests.conftest import hook_count
 
@@ -265,6 +266,44 @@ def test_a_resumed_run_with_frozen_norms(pl, tmp_path):
     resumed = run("then", ckpt_path=tmp_path / "first" / "step=6.ckpt")
     for name, tensor in whole.state_dict().items():
         assert torch.equal(tensor, resumed.state_dict()[name]), name
+
+
+class Spikes(Batches):
+    """Two of the batches are outliers."""
+
+    def __init__(self):
+        super().__init__(8)
+        self.data[5] *= 1e4
+        self.data[6] = torch.nan
+
+
+@pytest.mark.filterwarnings("ignore:.*left out")
+def test_updates_that_are_left_out_are_resumed(pl, tmp_path):
+    spec = {"param:**": SkipUpdate(z=6.0, warmup=3)}
+
+    def run(folder, *callbacks, ckpt_path=None):
+        torch.manual_seed(5 if ckpt_path is None else 6)
+        callback, net = Regularize(spec), module(pl)
+        saver = pl.callbacks.ModelCheckpoint(
+            tmp_path / folder, every_n_train_steps=1, save_top_k=-1, filename="{step}"
+        )
+        torch.manual_seed(5 if ckpt_path is None else 6)
+        runner = trainer(pl, callback, saver, *callbacks, max_epochs=2)
+        with contextlib.suppress(Interrupted):
+            runner.fit(net, Spikes(), ckpt_path=ckpt_path)
+        return callback, net
+
+    whole, net = run("whole")
+    site = whole.attached["model.0.weight/SkipUpdate"]
+    assert site.active_calls == 16
+    assert site.total_realized_rate == 4 / 16
+    assert all(x.isfinite().all() for x in net.state_dict().values())
+    run("first", interrupt(pl, 11))
+    resumed, other = run("then", ckpt_path=tmp_path / "first" / "step=11.ckpt")
+    for name, tensor in net.state_dict().items():
+        assert torch.equal(tensor, other.state_dict()[name]), name
+    states = [each.attached.state_dict()["sites"] for each in (resumed, whole)]
+    assert states[0] == states[1]
 
 
 def counts(callback):

@@ -133,6 +133,32 @@ def test_a_resumed_training_is_the_uninterrupted_one(tmp_path, unit, at):
     assert r.attachments(made.model) == []
 
 
+def test_a_clipping_with_a_memory_is_resumed(tmp_path):
+    """The state goes through the JSON of a checkpoint, and continues to the bit."""
+    spec = {"param:**": r.AdaGC(1.0, 0.5, decay=0.5, warmup=2)}
+    options = {"save_strategy": "steps", "save_steps": 3, "max_grad_norm": 0.0}
+    whole = Regularize(spec)
+    model = bert()
+    trainer(tmp_path / "whole", whole, model=model, **options).train()
+    sites = whole.attached.sites
+    assert [site.active_calls for site in sites] == [EPOCHS * STEPS] * len(sites)
+    assert sum(site.total_realized_rate for site in sites) > 1
+    bare = bert()
+    trainer(tmp_path / "bare", model=bare, **options).train()
+    assert not same(weights(bare), weights(model))
+
+    broken = trainer(tmp_path / "broken", Regularize(spec), Rates(4), **options)
+    with pytest.raises(KeyboardInterrupt):
+        broken.train()
+    resumed = Regularize(spec)
+    made = trainer(tmp_path / "broken", resumed, **options)
+    made.train(resume_from_checkpoint=str(tmp_path / "broken" / "checkpoint-3"))
+    assert same(weights(made.model), weights(model))
+    states = [each.attached.state_dict()["sites"] for each in (resumed, whole)]
+    memories = [[site["memory"] for site in state.values()] for state in states]
+    assert memories[0] == memories[1]
+
+
 def test_the_length_of_training(tmp_path):
     for unit, options, last in (
         ("epoch", {"num_train_epochs": 1.5}, 1.25),
