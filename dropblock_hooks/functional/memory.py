@@ -98,14 +98,14 @@ def adagc(
     begins = number < warmup
 
     factor = torch.where(common > max_norm, max_norm / common, 1.0)
-    factor = torch.where(common.isfinite(), factor, 1.0)
+    factor = torch.where(common < math.inf, factor, 1.0)  # of norms this is isfinite()
     bounds = torch.where(begins, norms * factor, ratio * mean)
 
     clipped = torch.minimum(norms, bounds)
     smallest = torch.where(number > 0, torch.minimum(mean, clipped), clipped)
     average = decay * mean + (1 - decay) * clipped
     new = torch.stack([torch.where(begins, smallest, average), number + 1], dim=1)
-    is_remembered = common.isfinite() & (norms > 0)
+    is_remembered = (common < math.inf) & (norms > 0)
     return bounds, torch.where(is_remembered.unsqueeze(1), new, memory)
 
 
@@ -190,10 +190,10 @@ def skip_update(
         above = mean + z * (variance.sqrt() + _EPS)
         limit = torch.where(number >= warmup, above, math.inf)
 
-    skipped = ~norms.isfinite() | (norms > limit)
+    is_usual = (norms < math.inf) & (norms <= limit)
     if max_norm is not None:
-        skipped = skipped | (norms > max_norm)
-    return skipped, _with_norms(memory, norms, limit, decay, warmup)
+        is_usual = is_usual & (norms <= max_norm)
+    return ~is_usual, _with_norms(memory, norms, limit, decay, warmup)
 
 
 def _with_norms(memory: Tensor, norms: Tensor, limits: Tensor, decay: float, warmup: int) -> Tensor:
@@ -201,16 +201,18 @@ def _with_norms(memory: Tensor, norms: Tensor, limits: Tensor, decay: float, war
 
     Those of the first norms are exact.
     """
-    is_remembered = norms.isfinite()
+    is_remembered = norms < math.inf
     norms = torch.minimum(norms, limits)
     mean, variance, number = memory.unbind(1)
     count = number + 1
     begins = number < warmup
 
-    old_weight = torch.where(begins, number / count, decay)
-    new_mean = old_weight * mean + (1 - old_weight) * norms
-    distance = torch.where(begins, norms - mean, norms - new_mean)
-    new_variance = old_weight * variance + (1 - old_weight) * distance * (norms - new_mean)
+    weight = torch.where(begins, 1 / count, 1 - decay)  # of the new norm
+    change = norms - mean
+    new_mean = mean + weight * change
+    distance = norms - new_mean
+    square = torch.where(begins, change, distance) * distance
+    new_variance = variance + weight * (square - variance)
 
     new = torch.stack([new_mean, new_variance, count], dim=1)
     return torch.where(is_remembered.unsqueeze(1), new, memory)

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from ..functional.masks import wide_dtype
 from ..functional.memory import Remembered, check_average, new_memory
 from .base import Applied, Now
 from .gradients import _OfParameters
@@ -76,7 +77,7 @@ class Memory:
         """The row on a device."""
         if self.row is None:
             return new_memory(self.function, 1, device)[0]
-        return self.row.to(device, new_memory(self.function, 0, device).dtype)
+        return self.row.to(device, wide_dtype(device))
 
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers, which some trainers save as JSON; this waits for the device."""

@@ -3,6 +3,7 @@
 The norms of all gradients of an entry are judged at once. Each site keeps its row of the memory.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -41,16 +42,18 @@ def regularize(
 
     norms = gradients.unscaled(norms, scale)
     if regularizer.group:
-        norms = gradients.group_norm(norms, 2.0, "tensor").reshape(1)
+        norms = torch.linalg.vector_norm(norms).reshape(1)
         memories = [_first_in_use(memories)]
     memory = torch.stack([each.read(norms.device) for each in memories])
 
     now = Now(**_rates(sites, regularizer, norms))
     verdict, new_memory = regularizer.judge(norms, memory, now)
-    happens: Tensor | bool = True
     if found_inf is not None:
         happens = found_inf.to(norms.device).reshape(()) == 0
         new_memory = torch.where(happens, new_memory, memory)
+        norms = torch.where(happens, norms, math.nan)  # which nothing bounds or counts
+        if not regularizer.clips:
+            verdict = verdict & happens
     one_each = len(memories) == len(sites)
     rows = new_memory.unbind() if one_each else [new_memory[0]] * len(sites)
     for site, row in zip(sites, rows, strict=True):
@@ -59,10 +62,10 @@ def regularize(
     if regularizer.clips:
         changed = _clip(entry, norms, verdict)
     else:
-        changed = _leave_out(entry, norms, verdict & happens)
+        changed = _leave_out(entry, norms, verdict)
     device = norms.device
     joint = JointCounts.of([site.tally for site in sites], device, [1] * len(sites))
-    joint.add(changed * happens, [held.grad.numel() for held in entry], norms.expand(len(sites)))
+    joint.add(changed, [held.grad.numel() for held in entry], norms.expand(len(sites)))
 
 
 def _first_in_use(memories: Sequence[Any]) -> Any:
@@ -109,7 +112,7 @@ def _clip(entry: Sequence[Any], norms: Tensor, bounds: Tensor) -> Tensor:
         own_norm, own_bound = each_norm[i].to(device), each_bound[i].to(device)
         clipped, _ = gradients.scale_counted(grads[i], own_bound, own_norm)
         grads[i].copy_(clipped)
-    is_over = (norms > bounds) & norms.isfinite()
+    is_over = (norms > bounds) & (norms < math.inf)
     return is_over * foreach.whole_tensors(grads).sizes
 
 

@@ -25,6 +25,7 @@ from dropblock_hooks import (
 )
 from tests.functional.test_memory import adagc_loop, zclip_loop
 from tests.pair import run_pair
+from tests.sites.test_together import Counting, Holder, before_step
 from tests.told import told
 
 SGD = torch.optim.SGD
@@ -230,7 +231,7 @@ def test_with_a_grad_scaler(name, optimizer):
         while done < STEPS:
             made.zero_grad()
             scaler.scale(loss_of(model, done)).backward()
-            if len(scales) == 6:  # an overflow, which the scaler leaves out
+            if len(scales) == 6:  # an overflow, which the scaler leaves out, and nobody else
                 model.head.weight.grad[0, 0] = math.inf
             scaler.step(made)
             done += len(scales) != 6
@@ -271,6 +272,33 @@ def test_a_compiled_model_has_one_graph(name):
     assert len(graphs) == 1
     torch.testing.assert_close(weights(model), weights(wanted), rtol=1e-9, atol=1e-12)
     assert [site.active_calls for site in attached] == [STEPS] * 5
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_more_parameters_take_no_more_operators(name):
+    counts = []
+    for copies in (2, 20):
+        model = Holder([torch.randn(3, 4) for _ in range(copies)])
+        made = SGD(model.parameters(), lr=0.0)
+        attach(model, {"param:**": ALL[name]}, optimizer=made)
+        for size in (1.0, 1.1, 1.2):  # the first updates also make tensors that stay
+            model.give([torch.full((3, 4), size)] * copies)
+            with Counting() as counting:
+                before_step(made)
+        counts.append(len(counting.names))
+    assert counts[0] == counts[1] <= 60
+
+
+@pytest.mark.parametrize("name", CLIPS)
+def test_a_clipping_reads_no_value_from_the_device(name):
+    """On the meta device there is none to be read."""
+    model = nn.Linear(3, 2, device="meta")
+    made = SGD(model.parameters(), lr=0.1)
+    attached = attach(model, {"param:**": CLIPS[name]}, optimizer=made)
+    for _ in range(2):
+        model(torch.ones(4, 3, device="meta")).sum().backward()
+        made.step()
+    assert [site.tally.active for site in attached] == [2, 2]
 
 
 def test_gradients_of_several_dtypes_and_without_elements():
