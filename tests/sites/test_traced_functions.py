@@ -70,7 +70,7 @@ def test_activations(case):
     torch.manual_seed(0)
     x = images()
     shortcut = torch.zeros_like(x) + 0.1
-    y = compiled.regularize(site, x, shortcut, True)
+    y = compiled.regularize(site._live, x, shortcut, True)
     y.sum().backward()
     assert (site.calls, site.active_calls) == (1, 1)
     if "Noise" in case or case == "GaussianDropout":
@@ -86,7 +86,7 @@ def test_activations(case):
     if case not in ("StochasticDepth", "Disout"):
         torch.testing.assert_close(x.grad, y.detach() / x.detach())
     with attached.paused():
-        torch.testing.assert_close(compiled.regularize(site, x, shortcut, True), x)
+        torch.testing.assert_close(compiled.regularize(site._live, x, shortcut, True), x)
     assert (site.calls, site.active_calls) == (2, 1)
 
 
@@ -97,7 +97,7 @@ def test_gradients(case):
     eager, of_eager = site_of(GRADIENTS[case])
     assert len(eager) == len(attached)
     x = images()
-    y = compiled.regularize(site, x, None, True)
+    y = compiled.regularize(site._live, x, None, True)
     assert torch.equal(y, x)
     y.square().sum().backward()
     assert (site.calls, site.active_calls) == (1, 1)
@@ -113,11 +113,11 @@ def test_gradients(case):
             assert mine.mean == pytest.approx(theirs.mean)
     with attached.paused():
         x.grad = None
-        compiled.regularize(site, x, None, True).square().sum().backward()
+        compiled.regularize(site._live, x, None, True).square().sum().backward()
     torch.testing.assert_close(x.grad, 2 * x.detach())
     assert (site.calls, site.active_calls) == (2, 1)
     with torch.no_grad():
-        assert compiled.regularize(site, x, None, True) is x
+        assert compiled.regularize(site._live, x, None, True) is x
     assert (site.calls, site.active_calls) == (3, 1)
 
 
@@ -125,7 +125,7 @@ def test_bounds_with_a_scaler():
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     _, site = site_of(ClampGrad(-0.5, 0.5), grad_scaler=scaler)
     x = images()
-    scaler.scale(compiled.regularize(site, x, None, True).sum()).backward()
+    scaler.scale(compiled.regularize(site._live, x, None, True).sum()).backward()
     assert torch.equal(x.grad, torch.full_like(x, 4.0))
 
 
@@ -139,12 +139,12 @@ def test_observers(observer):
     for _ in range(3):
         x = images()
         output = x * 1.0
-        new = observed.observe(site, [output], [x], True)
+        new = observed.observe(site._live, [output], [x], True)
         y = new[0] if new else output
         y.square().sum().backward()
         eager._base(x * 1.0).square().sum().backward()
     assert (site.calls, site.active_calls) == (of_eager.calls, of_eager.active_calls) == (3, 3)
     assert attached.report()[0].observed == eager.report()[0].observed
     with attached.paused():
-        observed.observe(site, [images() * 1.0], [], True)
+        observed.observe(site._live, [images() * 1.0], [], True)
     assert (site.calls, site.active_calls) == (4, 3)
