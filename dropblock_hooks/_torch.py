@@ -247,6 +247,12 @@ def is_part_of_flat(x: Tensor) -> bool:
     return bool(getattr(x, "_fsdp_flattened", False))
 
 
+def version_of(x: Tensor) -> int:
+    """How often a tensor was written to in place; without the private name, 0."""
+    version: int = getattr(x, "_version", 0)
+    return version
+
+
 def scale_tensor(scaler: Any) -> Tensor | None:
     """The tensor in which a GradScaler keeps its scale; None before its first use."""
     scale: Tensor | None = getattr(scaler, "_scale", None)

@@ -71,6 +71,7 @@ class Kind(_Described):
     DEAD = "dead", "channels of an activation were zero all the time"
     SATURATED = "saturated", "values of an activation lie at its bounds"
     NO_GRADIENT = "no_gradient", "no gradient, or only zeros, reached the layer"
+    NO_UPDATE = "no_update", "trained parameters get gradients, and updates do not change them"
 
 
 class Severity(_Described):

@@ -374,6 +374,19 @@ NO_GRADIENT = Message(
     "layer that the model never calls can be removed. If it is not meant to be trained, as a "
     "target network or a teacher, call requires_grad_(False) on it",
 )
+_OF_ALL = "in {layers} of the {trained} layers with trained parameters, among them {names}"
+UPDATED_BY_NOTHING = Message(
+    Kind.NO_UPDATE,
+    "{updates} updates of the optimizer changed no value of its parameters; so it is " + _OF_ALL,
+    "Look for a learning rate of 0, or one that is too small for the type of the parameters",
+)
+NOT_UPDATED = Message(
+    Kind.NO_UPDATE,
+    "it gets gradients, and {updates} updates that changed other layers did not change its "
+    "parameters; so it is " + _OF_ALL,
+    "Pass them to the optimizer, which may have been made before the layer, or freeze them: "
+    "requires_grad_(False)",
+)
 
 # warnings without a kind
 

@@ -11,6 +11,7 @@ ranks      the findings of several processes, and how the processes differ
 sights     the layers that a `Watchdog` watches, with their numbers
 alerts     when these numbers are judged, and the first cause of what is found
 rules      the rules about gradients and activations
+updated    the rule about parameters that updates do not change
 nonfinite  the rule about NaN and Inf: the layer that made the first of them
 
 ``messages`` has the texts of the findings.

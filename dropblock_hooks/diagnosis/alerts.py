@@ -18,6 +18,7 @@ from .nonfinite import find_nonfinite
 from .rules import judge_statistics
 from .sights import Sight, sights_of, with_rule
 
+_OF_LOOP = (Kind.NO_UPDATE,)  # faults of the training loop, which no layer causes
 _OF_BACKWARD = (Kind.NO_GRADIENT, Kind.VANISHING, Kind.EXPLODING)
 
 
@@ -75,7 +76,8 @@ def _first_cause(findings: Sequence[Finding], sights: Sequence[Sight]) -> list[F
     """Return the first finding, whose text lists the others as its likely effects.
 
     NaN and Inf come first. Then come findings of the forward, in the order of the layers, and
-    findings of the backward, in reverse order. Layers that were never called stay separate.
+    findings of the backward, in reverse order. Layers that were never called, and faults of the
+    training loop, stay separate.
     """
     last_calls = {sight.site.key: sight.watched.at for sight in sights}
 
@@ -87,12 +89,13 @@ def _first_cause(findings: Sequence[Finding], sights: Sequence[Sight]) -> list[F
         return finding.kind != Kind.NONFINITE, stage, -time if in_backward else time
 
     called: list[Finding] = []
-    never_called: list[Finding] = []
+    separate: list[Finding] = []
     for finding in findings:
-        group = called if last_calls.get(finding.sites[0]) else never_called
+        is_called = last_calls.get(finding.sites[0])
+        group = called if is_called and finding.kind not in _OF_LOOP else separate
         group.append(finding)
     if len(called) < 2:
-        return called + never_called
+        return called + separate
 
     first, *effects = sorted(called, key=order)
     layers = defaultdict(list)
@@ -100,7 +103,7 @@ def _first_cause(findings: Sequence[Finding], sights: Sequence[Sight]) -> list[F
         layers[effect.kind].append(effect.layer)
     effects_text = "; ".join(f"{kind} at {listed(names, 5)}" for kind, names in layers.items())
     text = messages.WITH_EFFECTS.format(text=first.text, effects=effects_text)
-    return [replace(first, text=text), *never_called]
+    return [replace(first, text=text), *separate]
 
 
 def _judge(

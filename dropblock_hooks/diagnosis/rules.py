@@ -12,6 +12,7 @@ from ..findings import Finding, Kind, Message
 from ..observers.watchdog import Clock
 from ..selectors.wrappers import find_module
 from .sights import Sight, with_rule
+from .updated import find_no_update
 
 _FEW = 4  # with fewer layers, no rule about depth is applied
 
@@ -25,6 +26,7 @@ def judge_statistics(base: nn.Module, clock: Clock, sights: list[Sight]) -> Iter
         if sight.judged:
             yield from _of_activation(sight, is_output=sight is output)
     yield from _no_gradient(base, sights, with_rule(Kind.NO_GRADIENT, sights))
+    yield from find_no_update(with_rule(Kind.NO_UPDATE, sights))
 
 
 class _Norms(NamedTuple):

@@ -5,4 +5,5 @@ stats     `ActivationStats`, `GradientStats`, `WeightStats`, and the sums of val
 capture   `Capture`: keeps activations and gradients
 watchdog  `Watchdog`: the names and limits of its rules, and the numbers of its sites, which
           ``diagnosis.alerts`` judges
+updates   what its measured forwards show of the parameters
 """

@@ -32,8 +32,9 @@ from ..functional.measures import (
 from ..quoting import quote, shown
 from ..registry import register, store
 from .base import Compiled, Observer, Seen, State
+from .updates import Updates
 
-RULES = ("nonfinite", "vanishing", "exploding", "dead", "saturated", "no_gradient")
+RULES = ("nonfinite", "vanishing", "exploding", "dead", "saturated", "no_gradient", "no_update")
 _INF = math.inf
 _FIRST = 32  # so many training forwards are all measured
 _MOST_UNREAD = 4096  # so many notes of a site are kept on the device, which bounds their memory
@@ -69,6 +70,11 @@ class Watchdog(Observer):
     - ``dead``: channels of a ReLU, or a similar activation, were zero in all calls.
     - ``saturated``: values of a sigmoid, a tanh or the like are within 1 % of their bounds.
     - ``no_gradient``: a layer with trained parameters gets none, or zeros, while others get some.
+    - ``no_update``: a layer gets gradients, and at least 3 updates change none of its parameters,
+      because the learning rate is 0, or because the optimizer does not have them. The latter is
+      not told of the first layers, nor of over a quarter of all, which may be left out on purpose.
+
+    Compiled code does not see the parameters, so ``no_update`` needs eager mode.
 
     Example:
         >>> model, found = nn.Sequential(nn.Linear(4, 4), nn.Sigmoid(), nn.Linear(4, 2)), []
@@ -173,6 +179,11 @@ class Watchdog(Observer):
             watched.see(seen, clock.time)
         if len(watched.unread) >= _MOST_UNREAD:
             watched.read()
+
+    def note(self, state: State, module: nn.Module) -> None:
+        """Note the parameters of a layer after a measured training forward of the model."""
+        if "no_update" in self.names:
+            state["watched"].updates.note(module)
 
     def start_compiled(self) -> list[float]:
         values = [0.0] * WATCHED
@@ -297,6 +308,7 @@ class Watched:
     near: Tensor | float = 0.0  # the sum over calls of the share of values at the bounds
     units: State = field(default_factory=dict)  # the flags of `add_alive`
     unread: list["Note"] = field(default_factory=list)
+    updates: Updates = field(default_factory=Updates)
 
     def forget(self, statistics: bool) -> None:
         """Forget values that were not finite, and with `statistics` all counts and sums."""
@@ -308,6 +320,7 @@ class Watched:
             self.called = self.calls = self.bad_calls = self.grads = 0
             self.norm = self.near = 0.0
             self.units = {}
+            self.updates.forget()
 
     def see(self, seen: Seen, time: int) -> None:
         """Add one call of the layer."""

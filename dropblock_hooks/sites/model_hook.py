@@ -106,7 +106,7 @@ class ModelHook:
 
         turned = training is not self._training and not run.stepped
         first = training and run.enabled and not run.looked
-        if turned or first or self.every or self.parameters or run.compiled:
+        if turned or first or self.fewest or self.parameters or run.compiled:
             callback = set_eval_frame(None)  # dynamo would compile what is called here
             try:
                 self._check_and_leave(model, training, inputs=args[:-1])  # the last is the output
@@ -147,6 +147,8 @@ class ModelHook:
             run.looked = True
             self._look_at_new_parameters(model)
             self.checks.check_first(self, model, inputs)
+        if self.fewest and run.ticker is None:
+            self._note_parameters(model)
         if self.every and run.ticker is None:
             self._count(model)
 
@@ -176,6 +178,17 @@ class ModelHook:
             owner = hook.find(model)
             if owner is not None:
                 hook.look(owner, together=True)
+
+    def _note_parameters(self, model: nn.Module) -> None:
+        """Let a `Watchdog` note the parameters after a forward that it has measured."""
+        if not (Clock.of(self.run.shared).measures and torch.is_grad_enabled()):
+            return
+        for hook in self.hooks:
+            dog = hook.site.regularizer
+            if isinstance(dog, Watchdog):
+                layer = find_module(model, hook.site.name)
+                if layer is not None:
+                    dog.note(hook.site.bound.open, layer)
 
     def _count(self, model: nn.Module) -> None:
         """Count a training forward, look if a `Watchdog` is due, and plan the next forward."""

@@ -1,0 +1,59 @@
+"""The rule of a `Watchdog` about parameters that get gradients, and that no update changes."""
+
+from collections.abc import Iterator, Sequence
+
+from .. import messages
+from ..findings import Finding, Message
+from ..quoting import listed
+from .sights import Sight
+
+_FEWEST = 3  # updates; a warm-up may begin with a learning rate of 0
+_MOST_LEFT_OUT = 0.25  # of the layers; more than these are left out of the optimizer on purpose
+
+
+def find_no_update(sights: Sequence[Sight]) -> Iterator[Finding]:
+    """Find layers whose updates change no value, and layers that updates of others leave out."""
+    layers = [sight for sight in sights if _gets_gradients(sight)]
+    unchanged: list[Sight] = []
+    changed: list[Sight] = []
+    for sight in layers:
+        group = unchanged if sight.watched.updates.unchanged() else changed
+        group.append(sight)
+
+    in_vain = [sight for sight in unchanged if sight.watched.updates.updates >= _FEWEST]
+    if in_vain:
+        updates = min(sight.watched.updates.updates for sight in in_vain)
+        yield _finding(messages.UPDATED_BY_NOTHING, in_vain, layers, updates)
+
+    left_out = [sight for sight in unchanged if not sight.watched.updates.updates]
+    updates = max((sight.watched.updates.updates for sight in changed), default=0)
+    if left_out and updates >= _FEWEST and not _is_meant(left_out, changed, layers):
+        yield _finding(messages.NOT_UPDATED, left_out, layers, updates)
+
+
+def _gets_gradients(sight: Sight) -> bool:
+    """Return whether a layer has trained parameters and often gets gradients that are not 0."""
+    watched = sight.watched
+    often = watched.grads >= sight.dog.min_calls and watched.norm > 0
+    return often and bool(watched.updates.parameters)
+
+
+def _is_meant(left_out: list[Sight], changed: list[Sight], layers: list[Sight]) -> bool:
+    """Return whether an optimizer may leave out layers on purpose: most of them, or the first."""
+    many = len(left_out) > _MOST_LEFT_OUT * len(layers)
+    last = max(sight.watched.at for sight in left_out)
+    first_changed = min(sight.watched.at for sight in changed)
+    return many or last < first_changed
+
+
+def _finding(message: Message, sights: list[Sight], layers: list[Sight], updates: int) -> Finding:
+    """Make one finding about the first of these layers, which names the others."""
+    sights = sorted(sights, key=lambda sight: sight.watched.at)
+    names = [sight.site.name or "the model" for sight in sights]
+    return sights[0].finding(
+        message,
+        updates=updates,
+        layers=len(sights),
+        trained=len(layers),
+        names=listed(names, 5),
+    )
