@@ -72,6 +72,7 @@ class Kind(_Described):
     SATURATED = "saturated", "values of an activation lie at its bounds"
     NO_GRADIENT = "no_gradient", "no gradient, or only zeros, reached the layer"
     NO_UPDATE = "no_update", "trained parameters get gradients, and updates do not change them"
+    EVAL_NORM = "eval_norm", "a trained BatchNorm is in evaluation mode inside a training model"
 
 
 class Severity(_Described):

@@ -387,6 +387,14 @@ NOT_UPDATED = Message(
     "Pass them to the optimizer, which may have been made before the layer, or freeze them: "
     "requires_grad_(False)",
 )
+EVAL_NORM = Message(
+    Kind.EVAL_NORM,
+    "it normalizes with its running statistics and does not change them, because it was in "
+    "evaluation mode in {forwards} measured forwards of the training model, and its weight or bias "
+    "is trained",
+    "Call train() on the model after each evaluation. If it is meant, freeze its weight and bias "
+    "too, requires_grad_(False), or use FreezeNorm",
+)
 
 # warnings without a kind
 

@@ -18,7 +18,7 @@ from .nonfinite import find_nonfinite
 from .rules import judge_statistics
 from .sights import Sight, sights_of, with_rule
 
-_OF_LOOP = (Kind.NO_UPDATE,)  # faults of the training loop, which no layer causes
+_OF_LOOP = (Kind.NO_UPDATE, Kind.EVAL_NORM)  # faults of the training loop, which no layer causes
 _OF_BACKWARD = (Kind.NO_GRADIENT, Kind.VANISHING, Kind.EXPLODING)
 
 

@@ -27,6 +27,7 @@ def judge_statistics(base: nn.Module, clock: Clock, sights: list[Sight]) -> Iter
             yield from _of_activation(sight, is_output=sight is output)
     yield from _no_gradient(base, sights, with_rule(Kind.NO_GRADIENT, sights))
     yield from find_no_update(with_rule(Kind.NO_UPDATE, sights))
+    yield from _eval_norms(with_rule(Kind.EVAL_NORM, sights))
 
 
 class _Norms(NamedTuple):
@@ -149,6 +150,14 @@ def _no_gradient(
         unused = never_called and routed.isdisjoint(_around(sight.site.name))
         if unused or _got_no_gradient(sight):
             yield sight.finding(messages.NO_GRADIENT, calls=sight.watched.calls)
+
+
+def _eval_norms(sights: list[Sight]) -> Iterator[Finding]:
+    """Find trained norms in evaluation mode; frozen ones, and those of FreezeNorm, are meant."""
+    for sight in sights:
+        forwards = sight.watched.evaluated
+        if forwards >= sight.dog.min_calls and sight.trained:
+            yield sight.finding(messages.EVAL_NORM, forwards=forwards)
 
 
 def _got_no_gradient(sight: Sight) -> bool:

@@ -34,7 +34,16 @@ from ..registry import register, store
 from .base import Compiled, Observer, Seen, State
 from .updates import Updates
 
-RULES = ("nonfinite", "vanishing", "exploding", "dead", "saturated", "no_gradient", "no_update")
+RULES = (
+    "nonfinite",
+    "vanishing",
+    "exploding",
+    "dead",
+    "saturated",
+    "no_gradient",
+    "no_update",
+    "eval_norm",
+)
 _INF = math.inf
 _FIRST = 32  # so many training forwards are all measured
 _MOST_UNREAD = 4096  # so many notes of a site are kept on the device, which bounds their memory
@@ -74,7 +83,10 @@ class Watchdog(Observer):
       because the learning rate is 0, or because the optimizer does not have them. The latter is
       not told of the first layers, nor of over a quarter of all, which may be left out on purpose.
 
-    Compiled code does not see the parameters, so ``no_update`` needs eager mode.
+    - ``eval_norm``: a BatchNorm whose weight or bias is trained is in evaluation mode, and the
+      model is in training mode.
+
+    Compiled code does not see the layers, so the last two need eager mode.
 
     Example:
         >>> model, found = nn.Sequential(nn.Linear(4, 4), nn.Sigmoid(), nn.Linear(4, 2)), []
@@ -182,8 +194,10 @@ class Watchdog(Observer):
 
     def note(self, state: State, module: nn.Module) -> None:
         """Note the parameters of a layer after a measured training forward of the model."""
+        watched = state["watched"]
         if "no_update" in self.names:
-            state["watched"].updates.note(module)
+            watched.updates.note(module)
+        watched.evaluated += _has_statistics(module) and not module.training
 
     def start_compiled(self) -> list[float]:
         values = [0.0] * WATCHED
@@ -208,6 +222,11 @@ class Watchdog(Observer):
     def finds_dead(self, state: State) -> bool:
         can_die: bool = state["watched"].can_die
         return can_die
+
+
+def _has_statistics(module: nn.Module) -> bool:
+    """Return whether a norm has running statistics."""
+    return isinstance(getattr(module, "running_mean", None), Tensor)
 
 
 class Gap(NamedTuple):
@@ -301,6 +320,7 @@ class Watched:
     worse: float = _INF  # the time of the first output with NaN or +Inf; -Inf may be a mask
     grad_bad: float = _INF  # the time of the first gradient with NaN or Inf
     called: int = 0  # all calls
+    evaluated: int = 0  # the measured forwards in which a BatchNorm was in evaluation mode
     calls: int = 0  # the calls that were measured
     bad_calls: int = 0  # the measured calls whose output had NaN or Inf
     grads: int = 0  # the number of gradients
@@ -319,6 +339,7 @@ class Watched:
         if statistics:
             self.called = self.calls = self.bad_calls = self.grads = 0
             self.norm = self.near = 0.0
+            self.evaluated = 0
             self.units = {}
             self.updates.forget()
 

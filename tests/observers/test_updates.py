@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from dropblock_hooks import watch
+from dropblock_hooks import FreezeNorm, attach, watch
 from tests.observers.faulty import batch_for, cnn, cross_entropy, deep, mlp
 
 SGD, ADAMW = torch.optim.SGD, torch.optim.AdamW
@@ -115,3 +115,41 @@ def test_backwards_without_an_optimizer_are_no_fault():
             model.zero_grad()
             cross_entropy(model(x), target).backward()
     assert not found
+
+
+def part_in_evaluation(model):
+    """The mode of a block after an evaluation that has changed that of the block only."""
+    model.block2.eval()
+
+
+def test_a_block_in_evaluation_mode_is_named():
+    model = cnn()
+    optimizer = SGD(model.parameters(), lr=0.05)
+    found = alerts_of(model, optimizer, before=lambda step: part_in_evaluation(model))
+    names = ["block2.branch.bn1", "block2.branch.bn2"]
+    assert kinds_of(found) == [("eval_norm", name) for name in names]
+
+
+def test_a_frozen_block_in_evaluation_mode_is_no_fault():
+    model = cnn()
+    model.block2.requires_grad_(False)
+    optimizer = SGD([p for p in model.parameters() if p.requires_grad], lr=0.05)
+    assert not alerts_of(model, optimizer, before=lambda step: part_in_evaluation(model))
+
+
+@pytest.mark.parametrize("parameters", [False, True])
+def test_norms_of_freeze_norm_are_no_fault(parameters):
+    model = cnn()
+    attach(model, {"type:_BatchNorm": FreezeNorm(parameters=parameters)})
+    assert not alerts_of(model, SGD(model.parameters(), lr=0.05))
+
+
+def test_an_evaluation_in_between_is_no_fault():
+    model = cnn()
+
+    def evaluate(step):
+        model.eval()
+        model(batch_for(model)[0])
+        model.train()
+
+    assert not alerts_of(model, SGD(model.parameters(), lr=0.05), before=evaluate)
