@@ -217,8 +217,7 @@ def _sections(
         return Varying(row.penalty if row.site in keys_of_window else None)
 
     def rate(row: SiteRow) -> Any:
-        has_one_rate = isinstance(sites[row.site].regularizer, DropsShare) or len(row.values) < 2
-        return row.rate if has_one_rate else _bounds_cell(row)
+        return _rate_cell(sites[row.site].regularizer, row)
 
     first_site, _ = members[0]
     kind = first_site.regularizer
@@ -230,10 +229,10 @@ def _sections(
         columns = _observer_columns(kind, rows)
     elif kind.acts_on == "gradient":
         note = "gradients (changed: share of their values)"
+        has_penalty = any(row.penalty is not None for row in rows)
+        of_penalty: Columns[SiteRow] = {f"penalty\n{window}": penalty} if has_penalty else {}
         columns = {"bounds\nnow": _bounds_cell, f"changed\n{window}": share}
-        if any(row.penalty is not None for row in rows):
-            columns[f"penalty\n{window}"] = penalty
-        columns |= _CALLS
+        columns |= of_penalty | _CALLS
     else:
         columns = {"rate\nnow": rate, f"realized\n{window}": share, **_CALLS}
         columns |= {"map\nlast": _map_cell, "block\nlast": partial(block_cell, only_limited=True)}
@@ -244,6 +243,12 @@ def _sections(
     note += "AdaptiveClipGrad: over weights)"
     rows_with_norms = [row for row in rows if row.mean_norm is not None]
     yield Section(rows_with_norms, _NAME | _NORMS, note, entry)
+
+
+def _rate_cell(regularizer: Regularizer, row: SiteRow) -> Any:
+    """Return the rate; several rates stand by their names, if none of them is a share."""
+    has_one_rate = isinstance(regularizer, DropsShare) or len(row.values) < 2
+    return row.rate if has_one_rate else _bounds_cell(row)
 
 
 def _options_cell(regularizer: Regularizer) -> Short:

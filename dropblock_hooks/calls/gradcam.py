@@ -211,6 +211,12 @@ def _scaled_to_1(raw: Tensor) -> Tensor:
     return maps / (largest + 1e-7)
 
 
+def _batch_and_channels_of_maps(output: Any) -> set[tuple[int, ...]]:
+    """Return the sizes of the batch and of the channels of all maps in an output."""
+    maps = [x for x in tree_leaves(output) if getattr(x, "ndim", 0) == 4]
+    return {tuple(x.shape[:2]) for x in maps}
+
+
 def default_layers(index: Index, forward: Callable[[], Any]) -> list[str]:
     """Return the names of the layers that Grad-CAM tries if none is named, the best first.
 
@@ -237,8 +243,7 @@ def default_layers(index: Index, forward: Callable[[], Any]) -> list[str]:
         if name in shapes:
             layers.append(name)
 
-    maps = [x for x in tree_leaves(output) if getattr(x, "ndim", 0) == 4]
-    returned = {tuple(x.shape[:2]) for x in maps}
+    returned = _batch_and_channels_of_maps(output)
     layers.sort(key=lambda name: shapes[name][:2] in returned)
     without_repeats = list(dict.fromkeys(layers))
     return without_repeats[:_TRIES]

@@ -20,15 +20,21 @@ def find_no_update(sights: Sequence[Sight]) -> Iterator[Finding]:
         group = unchanged if sight.watched.updates.unchanged() else changed
         group.append(sight)
 
-    in_vain = [sight for sight in unchanged if sight.watched.updates.updates >= _FEWEST]
+    in_vain = [sight for sight in unchanged if _number(sight) >= _FEWEST]
     if in_vain:
-        updates = min(sight.watched.updates.updates for sight in in_vain)
+        updates = min(map(_number, in_vain))
         yield _finding(messages.UPDATED_BY_NOTHING, in_vain, layers, updates)
 
-    left_out = [sight for sight in unchanged if not sight.watched.updates.updates]
-    updates = max((sight.watched.updates.updates for sight in changed), default=0)
+    left_out = [sight for sight in unchanged if not _number(sight)]
+    updates = max(map(_number, changed), default=0)
     if left_out and updates >= _FEWEST and not _is_meant(left_out, changed, layers):
         yield _finding(messages.NOT_UPDATED, left_out, layers, updates)
+
+
+def _number(sight: Sight) -> int:
+    """Return the number of updates of a layer."""
+    number: int = sight.watched.updates.updates
+    return number
 
 
 def _gets_gradients(sight: Sight) -> bool:

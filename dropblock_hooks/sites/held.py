@@ -341,9 +341,12 @@ class ParameterHook(SiteHook):
         if refusal is not None:
             raise self.site.error(refusal)
         parameter = self.held(module)
-        if parameter is None or not parameter.requires_grad:
-            return
-        self._unhook(parameter)
+        if parameter is not None and parameter.requires_grad:
+            self._unhook(parameter)
+            self._hook(parameter, module)
+
+    def _hook(self, parameter: Any, module: nn.Module) -> None:
+        """Hook a parameter of the module."""
         if is_distributed(parameter):
             hook = AccumulatedHook(self, weakref.ref(module))
             parameter.register_post_accumulate_grad_hook(hook)

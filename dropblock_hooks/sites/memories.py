@@ -34,11 +34,7 @@ def regularize(
     sites = [held.site for held in entry]
     regularizer: Any = sites[0].regularizer
     memories = [site.bound for site in sites]
-    for held in entry:
-        try:
-            held.site.bound.check_shape(tuple(held.parameter.shape))
-        except ValueError as error:
-            raise held.site.error(error) from None
+    _check_shapes(entry)
 
     norms = gradients.unscaled(norms, scale)
     if regularizer.group:
@@ -54,10 +50,7 @@ def regularize(
         norms = torch.where(happens, norms, math.nan)  # which nothing bounds or counts
         if not regularizer.clips:
             verdict = verdict & happens
-    one_each = len(memories) == len(sites)
-    rows = new_memory.unbind() if one_each else [new_memory[0]] * len(sites)
-    for site, row in zip(sites, rows, strict=True):
-        site.bound.row = row
+    _remember(sites, new_memory)
 
     if regularizer.clips:
         changed = _clip(entry, norms, verdict)
@@ -66,6 +59,23 @@ def regularize(
     device = norms.device
     joint = JointCounts.of([site.tally for site in sites], device, [1] * len(sites))
     joint.add(changed, [held.grad.numel() for held in entry], norms.expand(len(sites)))
+
+
+def _check_shapes(entry: Sequence[Any]) -> None:
+    """Raise SiteError if a parameter has another shape than the one of its memory."""
+    for held in entry:
+        try:
+            held.site.bound.check_shape(tuple(held.parameter.shape))
+        except ValueError as error:
+            raise held.site.error(error) from None
+
+
+def _remember(sites: Sequence[LiveSite], rows: Tensor) -> None:
+    """Give each site its row of the memory; the sites of a group share one row."""
+    one_each = len(rows) == len(sites)
+    row_of_each = rows.unbind() if one_each else [rows[0]] * len(sites)
+    for site, row in zip(sites, row_of_each, strict=True):
+        site.bound.row = row
 
 
 def _first_in_use(memories: Sequence[Any]) -> Any:

@@ -59,8 +59,7 @@ def regularize(site: LiveSite, x: Tensor, layer_input: Any, training: bool) -> T
     linear = site.regularizer.linear or (site.of_gradients and not keeps_activation)
     without_input = linear or keeps_activation
     seed = torch.randint(-_SEEDS, _SEEDS, (), device="cpu") if site.draws else None
-    sure = site.reader.sure
-    view = sure if sure and len(sure.layout) == x.ndim else site.view_of(x)
+    view = _view_of(site, x)
 
     y: Tensor
     y, _ = regularize_op(
@@ -76,6 +75,14 @@ def regularize(site: LiveSite, x: Tensor, layer_input: Any, training: bool) -> T
         len(site.values),
     )
     return y
+
+
+def _view_of(site: LiveSite, x: Tensor) -> View:
+    """The view of a tensor; a layout that is sure is not read again."""
+    sure = site.reader.sure
+    if sure and len(sure.layout) == x.ndim:
+        return sure
+    return site.view_of(x)
 
 
 def _other_input(x: Tensor, layer_input: Any) -> Tensor | None:

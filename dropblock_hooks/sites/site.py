@@ -373,8 +373,6 @@ def perform(
 ) -> Tensor:
     """Run the regularizer of a site, with these attributes of `Now`; a refusal is a SiteError."""
     now = Now(**attributes, **rates)
-    if site.anchor is not None:
-        now.anchor = site.anchor_of(now.parameter)
     try:
         if view is None:
             view = site.reader.view(x)
@@ -452,6 +450,8 @@ def regularize_grad(
 
     if "grad_scale" not in attributes:
         attributes["grad_scale"] = run.loss_scale(grad.device)
+    if site.anchor is not None:
+        attributes["anchor"] = site.anchor_of(attributes["parameter"])
     return perform(site, grad, view, rates, True, **attributes)
 
 

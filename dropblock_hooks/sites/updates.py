@@ -236,13 +236,18 @@ def _in_lists(entry: Sequence[_Held]) -> tuple[list[list[_Held]], list[_Held]]:
     if not entry[0].site.regularizer.acts_on_all:
         return [], list(entry)
     sharded = shards.in_lists([held for held in entry if held.shards is not None])
-    entry = [held for held in entry if held.shards is None]
+    together, others = _whole_in_lists([held for held in entry if held.shards is None])
+    return sharded + together, others
+
+
+def _whole_in_lists(entry: Sequence[_Held]) -> tuple[list[list[_Held]], list[_Held]]:
+    """The same for gradients of which each process has the whole."""
     if any(type(held.parameter) not in foreach.PLAIN for held in entry):
-        return sharded, entry
+        return [], list(entry)
     rates = [tuple(held.site.values.items()) for held in entry]
     lists, others = foreach.in_lists([held.grad for held in entry], rates)
     together = [[entry[i] for i in positions] for positions in lists]
-    return sharded + together, [entry[i] for i in others]
+    return together, [entry[i] for i in others]
 
 
 def _regularize_one(held: _Held, norm: Rates, scale: float | Tensor) -> None:
