@@ -102,9 +102,11 @@ def tensor_parallel(model):
     )
 
     mesh = init_device_mesh("cpu", (2,))
-    return parallelize_module(
-        model, mesh, {"first": ColwiseParallel(), "middle": RowwiseParallel()}
-    )
+    plan = {"first": ColwiseParallel(), "middle": RowwiseParallel()}
+    with warnings.catch_warnings():
+        # torch < 2.9 warns of it while it shards a module on CPUs
+        warnings.filterwarnings("ignore", message="DTensor random operators may not have")
+        return parallelize_module(model, mesh, plan)
 
 
 def shards_of(x, rank):
@@ -385,4 +387,6 @@ CALLS = {
 )
 @pytest.mark.parametrize("wrapper", CALLS)
 def test_two_processes(tmp_path, wrapper):
+    if wrapper == "fsdp2" and not hasattr(torch.cpu.Stream, "record_event"):
+        pytest.skip("FSDP2 of this torch does not run on CPUs")
     run_pair(tmp_path, "tests.sites.test_sharded", CALLS[wrapper])
