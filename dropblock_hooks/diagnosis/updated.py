@@ -14,12 +14,7 @@ _MOST_LEFT_OUT = 0.25  # of the layers; more than these are left out of the opti
 def find_no_update(sights: Sequence[Sight]) -> Iterator[Finding]:
     """Find layers whose updates change no value, and layers that updates of others leave out."""
     layers = [sight for sight in sights if _gets_gradients(sight)]
-    unchanged: list[Sight] = []
-    changed: list[Sight] = []
-    for sight in layers:
-        group = unchanged if sight.watched.updates.unchanged() else changed
-        group.append(sight)
-
+    changed, unchanged = _by_change(layers)
     in_vain = [sight for sight in unchanged if _number(sight) >= _FEWEST]
     if in_vain:
         updates = min(map(_number, in_vain))
@@ -29,6 +24,16 @@ def find_no_update(sights: Sequence[Sight]) -> Iterator[Finding]:
     updates = max(map(_number, changed), default=0)
     if left_out and updates >= _FEWEST and not _is_meant(left_out, changed, layers):
         yield _finding(messages.NOT_UPDATED, left_out, layers, updates)
+
+
+def _by_change(layers: Sequence[Sight]) -> tuple[list[Sight], list[Sight]]:
+    """Return the layers whose values have changed, and the others."""
+    changed: list[Sight] = []
+    unchanged: list[Sight] = []
+    for sight in layers:
+        group = unchanged if sight.watched.updates.unchanged() else changed
+        group.append(sight)
+    return changed, unchanged
 
 
 def _number(sight: Sight) -> int:
