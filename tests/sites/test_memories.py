@@ -298,7 +298,7 @@ def test_a_clipping_reads_no_value_from_the_device(name):
     for _ in range(2):
         model(torch.ones(4, 3, device="meta")).sum().backward()
         made.step()
-    assert [site.tally.active for site in attached] == [2, 2]
+    assert [site._live.tally.active for site in attached] == [2, 2]
 
 
 def test_gradients_of_several_dtypes_and_without_elements():
