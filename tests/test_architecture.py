@@ -19,6 +19,7 @@ OPTIONS = {'at="input"', 'when="accumulated"', "param:"}
 """Code of users, which other tests run."""
 NEEDS_A_LIBRARY = (
     "integrations.lightning",
+    "integrations.timm",
     "integrations.transformers",
     "integrations.ultralytics",
 )
@@ -59,8 +60,8 @@ def has_member(cls, member):
 def exists(text, names):
     """Whether a path, a module, a name of the package or a member of a class exists."""
     if "/" in text or text.endswith((".py", ".md", ".cfg")):
-        at_root = (ROOT / text).exists() or (ROOT / "dropblock_hooks" / text).exists()
-        return at_root or any(PACKAGE.rglob(text))
+        places = (ROOT, PACKAGE, PACKAGE.parent)
+        return any((place / text).exists() for place in places) or any(PACKAGE.rglob(text))
 
     name = re.sub(r"\(.*\)$", "", text.removeprefix("@"))
     first, _, member = name.partition(".")

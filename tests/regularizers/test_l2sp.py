@@ -245,12 +245,14 @@ def test_models_against_autograd(when):
 
 
 class Operators(TorchDispatchMode):
+    """Counts operators. Reading a parameter detaches it, which starts nothing on a device."""
+
     def __init__(self):
         super().__init__()
         self.number = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.number += 1
+        self.number += func is not torch.ops.aten.detach.default
         return func(*args, **(kwargs or {}))
 
 
@@ -267,8 +269,7 @@ def test_an_update_takes_a_constant_number_of_operators():
         bare = torch.optim.SGD(net.parameters(), lr=0.1, foreach=True)
         with Operators() as without:
             bare.step()
-        # reading the parameters detaches each of them, which starts nothing on a device
-        numbers.append(operators.number - without.number - 2 * layers)
+        numbers.append(operators.number - without.number)
     assert numbers[0] == numbers[1] <= 20
 
 
