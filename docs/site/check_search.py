@@ -20,7 +20,7 @@ MESSAGE = re.compile(r"^- \*\*(.+?)\*\*:", re.DOTALL | re.MULTILINE)
 
 QUERIES = {
     "NaN": "troubleshooting.html",
-    "resume": "troubleshooting.html",
+    "resume": "trainers/transformers.html",
     "layerdrop": "guide/choosing.html",
     "install": "index.html",
     "remove hooks": "guide/how_it_works.html",

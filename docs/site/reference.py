@@ -89,7 +89,8 @@ def class_pages():
         rows[folder].append(f"| [{name}]({name}.md) | {summary_of(cls)} | {on} | {time} |")
         cost = "not measured" if time == "–" else f"{time} times that of `x * scale`"
         compiled = COMPILED.get(name, COMPILED[folder])
-        facts = {"tensors": TENSORS[cls.spatial], "cost": cost, "compiled": compiled}
+        spatial = cls.spatial if cls.spatial in TENSORS else None  # that of a peer's layer differs
+        facts = {"tensors": TENSORS[spatial], "cost": cost, "compiled": compiled}
         text = page(name) + CLASS.format(name=name, **facts)
         yield f"{folder}/{name}.md", text
     for folder, lines in rows.items():
