@@ -9,9 +9,8 @@ import pytest
 
 PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
 NEEDS = {"hero": ("timm", "torchvision", "matplotlib", "sklearn"), "terminal": ("timm",)}
-scripts = pytest.mark.parametrize(
-    "name", ["diagram", "terminal", pytest.param("hero", marks=pytest.mark.slow)]
-)
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("hero", "terminal")]
+scripts = pytest.mark.parametrize("name", ["diagram", *SLOW])
 
 
 def wordings(text):

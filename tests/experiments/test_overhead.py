@@ -65,6 +65,7 @@ def test_a_case_of_ones_own(command, folder, own_model):
     assert machine["device"] == "cpu"
 
 
+@pytest.mark.slow
 def test_a_variant_that_fails_does_not_take_the_other_rows_with_it(command, folder, own_model):
     spec = ["--spec", "{'0': Dropout2d(0.1)}"]
     status, out, err = command("bench_overhead.py", *own_model, *spec, "--backend", "nonsense")
@@ -229,6 +230,7 @@ def test_operators_count_as_launches_on_a_cpu():
     assert launches_of(lambda: (x.t() * 2).exp(), CPU) == 2  # a view starts nothing
 
 
+@pytest.mark.slow
 def test_eager_training_steps_run():
     work = resnet.eager(TINY)
     made = work.make(CPU)
