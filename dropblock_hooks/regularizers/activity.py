@@ -28,8 +28,7 @@ class ActivityL1(Penalty):
             model.
         prefix_tokens: number of class and register tokens before the map, at least 0, which stay
             unchanged. None asks the model.
-        active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
-            dropout in evaluation).
+        active: ``"train"``; no other value is allowed.
 
     Equation:
         ``g' = g + weight * d/dx mean(abs(x))``
@@ -62,8 +61,7 @@ class ActivityL2(Penalty):
             model.
         prefix_tokens: number of class and register tokens before the map, at least 0, which stay
             unchanged. None asks the model.
-        active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
-            dropout in evaluation).
+        active: ``"train"``; no other value is allowed.
 
     Equation:
         ``g' = g + weight * d/dx mean(x ** 2)``

@@ -35,8 +35,7 @@ class ZLoss(Penalty):
             model.
         prefix_tokens: number of class and register tokens before the map, at least 0, which stay
             unchanged. None asks the model.
-        active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
-            dropout in evaluation).
+        active: ``"train"``; no other value is allowed.
 
     Equation:
         ``g' = g + weight * d/dx mean(logsumexp(x) ** 2)``
