@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import field
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -55,7 +54,6 @@ class AdaGC(WithMemory):
     decay: float = field(default=0.98, kw_only=True)
     warmup: int = field(default=100, kw_only=True)
     function = staticmethod(functional.adagc)
-    memory_name: ClassVar[str] = "adagc"
 
     def check(self, values: Mapping[str, float]) -> None:
         self.check_average()

@@ -1,6 +1,7 @@
 """Base of regularizers that remember the norms of earlier updates."""
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -33,14 +34,14 @@ class WithMemory(_OfParameters):
     reads_grad_scale: ClassVar[bool] = True
     parts: ClassVar[Literal["", "rows", "any"]] = "any"
     clips: ClassVar[bool] = True  # False if it decides only whether there is an update
-    memory_name: ClassVar[str] = ""  # the name of its function in `functional.memory`
+    function: ClassVar[Callable[..., Remembered]]
 
     @abstractmethod
     def judge(self, norms: Tensor, memory: Tensor, now: Now) -> Remembered:
         """Return the bounds of norms of the unscaled loss, or what is left out; and the memory."""
 
     def bind(self) -> "Memory":
-        return Memory(self.memory_name)
+        return Memory(self.function.__name__)
 
     def check_average(self) -> None:
         check_average(self.decay, self.warmup)

@@ -58,7 +58,6 @@ class SkipUpdate(WithMemory):
     bounds: ClassVar[Mapping[str, int]] = {"max_norm": 1}
     clips: ClassVar[bool] = False
     function = staticmethod(functional.skip_update)
-    memory_name: ClassVar[str] = "skip_update"
 
     def check(self, values: Mapping[str, float]) -> None:
         self.check_average()

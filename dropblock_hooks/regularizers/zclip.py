@@ -56,7 +56,6 @@ class ZClip(WithMemory):
     group: bool = field(default=True, kw_only=True)
     bounds: ClassVar[Mapping[str, int]] = {"max_norm": 1}
     function = staticmethod(functional.zclip)
-    memory_name: ClassVar[str] = "zclip"
 
     def check(self, values: Mapping[str, float]) -> None:
         self.check_average()
