@@ -11,6 +11,7 @@ from ..selectors.wrappers import shard_message, sharding_of
 from ..sites.held import ParameterHook, acts_once
 from ..sites.hooks import SiteHook
 from ..sites.run import Run
+from ..sites.updates import updated_by
 
 
 def find_lost(hook: SiteHook, owner: nn.Module | None) -> Finding | None:
@@ -60,11 +61,7 @@ def find_frozen(base: nn.Module, run: Run, hooks: Iterable[SiteHook]) -> list[Fi
 
     A frozen parameter beside others is no fault, because it is regularized once it is unfrozen.
     """
-    entries: dict[tuple[int, int], list[ParameterHook]] = defaultdict(list)
-    for hook in hooks:
-        if isinstance(hook, ParameterHook):
-            entries[hook.site.position].append(hook)
-
+    entries = _by_entry(hook for hook in hooks if isinstance(hook, ParameterHook))
     sizes = Counter(site.position for site in run.sites)
     findings = []
     for position, members in entries.items():
@@ -102,14 +99,15 @@ def find_overwritten(base: nn.Module, run: Run, hooks: Iterable[SiteHook]) -> li
 
 def find_split_groups(base: nn.Module, run: Run, hooks: Iterable[SiteHook]) -> list[Finding]:
     """Find the entries with one norm whose parameters several optimizers hold."""
-    entries: dict[tuple[int, int], list[ParameterHook]] = defaultdict(list)
-    for hook in hooks:
-        if isinstance(hook, ParameterHook) and getattr(hook.site.regularizer, "group", False):
-            entries[hook.site.position].append(hook)
+    parameter_hooks = [hook for hook in hooks if isinstance(hook, ParameterHook)]
+    grouped = [hook for hook in parameter_hooks if getattr(hook.site.regularizer, "group", False)]
+    if not grouped:
+        return []
 
-    held = _held_by_optimizers(run) if entries else []
+    optimizers = [step_hooks.optimizer for step_hooks in run.optimizers]
+    held = [updated_by(optimizer) for optimizer in optimizers if optimizer is not None]
     findings = []
-    for members in entries.values():
+    for members in _by_entry(grouped).values():
         owners = [(hook, hook.find(base)) for hook in members]
         parameters = {id(hook.held(owner)) for hook, owner in owners if owner is not None}
         parts = {frozenset(part & parameters) for part in held} - {frozenset()}
@@ -121,12 +119,9 @@ def find_split_groups(base: nn.Module, run: Run, hooks: Iterable[SiteHook]) -> l
     return findings
 
 
-def _held_by_optimizers(run: Run) -> list[set[int]]:
-    """Return the identities of the parameters of each optimizer."""
-    held = []
-    for step_hooks in run.optimizers:
-        optimizer = step_hooks.optimizer
-        if optimizer is not None:
-            groups = optimizer.param_groups
-            held.append({id(p) for group in groups for p in group["params"]})
-    return held
+def _by_entry(hooks: Iterable[ParameterHook]) -> dict[tuple[int, int], list[ParameterHook]]:
+    """Return the hooks of each entry of the spec."""
+    entries: dict[tuple[int, int], list[ParameterHook]] = defaultdict(list)
+    for hook in hooks:
+        entries[hook.site.position].append(hook)
+    return entries

@@ -80,7 +80,7 @@ def _check_optimizers(hooks: Sequence[tuple[nn.Module, Any]], optimizers: list[O
     # parameters that FSDP has gathered for a forward are other ones than those of the optimizer
     parameters = [hook.held(module) for module, hook in hooks if not is_gathered(module)]
     trained = {id(x) for x in parameters if x is not None and x.requires_grad}
-    updated = set().union(*map(_held, optimizers))
+    updated = set().union(*map(updated_by, optimizers))
     if trained and trained.isdisjoint(updated):
         keys = listed([hook.site.key for _, hook in hooks], 5)
         raise ValueError(
@@ -89,7 +89,7 @@ def _check_optimizers(hooks: Sequence[tuple[nn.Module, Any]], optimizers: list[O
         )
 
 
-def _held(optimizer: Any) -> set[int]:
+def updated_by(optimizer: Any) -> set[int]:
     """The identities of the parameters that an optimizer updates."""
     return {id(x) for group in optimizer.param_groups for x in group["params"]}
 
@@ -195,7 +195,7 @@ def _still_updated(entry: list[_Held]) -> list[_Held]:
 
 def _entries(hooks: Sequence[Any], optimizer: Any) -> list[list[_Held]]:
     """The gradients to regularize, in a list for each regularizer of an entry of the spec."""
-    updated = _held(optimizer)
+    updated = updated_by(optimizer)
     entries: dict[Any, list[_Held]] = defaultdict(list)
     for reference, hook in hooks:
         module = reference()
