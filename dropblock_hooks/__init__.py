@@ -29,7 +29,6 @@ The ``__init__`` of each folder has a map of its modules. All folders use these 
 ``pickling``       pickles of schedules and regularizers, with a clear error for a lambda
 ``checks``         the types and ranges of arguments, and the closest known names
 ``registry``       the names of classes in specs
-``checkpointing``  ``graph_task()``, the backward that runs now: a forward in it is a recomputation
 ``compiling``      what torch.compile needs: operators, handles for them, compiling anew
 ``_torch``         private names of torch, with what happens without them
 """

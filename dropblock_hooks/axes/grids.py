@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
-from .._torch import children_of
-from ..checkpointing import NO_TASK, graph_task
+from .._torch import NO_TASK, children_of, graph_task
 
 Grid = tuple[int, ...]
 _MAP = re.compile(r"(Conv|Pool)\w*[23]d")

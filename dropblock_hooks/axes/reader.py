@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from ..checkpointing import NO_TASK, graph_task
+from .._torch import NO_TASK, graph_task
 from ..tables import shown
 from .facts import Facts
 from .graph import UNTOLD, channels_of

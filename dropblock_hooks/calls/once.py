@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from .._torch import NO_TASK, graph_task
 from ..attach import attachments
 from ..attachment.place import install, place
-from ..checkpointing import NO_TASK, graph_task
 from ..compiling import as_written
 from ..observers.capture import Capture
 from ..quoting import kind_of, quote

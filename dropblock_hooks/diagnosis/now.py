@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from .. import messages
-from ..checkpointing import NO_TASK, graph_task
+from .._torch import NO_TASK, graph_task
 from ..findings import Finding, tell
 from ..selectors.wrappers import bare_type
 from ..sites.hooks import SiteHook

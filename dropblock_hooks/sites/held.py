@@ -16,15 +16,16 @@ from torch.compiler import is_compiling
 
 from .. import messages
 from .._torch import (
+    NO_TASK,
     accumulate_hooks_of,
     address_of,
     children_of,
+    graph_task,
     hooks_of_tensor,
     parameters_of,
     set_hooks_of_tensor,
     transforming,
 )
-from ..checkpointing import NO_TASK, graph_task
 from ..compiling import is_exporting
 from ..findings import tell
 from ..observers.base import Observer

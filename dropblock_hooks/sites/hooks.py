@@ -17,15 +17,16 @@ from torch.compiler import is_compiling, is_dynamo_compiling
 from .._torch import (
     COMPILING,
     EXPORTING,
+    NO_TASK,
     forward_hooks,
     forward_pre_hooks,
+    graph_task,
     is_tracing,
     remove_forward_hook,
     set_eval_frame,
     shares_memory,
     transforming,
 )
-from ..checkpointing import NO_TASK, graph_task
 from ..compiling import TOO_OLD, is_exporting, refuse_version
 from ..observers.base import Observer
 from ..regularizers.base import Regularizer

@@ -10,14 +10,15 @@ import torch
 from torch import nn
 
 from .._torch import (
+    NO_TASK,
     constant_when_traced,
     forward_hooks,
+    graph_task,
     remove_forward_hook,
     run_as_python,
     set_eval_frame,
     transforming,
 )
-from ..checkpointing import NO_TASK, graph_task
 from ..findings import Finding
 from ..observers.watchdog import Clock, Watchdog
 from ..selectors.wrappers import find_module

@@ -22,9 +22,16 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
-from .._torch import hooks_of_tensor, is_view, recording_autograd, shares_memory, transforming
+from .._torch import (
+    NO_TASK,
+    graph_task,
+    hooks_of_tensor,
+    is_view,
+    recording_autograd,
+    shares_memory,
+    transforming,
+)
 from ..axes.view import View
-from ..checkpointing import NO_TASK, graph_task
 from ..compiling import define_operator, differentiate, find, is_exporting
 from .site import (
     LiveSite,

@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 
 from .._torch import (
+    NO_TASK,
     constant_when_traced,
+    graph_task,
     has_scale_tensor,
     is_tracing,
     is_transformed,
@@ -22,7 +24,6 @@ from .._torch import (
 from ..axes.facts import Facts
 from ..axes.reader import Reader
 from ..axes.view import PLAIN, View
-from ..checkpointing import NO_TASK, graph_task
 from ..compiling import is_exporting, new_handle
 from ..functional.cells import MOST_RATES
 from ..observers.base import Seen, Watch
