@@ -1,6 +1,9 @@
 """Small models of which every test gets its own."""
 
+import os
+
 import pytest
+import torch
 from torch import nn
 
 from dropblock_hooks import registry
@@ -58,21 +61,30 @@ def own_registry(monkeypatch):
     monkeypatch.setattr(registry, "_CLASSES", own)
 
 
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+"""Whether an interpreter runs Triton kernels on a CPU. Without it they run on a GPU."""
+KERNEL_DEVICE = "cpu" if INTERPRETED else "cuda"
+
+
 def use_kernels(monkeypatch):
-    """Run Triton kernels on a CPU, where an interpreter runs them: the form that a GPU has."""
+    """Run Triton kernels: on a GPU, or on a CPU in the form that a GPU has."""
     triton = pytest.importorskip("triton", reason="Triton comes with torch on Linux only")
-    if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 3):
+    if INTERPRETED and tuple(map(int, triton.__version__.split(".")[:2])) < (3, 3):
         pytest.skip("the interpreter of Triton 3.2 does not run with NumPy 1.25 and newer")
-    monkeypatch.setattr(launch, "DEVICES", {"cpu"})
+    monkeypatch.setattr(launch, "DEVICES", {KERNEL_DEVICE})
     monkeypatch.setattr(operators, "SEEDED", set())
     launch.is_available.cache_clear()
 
 
 @pytest.fixture
 def kernels(monkeypatch):
-    """Kernels in place of torch operations, in a whole test."""
+    """Kernels in place of torch operations in a whole test, whose tensors are on their device."""
     use_kernels(monkeypatch)
-    return launch
+    if INTERPRETED:
+        yield launch
+        return
+    with torch.device(KERNEL_DEVICE):
+        yield launch
 
 
 @pytest.fixture(name="use_kernels")

@@ -1,4 +1,6 @@
-"""Triton kernels against the torch operations that they replace, run by Triton's interpreter.
+"""Triton kernels against the torch operations that they replace.
+
+Triton's interpreter runs them on a CPU. On a machine with a GPU they run there.
 
 `test_operators` runs the operators of compiled code with the kernels of blocks; `test_launches`
 counts them.
@@ -20,6 +22,7 @@ from dropblock_hooks import HookWarning, functional
 from dropblock_hooks.functional import dropblock, gradients, measures, operators
 from dropblock_hooks.functional.dropout import drop_units
 from dropblock_hooks.functional.kernels import launch
+from tests.conftest import KERNEL_DEVICE
 
 TYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 FORMATS = {
@@ -71,7 +74,7 @@ def both(kernels, monkeypatch):
     def run(function, *args, **options):
         monkeypatch.setattr(launch, "DEVICES", set())
         dense = function(*args, **options)
-        monkeypatch.setattr(launch, "DEVICES", {"cpu"})
+        monkeypatch.setattr(launch, "DEVICES", {KERNEL_DEVICE})
         before = launch.launched
         fast = function(*args, **options)
         assert launch.launched > before
@@ -93,7 +96,7 @@ def same(name, dense, fast, ulps=1):
 # bounds ---------------------------------------------------------------------------------------
 
 BOUNDS = [(-0.5, 0.5), (None, 0.25), (-0.25, None), (-1e30, 1e30), (1e6, None)]
-SCALES = [1.0, 8.0, torch.tensor(1024.0)]
+SCALES = [1.0, 8.0, torch.tensor(1024.0, device=KERNEL_DEVICE)]
 
 
 @pytest.mark.parametrize("bounds", BOUNDS, ids=str)
@@ -445,7 +448,7 @@ def test_blocks_begin_everywhere_with_the_same_chance(kernels):
             row, column = one.nonzero()[0].tolist()
             starts[row, column] += 1
     assert starts.sum() > 500
-    assert stats.chisquare(starts.flatten().numpy()).pvalue > 1e-4
+    assert stats.chisquare(starts.flatten().tolist()).pvalue > 1e-4
 
 
 @pytest.mark.parametrize(("size", "block"), [((7, 7), 3), ((5, 70), 3), ((20,), 7)], ids=str)
@@ -566,7 +569,7 @@ def test_a_kernel_that_fails_is_told_once_and_replaced(when, kernels, monkeypatc
 def test_a_seed_while_a_graph_is_captured_is_on_the_device(kernels, monkeypatch):
     """Each replay of a CUDA graph must draw another mask, and begin to count at 0."""
     monkeypatch.setattr(launch, "is_capturing", lambda device: True)
-    seed = launch.draw_seed(torch.device("cpu"))
+    seed = launch.draw_seed(torch.device(KERNEL_DEVICE))
     assert isinstance(seed, torch.Tensor)
     x = torch.ones(4, 6, 8, 8, requires_grad=True)
     for function in (
