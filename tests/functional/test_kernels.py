@@ -528,6 +528,50 @@ def test_without_a_new_triton_torch_operations_are_used(version, kernels, monkey
     launch.is_available.cache_clear()
 
 
+class Compiled:
+    """A kernel of Triton and its compiled form, which note how they are started."""
+
+    arg_names = ("x", "seed", "p", "n_rows", "STEP")
+
+    def __init__(self):
+        self.calls = []
+
+    def __getitem__(self, grid):
+        def run(*arguments, **options):
+            self.calls.append((grid, arguments, options))
+            return self
+
+        return run
+
+
+def test_the_compiled_form_of_a_kernel_is_kept(monkeypatch):
+    """For other seeds too, but not for another type, and not for an address of another kind."""
+    monkeypatch.setattr(launch, "current_cuda_device", lambda: 0)
+    monkeypatch.setattr(launch, "raw_cuda_stream", lambda index: 7)
+    monkeypatch.setattr(launch, "_version_of_triton", lambda: (3, 3))
+    launch._keeps_forms.cache_clear()
+    kernel = Compiled()
+    device = torch.device("cuda", 0)
+
+    def grid_of(x, seed):
+        launch.start(kernel, 5, device, x, seed, 0.5, 3, STEP=4)
+        grid, arguments, options = kernel.calls.pop()
+        whole = grid == (5, 1, 1)
+        assert arguments == ((x, seed, 0.5, 3, 4) if whole else (x, seed, 0.5, 3))
+        assert options == ({"stream": 7} if whole else {"STEP": 4})
+        return grid
+
+    x = torch.zeros(8)
+    assert grid_of(x, 2**40) == (5,)
+    assert grid_of(x, 2**41) == (5, 1, 1)
+    assert grid_of(torch.ones(8), 2**40) == (5, 1, 1)
+    assert grid_of(x[1:], 2**40) == (5,)
+    assert grid_of(x[2:], 2**40) == (5, 1, 1)
+    assert grid_of(x.double(), 2**40) == (5,)
+    assert grid_of(x, torch.zeros(1)) == (5,)
+    launch._keeps_forms.cache_clear()
+
+
 def test_the_switch_needs_no_warning(kernels, monkeypatch):
     monkeypatch.setenv(launch.SWITCH, "0")
     launch.is_available.cache_clear()
@@ -539,19 +583,17 @@ def test_the_switch_needs_no_warning(kernels, monkeypatch):
 
 @pytest.mark.parametrize("when", ["forward", "backward"])
 def test_a_kernel_that_fails_is_told_once_and_replaced(when, kernels, monkeypatch):
-    class Broken:
-        __name__ = "_apply_kernel"
-
-        def __getitem__(self, grid):
-            raise RuntimeError("no compiler was found")
-
-    from dropblock_hooks.functional.kernels import blocks, units
-
     monkeypatch.setattr(launch, "_failed", False)
+    start = launch.Launch._start_here
+
+    def fail(self, *arguments):
+        if self.kernel.__name__ in ("_apply_kernel", "_drop_elements_kernel"):
+            raise RuntimeError("no compiler was found")
+        start(self, *arguments)
+
     x = torch.ones(4, 6, 8, 8, requires_grad=True)
     y = drop_blocks(x, 0.3, [3, 3])[0] if when == "backward" else None
-    monkeypatch.setattr(blocks, "_apply_kernel", Broken())
-    monkeypatch.setattr(units, "_drop_elements_kernel", Broken())
+    monkeypatch.setattr(launch.Launch, "_start_here", fail)
 
     def act(y):
         y = drop_blocks(x, 0.3, [3, 3])[0] if y is None else y

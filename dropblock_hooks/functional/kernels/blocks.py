@@ -18,6 +18,7 @@ rows of 28 elements. The mask does not depend on the memory format of a tensor.
 """
 
 import functools
+import math
 from dataclasses import dataclass
 
 import torch
@@ -425,7 +426,7 @@ def _finish_kernel(
     tl.store(new_counts + place, after)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # so a plan is quick to look up; `plan_of` keeps them
 class Plan:
     """How the blocks of tensors of a shape are drawn, and how their words lie in memory."""
 
@@ -518,7 +519,11 @@ def plan_of(
 
 def is_channels_last(x: Tensor) -> bool:
     """Whether the channels of a tensor (N, C, ...) lie closer together than its last axis."""
-    return x.shape[1] > 1 and x.stride(1) < x.stride(-1)
+    return _channels_are_last(x.shape, x.stride())
+
+
+def _channels_are_last(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    return shape[1] > 1 and strides[1] < strides[-1]
 
 
 def draw_words(
@@ -544,37 +549,40 @@ def draw_words(
     seeds = torch.empty(plan.n_seeds, dtype=plan.dtype, device=device)
     words = torch.empty(plan.n_words, dtype=plan.dtype, device=device)
     dropped = torch.empty(n_counts, dtype=torch.int64, device=device)
-    depth, height, width = plan.places
+    nodes = 0 if table is None or table.numel() == 1 else table.numel() - 1
+    drawing = _drawing(plan, n_counts, isinstance(seed, Tensor), isinstance(rate, Tensor), nodes)
+    drawing.start(device, seeds, dropped, seed, rate, table)
+    growing = _growing(plan, per_sample)
+    growing.start(device, seeds, words, dropped)
+    return words, dropped
+
+
+@functools.lru_cache(maxsize=4096)
+def _drawing(
+    plan: Plan, n_counts: int, seed_on_device: bool, rate_on_device: bool, nodes: int
+) -> launch.Launch:
+    """The start of `_draw_kernel` for a plan."""
+    _, _, width = plan.places
     quads = launch.power_of_two(-(-min(width, 64) // 4))
     group = max(16, 512 // quads)
-    nodes = 0 if table is None or table.numel() == 1 else table.numel() - 1
-    launch.start(
+    return launch.Launch(
         _draw_kernel,
         launch.parts(plan.n_seeds, group),
-        device,
-        seeds,
-        dropped,
-        seed,
-        rate,
-        table,
-        plan.n_seeds,
-        n_counts,
-        plan.words_per_row,
-        width,
-        SEED_ON_DEVICE=isinstance(seed, Tensor),
-        RATE_ON_DEVICE=isinstance(rate, Tensor),
+        (plan.n_seeds, n_counts, plan.words_per_row, width),
+        SEED_ON_DEVICE=seed_on_device,
+        RATE_ON_DEVICE=rate_on_device,
         NODES=nodes,
         QUADS=quads,
         GROUP=group,
         BIG=launch.is_big(plan.n_seeds),
     )
-    launch.start(
-        _grow_kernel,
-        launch.parts(plan.n_words, 512),
-        device,
-        seeds,
-        words,
-        dropped,
+
+
+@functools.lru_cache(maxsize=4096)
+def _growing(plan: Plan, per_sample: bool) -> launch.Launch:
+    """The start of `_grow_kernel` for a plan."""
+    depth, height, _ = plan.places
+    numbers = (
         plan.n_words,
         plan.words_per_row,
         plan.channels,
@@ -586,6 +594,11 @@ def draw_words(
         plan.shape[1] // plan.channels,
         *plan.strides(depth * height),
         *plan.strides(plan.rows),
+    )
+    return launch.Launch(
+        _grow_kernel,
+        launch.parts(plan.n_words, 512),
+        numbers,
         DEPTH_EDGE=plan.edges[0],
         HEIGHT_EDGE=plan.edges[1],
         WIDTH_EDGE=plan.edges[2],
@@ -599,7 +612,6 @@ def draw_words(
         GROUP=512,
         BIG=launch.is_big(plan.n_words),
     )
-    return words, dropped
 
 
 def apply_words(
@@ -621,47 +633,63 @@ def apply_words(
         keeps_blocks: True multiplies in the blocks, and writes 0 outside of them.
     """
     y = torch.empty_like(x)
-    if not (_has_rows(x) and _has_rows(y)):
+    source = _factor_of(x, words, factor, dropped)
+    applying = _applying(
+        plan, x.dtype, x.stride(), y.stride(), source.kind, source.per_sample, keeps_blocks
+    )
+    if applying is None:
         contiguous = x.contiguous()
         return y.copy_(apply_words(contiguous, plan, words, factor, dropped, keeps_blocks))
+    counts = words if dropped is None else dropped
+    applying.start(x.device, x, y, words, counts, source.factors, source.number)
+    return y
 
-    source = _factor_of(x, words, factor, dropped)
-    last = is_channels_last(x)
+
+@functools.lru_cache(maxsize=4096)
+def _applying(
+    plan: Plan,
+    dtype: torch.dtype,
+    strides: tuple[int, ...],
+    new_strides: tuple[int, ...],
+    factor: int,
+    per_sample: bool,
+    keeps_blocks: bool,
+) -> launch.Launch | None:
+    """The start of `_apply_kernel` for a plan and strides; None for strides that it can't read."""
+    shape = (*plan.shape[:2], *plan.size)
+    if not (_has_rows(shape, strides) and _has_rows(shape, new_strides)):
+        return None
+    last = _channels_are_last(shape, strides)
     columns = launch.power_of_two(min(plan.shape[4], 64))
     group = max(16, (8192 if last else 2048) // columns)
     n_words = plan.shape[0] * plan.shape[1] * plan.rows * plan.words_per_row
     word_n, word_c, word_r = plan.strides(plan.rows)
-    launch.start(
-        _apply_kernel,
-        launch.parts(n_words, group),
-        x.device,
-        x,
-        y,
-        words,
-        words if dropped is None else dropped,
-        source.factors,
-        source.number,
+    numbers = (
         n_words,
         plan.words_per_row,
         plan.shape[1],
         plan.rows,
         plan.shape[4],
-        x.numel() // (plan.shape[0] if source.per_sample else 1),
-        *_strides_of_rows(x),
-        *_strides_of_rows(y),
+        math.prod(shape) // (plan.shape[0] if per_sample else 1),
+        *_strides_of_rows(strides),
+        *_strides_of_rows(new_strides),
         word_n,
         0 if plan.channels == 1 else word_c,
         word_r,
-        FACTOR=source.kind,
-        PER_SAMPLE=source.per_sample,
+    )
+    return launch.Launch(
+        _apply_kernel,
+        launch.parts(n_words, group),
+        numbers,
+        FACTOR=factor,
+        PER_SAMPLE=per_sample,
         KEEPS_BLOCKS=keeps_blocks,
         LAST=last,
         COLUMNS=columns,
         GROUP=group,
-        WIDE=launch.wide(x),
-        BIG=launch.is_big(n_words * columns, x, y),
+        WIDE=launch.wide_type(dtype),
+        BIG=launch.is_far(n_words * columns, shape, strides, new_strides),
     )
-    return y
 
 
 @dataclass(frozen=True)
@@ -835,12 +863,12 @@ def words_of(plan: Plan, mask: Tensor) -> Tensor:
     return in_memory.to(plan.dtype)
 
 
-def _strides_of_rows(x: Tensor) -> tuple[int, int, int, int]:
+def _strides_of_rows(strides: tuple[int, ...]) -> tuple[int, int, int, int]:
     """The strides of a tensor (N, C, ...) by sample, channel, row of a map, and place in a row."""
-    of_rows = x.stride(-2) if x.ndim > 3 else 0
-    return x.stride(0), x.stride(1), of_rows, x.stride(-1)
+    of_rows = strides[-2] if len(strides) > 3 else 0
+    return strides[0], strides[1], of_rows, strides[-1]
 
 
-def _has_rows(x: Tensor) -> bool:
+def _has_rows(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     """Whether all rows of a map have one distance, so that depth and height are one axis."""
-    return x.ndim < 5 or x.shape[2] == 1 or x.stride(2) == x.shape[3] * x.stride(3)
+    return len(shape) < 5 or shape[2] == 1 or strides[2] == shape[3] * strides[3]
