@@ -163,7 +163,10 @@ class ModelHook:
     def _hook_parameters(self, model: nn.Module) -> None:
         """Hook the parameters of layers that were never called themselves."""
         for hook in self.parameters:
-            owner = None if hook.site.calls else find_module(model, hook.site.owner)
+            tally = hook.site.tally  # reading all its counts could wait for a device
+            if tally.trained or tally.evaluated or hook.site.regularizer.accumulates:
+                continue
+            owner = find_module(model, hook.site.owner)
             if owner is not None:
                 hook.put(owner)
 
