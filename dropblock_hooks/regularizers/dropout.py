@@ -68,10 +68,8 @@ class Dropout(_DropsUnits):
             keyword. None takes the only tensor.
         layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
             for tokens. ``"auto"`` reads them from the model, or refuses.
-        grid: size of the map that tokens form, ``(height, width)``, each at least 1; None asks the
-            model.
-        prefix_tokens: number of class and register tokens before the map, at least 0, which stay
-            unchanged. None asks the model.
+        grid: None; no other value is allowed.
+        prefix_tokens: None; no other value is allowed.
         active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
             dropout in evaluation).
 
@@ -102,10 +100,8 @@ class Dropout1d(_DropsUnits):
             keyword. None takes the only tensor.
         layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
             for tokens. ``"auto"`` reads them from the model, or refuses.
-        grid: size of the map that tokens form, ``(height, width)``, each at least 1; None asks the
-            model.
-        prefix_tokens: number of class and register tokens before the map, at least 0, which stay
-            unchanged. None asks the model.
+        grid: None; no other value is allowed.
+        prefix_tokens: None; no other value is allowed.
         active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
             dropout in evaluation).
 
@@ -208,10 +204,8 @@ class DropPath(DropsShare, Regularizer):
             keyword. None takes the only tensor.
         layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
             for tokens. ``"auto"`` reads them from the model, or refuses.
-        grid: size of the map that tokens form, ``(height, width)``, each at least 1; None asks the
-            model.
-        prefix_tokens: number of class and register tokens before the map, at least 0, which stay
-            unchanged. None asks the model.
+        grid: None; no other value is allowed.
+        prefix_tokens: None; no other value is allowed.
         active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
             dropout in evaluation).
 
@@ -247,15 +241,13 @@ class StochasticDepth(DropsShare, Regularizer):
     Args:
         p: expected share of the elements to drop, a number in [0, 1] or a schedule.
         mode: ``"row"`` decides for each sample, ``"batch"`` for all at once.
-        at: regularize the layer's ``"output"`` or its ``"input"``.
+        at: ``"output"``; no other value is allowed.
         index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
             keyword. None takes the only tensor.
         layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
             for tokens. ``"auto"`` reads them from the model, or refuses.
-        grid: size of the map that tokens form, ``(height, width)``, each at least 1; None asks the
-            model.
-        prefix_tokens: number of class and register tokens before the map, at least 0, which stay
-            unchanged. None asks the model.
+        grid: None; no other value is allowed.
+        prefix_tokens: None; no other value is allowed.
         active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
             dropout in evaluation).
 
@@ -306,10 +298,8 @@ class GaussianNoise(Regularizer):
             keyword. None takes the only tensor.
         layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
             for tokens. ``"auto"`` reads them from the model, or refuses.
-        grid: size of the map that tokens form, ``(height, width)``, each at least 1; None asks the
-            model.
-        prefix_tokens: number of class and register tokens before the map, at least 0, which stay
-            unchanged. None asks the model.
+        grid: None; no other value is allowed.
+        prefix_tokens: None; no other value is allowed.
         active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
             dropout in evaluation).
 
@@ -345,10 +335,8 @@ class GaussianDropout(Regularizer):
             keyword. None takes the only tensor.
         layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
             for tokens. ``"auto"`` reads them from the model, or refuses.
-        grid: size of the map that tokens form, ``(height, width)``, each at least 1; None asks the
-            model.
-        prefix_tokens: number of class and register tokens before the map, at least 0, which stay
-            unchanged. None asks the model.
+        grid: None; no other value is allowed.
+        prefix_tokens: None; no other value is allowed.
         active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
             dropout in evaluation).
 
@@ -467,10 +455,8 @@ class DropBlock1d(_DropBlocks):
             keyword. None takes the only tensor.
         layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
             for tokens. ``"auto"`` reads them from the model, or refuses.
-        grid: size of the map that tokens form, ``(height, width)``, each at least 1; None asks the
-            model.
-        prefix_tokens: number of class and register tokens before the map, at least 0, which stay
-            unchanged. None asks the model.
+        grid: None; no other value is allowed.
+        prefix_tokens: None; no other value is allowed.
         active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
             dropout in evaluation).
         border: ``"inside"`` puts whole blocks inside the map, as in the paper, so elements at the

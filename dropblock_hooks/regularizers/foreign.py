@@ -212,10 +212,8 @@ class Retune(DropsShare, Regularizer):
         at: ``"output"``; no other value is allowed.
         index: None; no other value is allowed.
         layout: ``"auto"``; no other value is allowed.
-        grid: size of the map that tokens form, ``(height, width)``, each at least 1; None asks the
-            model.
-        prefix_tokens: number of class and register tokens before the map, at least 0, which stay
-            unchanged. None asks the model.
+        grid: None; no other value is allowed.
+        prefix_tokens: None; no other value is allowed.
         active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
             dropout in evaluation).
     """

@@ -62,10 +62,8 @@ class ClampGrad(OnGradients, Regularizer):
             keyword. None takes the only tensor.
         layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
             for tokens. ``"auto"`` reads them from the model, or refuses.
-        grid: size of the map that tokens form, ``(height, width)``, each at least 1; None asks the
-            model.
-        prefix_tokens: number of class and register tokens before the map, at least 0, which stay
-            unchanged. None asks the model.
+        grid: None; no other value is allowed.
+        prefix_tokens: None; no other value is allowed.
         active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
             dropout in evaluation).
         when: ``"backward"`` acts in each backward. ``"accumulated"``, for parameters only, acts on
@@ -116,10 +114,8 @@ class ClipGradNorm(OnGradients, Regularizer):
             keyword. None takes the only tensor.
         layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
             for tokens. ``"auto"`` reads them from the model, or refuses.
-        grid: size of the map that tokens form, ``(height, width)``, each at least 1; None asks the
-            model.
-        prefix_tokens: number of class and register tokens before the map, at least 0, which stay
-            unchanged. None asks the model.
+        grid: None; no other value is allowed.
+        prefix_tokens: None; no other value is allowed.
         active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
             dropout in evaluation).
         when: ``"backward"`` acts in each backward. ``"accumulated"``, for parameters only, acts on
@@ -216,10 +212,8 @@ class ScaleGrad(OnGradients, Regularizer):
             keyword. None takes the only tensor.
         layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
             for tokens. ``"auto"`` reads them from the model, or refuses.
-        grid: size of the map that tokens form, ``(height, width)``, each at least 1; None asks the
-            model.
-        prefix_tokens: number of class and register tokens before the map, at least 0, which stay
-            unchanged. None asks the model.
+        grid: None; no other value is allowed.
+        prefix_tokens: None; no other value is allowed.
         active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
             dropout in evaluation).
         when: ``"backward"`` acts in each backward. ``"accumulated"``, for parameters only, acts on
@@ -260,10 +254,8 @@ class ZeroGrad(OnGradients, Regularizer):
             keyword. None takes the only tensor.
         layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
             for tokens. ``"auto"`` reads them from the model, or refuses.
-        grid: size of the map that tokens form, ``(height, width)``, each at least 1; None asks the
-            model.
-        prefix_tokens: number of class and register tokens before the map, at least 0, which stay
-            unchanged. None asks the model.
+        grid: None; no other value is allowed.
+        prefix_tokens: None; no other value is allowed.
         active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
             dropout in evaluation).
         when: ``"backward"`` acts in each backward. ``"accumulated"``, for parameters only, acts on
@@ -301,10 +293,8 @@ class GradNoise(OnGradients, Regularizer):
             keyword. None takes the only tensor.
         layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
             for tokens. ``"auto"`` reads them from the model, or refuses.
-        grid: size of the map that tokens form, ``(height, width)``, each at least 1; None asks the
-            model.
-        prefix_tokens: number of class and register tokens before the map, at least 0, which stay
-            unchanged. None asks the model.
+        grid: None; no other value is allowed.
+        prefix_tokens: None; no other value is allowed.
         active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
             dropout in evaluation).
         when: ``"backward"`` acts in each backward. ``"accumulated"``, for parameters only, acts on
@@ -350,8 +340,7 @@ class DropGrad2d(DropsShare, OnGradients, Regularizer):
             unchanged. None asks the model.
         active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
             dropout in evaluation).
-        when: ``"backward"`` acts in each backward. ``"accumulated"``, for parameters only, acts on
-            the sum of the gradients when the optimizer given to ``attach`` begins its step.
+        when: ``"backward"``; no other value is allowed.
 
     Equation:
         ``g' = g * keep / (1 - p)``, with one ``keep`` for each channel: 0 with chance p, else 1.
@@ -393,15 +382,11 @@ class AdaptiveClipGrad(_OfParameters):
         clip_factor: largest ratio of the norms, a number > 0.
         eps: least norm of weights, above 0, so that zero weights can learn.
         norm_type: order of the norm, above 0; inf allowed.
-        at: regularize the layer's ``"output"`` or its ``"input"``.
-        index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
-            keyword. None takes the only tensor.
-        layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
-            for tokens. ``"auto"`` reads them from the model, or refuses.
-        grid: size of the map that tokens form, ``(height, width)``, each at least 1; None asks the
-            model.
-        prefix_tokens: number of class and register tokens before the map, at least 0, which stay
-            unchanged. None asks the model.
+        at: ``"output"``; no other value is allowed.
+        index: None; no other value is allowed.
+        layout: ``"auto"``; no other value is allowed.
+        grid: None; no other value is allowed.
+        prefix_tokens: None; no other value is allowed.
         active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
             dropout in evaluation).
         when: ``"backward"`` acts in each backward. ``"accumulated"``, for parameters only, acts on
@@ -465,15 +450,11 @@ class CentralizeGrad(_OfParameters):
         >>> spec = {"param:**.weight": CentralizeGrad()}
 
     Args:
-        at: regularize the layer's ``"output"`` or its ``"input"``.
-        index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
-            keyword. None takes the only tensor.
-        layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
-            for tokens. ``"auto"`` reads them from the model, or refuses.
-        grid: size of the map that tokens form, ``(height, width)``, each at least 1; None asks the
-            model.
-        prefix_tokens: number of class and register tokens before the map, at least 0, which stay
-            unchanged. None asks the model.
+        at: ``"output"``; no other value is allowed.
+        index: None; no other value is allowed.
+        layout: ``"auto"``; no other value is allowed.
+        grid: None; no other value is allowed.
+        prefix_tokens: None; no other value is allowed.
         active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
             dropout in evaluation).
         when: ``"backward"`` acts in each backward. ``"accumulated"``, for parameters only, acts on
