@@ -260,7 +260,7 @@ class ActivationStats(Measuring):
         high: upper bound of the histogram, above `low`, at most 1e30; rounded up to a power of 2.
         at: observe the layer's ``"output"`` or its ``"input"``, where no gradients are seen.
         index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
-            keyword. None takes the only tensor.
+            keyword. None is the output itself, or the first argument.
         layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
             for tokens. ``"auto"`` reads them from the model, or refuses.
         grid: None; no other value is allowed.
@@ -346,7 +346,7 @@ class GradientStats(Measuring):
         high: upper bound of the histogram, above `low`, at most 1e30; rounded up to a power of 2.
         at: ``"output"``; no other value is allowed.
         index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
-            keyword. None takes the only tensor.
+            keyword. None is the output itself, or the first argument.
         layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
             for tokens. ``"auto"`` reads them from the model, or refuses.
         grid: None; no other value is allowed.

@@ -101,7 +101,7 @@ class Watchdog(Observer):
         rules: the name of a rule or several names, or ``"all"``.
         at: ``"output"``; no other value is allowed.
         index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
-            keyword. None takes the only tensor.
+            keyword. None is the output itself, or the first argument.
         layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
             for tokens. ``"auto"`` reads them from the model, or refuses.
         grid: None; no other value is allowed.

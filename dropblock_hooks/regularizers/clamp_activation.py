@@ -28,7 +28,7 @@ class ClampActivation(Regularizer):
         cap: bound of the magnitude, a number > 0 or a schedule, in place of `min` and `max`.
         at: regularize the layer's ``"output"`` or its ``"input"``.
         index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
-            keyword. None takes the only tensor.
+            keyword. None is the output itself, or the first argument.
         layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
             for tokens. ``"auto"`` reads them from the model, or refuses.
         grid: None; no other value is allowed.

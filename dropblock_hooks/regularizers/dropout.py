@@ -65,7 +65,7 @@ class Dropout(_DropsUnits):
         p: expected share of the elements to drop, a number in [0, 1] or a schedule.
         at: regularize the layer's ``"output"`` or its ``"input"``.
         index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
-            keyword. None takes the only tensor.
+            keyword. None is the output itself, or the first argument.
         layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
             for tokens. ``"auto"`` reads them from the model, or refuses.
         grid: None; no other value is allowed.
@@ -97,7 +97,7 @@ class Dropout1d(_DropsUnits):
         p: expected share of the elements to drop, a number in [0, 1] or a schedule.
         at: regularize the layer's ``"output"`` or its ``"input"``.
         index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
-            keyword. None takes the only tensor.
+            keyword. None is the output itself, or the first argument.
         layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
             for tokens. ``"auto"`` reads them from the model, or refuses.
         grid: None; no other value is allowed.
@@ -130,7 +130,7 @@ class Dropout2d(_DropsUnits):
         p: expected share of the elements to drop, a number in [0, 1] or a schedule.
         at: regularize the layer's ``"output"`` or its ``"input"``.
         index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
-            keyword. None takes the only tensor.
+            keyword. None is the output itself, or the first argument.
         layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
             for tokens. ``"auto"`` reads them from the model, or refuses.
         grid: size of the map that tokens form, ``(height, width)``, each at least 1; None asks the
@@ -165,7 +165,7 @@ class Dropout3d(_DropsUnits):
         p: expected share of the elements to drop, a number in [0, 1] or a schedule.
         at: regularize the layer's ``"output"`` or its ``"input"``.
         index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
-            keyword. None takes the only tensor.
+            keyword. None is the output itself, or the first argument.
         layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
             for tokens. ``"auto"`` reads them from the model, or refuses.
         grid: size of the map that tokens form, ``(height, width)``, each at least 1; None asks the
@@ -201,7 +201,7 @@ class DropPath(DropsShare, Regularizer):
         scale_by_keep: True multiplies the kept samples by 1 / (1 - p).
         at: regularize the layer's ``"output"`` or its ``"input"``.
         index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
-            keyword. None takes the only tensor.
+            keyword. None is the output itself, or the first argument.
         layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
             for tokens. ``"auto"`` reads them from the model, or refuses.
         grid: None; no other value is allowed.
@@ -243,7 +243,7 @@ class StochasticDepth(DropsShare, Regularizer):
         mode: ``"row"`` decides for each sample, ``"batch"`` for all at once.
         at: ``"output"``; no other value is allowed.
         index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
-            keyword. None takes the only tensor.
+            keyword. None is the output itself, or the first argument.
         layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
             for tokens. ``"auto"`` reads them from the model, or refuses.
         grid: None; no other value is allowed.
@@ -295,7 +295,7 @@ class GaussianNoise(Regularizer):
         std: standard deviation in the units of the tensor, a number >= 0.
         at: regularize the layer's ``"output"`` or its ``"input"``.
         index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
-            keyword. None takes the only tensor.
+            keyword. None is the output itself, or the first argument.
         layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
             for tokens. ``"auto"`` reads them from the model, or refuses.
         grid: None; no other value is allowed.
@@ -332,7 +332,7 @@ class GaussianDropout(Regularizer):
         p: sets the variance of the noise to p / (1 - p), a number in [0, 1).
         at: regularize the layer's ``"output"`` or its ``"input"``.
         index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
-            keyword. None takes the only tensor.
+            keyword. None is the output itself, or the first argument.
         layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
             for tokens. ``"auto"`` reads them from the model, or refuses.
         grid: None; no other value is allowed.
@@ -452,7 +452,7 @@ class DropBlock1d(_DropBlocks):
         share_channels: True draws one set of blocks for all channels of a sample.
         at: regularize the layer's ``"output"`` or its ``"input"``.
         index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
-            keyword. None takes the only tensor.
+            keyword. None is the output itself, or the first argument.
         layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
             for tokens. ``"auto"`` reads them from the model, or refuses.
         grid: None; no other value is allowed.
@@ -493,7 +493,7 @@ class DropBlock2d(_DropBlocks):
         share_channels: True draws one set of blocks for all channels of a sample.
         at: regularize the layer's ``"output"`` or its ``"input"``.
         index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
-            keyword. None takes the only tensor.
+            keyword. None is the output itself, or the first argument.
         layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
             for tokens. ``"auto"`` reads them from the model, or refuses.
         grid: size of the map that tokens form, ``(height, width)``, each at least 1; None asks the
@@ -535,7 +535,7 @@ class DropBlock3d(_DropBlocks):
         share_channels: True draws one set of blocks for all channels of a sample.
         at: regularize the layer's ``"output"`` or its ``"input"``.
         index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
-            keyword. None takes the only tensor.
+            keyword. None is the output itself, or the first argument.
         layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
             for tokens. ``"auto"`` reads them from the model, or refuses.
         grid: size of the map that tokens form, ``(height, width)``, each at least 1; None asks the
@@ -575,7 +575,7 @@ class Disout(_Blocks):
         share_channels: True draws one set of blocks for all channels of a sample.
         at: regularize the layer's ``"output"`` or its ``"input"``.
         index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
-            keyword. None takes the only tensor.
+            keyword. None is the output itself, or the first argument.
         layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
             for tokens. ``"auto"`` reads them from the model, or refuses.
         grid: size of the map that tokens form, ``(height, width)``, each at least 1; None asks the

@@ -59,7 +59,7 @@ class ClampGrad(OnGradients, Regularizer):
         max: upper bound, any number >= `min`; None for no bound. One of the two is needed.
         at: regularize the layer's ``"output"`` or its ``"input"``.
         index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
-            keyword. None takes the only tensor.
+            keyword. None is the output itself, or the first argument.
         layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
             for tokens. ``"auto"`` reads them from the model, or refuses.
         grid: None; no other value is allowed.
@@ -111,7 +111,7 @@ class ClipGradNorm(OnGradients, Regularizer):
             ``torch.nn.utils.clip_grad_norm_``, once per update.
         at: regularize the layer's ``"output"`` or its ``"input"``.
         index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
-            keyword. None takes the only tensor.
+            keyword. None is the output itself, or the first argument.
         layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
             for tokens. ``"auto"`` reads them from the model, or refuses.
         grid: None; no other value is allowed.
@@ -209,7 +209,7 @@ class ScaleGrad(OnGradients, Regularizer):
         scale: factor of the gradient, any finite number or a schedule.
         at: regularize the layer's ``"output"`` or its ``"input"``.
         index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
-            keyword. None takes the only tensor.
+            keyword. None is the output itself, or the first argument.
         layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
             for tokens. ``"auto"`` reads them from the model, or refuses.
         grid: None; no other value is allowed.
@@ -251,7 +251,7 @@ class ZeroGrad(OnGradients, Regularizer):
     Args:
         at: regularize the layer's ``"output"`` or its ``"input"``.
         index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
-            keyword. None takes the only tensor.
+            keyword. None is the output itself, or the first argument.
         layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
             for tokens. ``"auto"`` reads them from the model, or refuses.
         grid: None; no other value is allowed.
@@ -290,7 +290,7 @@ class GradNoise(OnGradients, Regularizer):
         std: standard deviation in units of the unscaled loss, a number >= 0 or a schedule.
         at: regularize the layer's ``"output"`` or its ``"input"``.
         index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
-            keyword. None takes the only tensor.
+            keyword. None is the output itself, or the first argument.
         layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
             for tokens. ``"auto"`` reads them from the model, or refuses.
         grid: None; no other value is allowed.
@@ -331,7 +331,7 @@ class DropGrad2d(DropsShare, OnGradients, Regularizer):
         p: expected share of the elements to drop, a number in [0, 1] or a schedule.
         at: regularize the layer's ``"output"`` or its ``"input"``.
         index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
-            keyword. None takes the only tensor.
+            keyword. None is the output itself, or the first argument.
         layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
             for tokens. ``"auto"`` reads them from the model, or refuses.
         grid: size of the map that tokens form, ``(height, width)``, each at least 1; None asks the

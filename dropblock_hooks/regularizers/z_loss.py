@@ -28,7 +28,7 @@ class ZLoss(Penalty):
         dim: the axis of the classes or experts, an integer in [-n, n) for n axes.
         at: regularize the layer's ``"output"`` or its ``"input"``.
         index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
-            keyword. None takes the only tensor.
+            keyword. None is the output itself, or the first argument.
         layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
             for tokens. ``"auto"`` reads them from the model, or refuses.
         grid: None; no other value is allowed.
