@@ -11,14 +11,16 @@ from .. import messages
 from .._torch import tree_leaves
 from ..findings import Finding, tell
 from ..regularizers.memory import WithMemory
+from ..sites.hooks import SiteHook
 from ..sites.model_hook import ModelHook
 from ..sites.run import Run
 from ..sites.site import LiveSite
-from ..sites.windows import windows
+from ..sites.windows import Window, windows
 from .alerts import new_alerts, tell_alerts
 from .endings import not_stepped
 from .idle import find_idle
 from .lost import find_overwritten, find_split_groups
+from .routed import around, routed_lists
 
 _BATCH_OF_IMAGES = 4  # axes; a tensor in a list with fewer is one sample
 _MOST_VIEWS = 64  # tensors in a list, of which any neighbors may be put together
@@ -47,8 +49,9 @@ class ForwardChecks:
         run = hook.run
         opened, _ = windows(run, hook.hooks)
         window = replace(opened, backward=False)
-        called = [site_hook for site_hook in hook.hooks if site_hook.by_call]
-        tell(find_idle(model, called, window), run.told)
+        by_call = [site_hook for site_hook in hook.hooks if site_hook.by_call]
+        expected = _not_left_out(model, by_call, window)
+        tell(find_idle(model, expected, window), run.told)
         run.first_calls = {key: counts.trained for key, counts in window.sites.items()}
 
         sites = [site_hook.site for site_hook in hook.hooks]
@@ -65,6 +68,17 @@ class ForwardChecks:
     def tell_alerts(self, hook: ModelHook, alerts: Sequence[Finding]) -> None:
         """Report what a `Watchdog` has found."""
         tell_alerts(hook.run, hook.hooks, alerts)
+
+
+def _not_left_out(model: nn.Module, hooks: list[SiteHook], window: Window) -> list[SiteHook]:
+    """Return the hooks without those whose layers this one forward may have left out."""
+    called = [hook.site.owner for hook in hooks if window.sites[hook.site.key].calls]
+    routed = routed_lists(model, called)
+    return [
+        hook
+        for hook in hooks
+        if window.sites[hook.site.key].calls or routed.isdisjoint(around(hook.site.owner))
+    ]
 
 
 def _waiting(hook: ModelHook) -> list[LiveSite]:
