@@ -410,6 +410,11 @@ STEP_IN_BACKWARD = (
     "step() was called during a backward: activation checkpoints that are recomputed after it use "
     "the new rates, and their gradients are wrong; call step() after backward()"
 )
+ANCHOR_BEFORE_LOADING = (
+    "{sites}: the parameter has changed between attach and the first forward, and it is pulled to "
+    "its value at attach; call attach after the weights are loaded, or load_state_dict of the "
+    "attachment too"
+)
 NO_SITE_OF_STATE = "the state has none of these sites, so only its epoch is restored"
 NO_STATE_OF_CALLBACK = (
     "the checkpoint has no state of Regularize, because it was written without it: counts begin "

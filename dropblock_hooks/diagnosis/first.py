@@ -10,16 +10,18 @@ from torch import Tensor, nn
 from .. import messages
 from .._torch import tree_leaves
 from ..findings import Finding, tell
+from ..quoting import listed
 from ..regularizers.memory import WithMemory
 from ..sites.hooks import SiteHook
 from ..sites.model_hook import ModelHook
 from ..sites.run import Run
 from ..sites.site import LiveSite
 from ..sites.windows import Window, windows
+from ..warn import warn
 from .alerts import new_alerts, tell_alerts
 from .endings import not_stepped
 from .idle import find_idle
-from .lost import find_overwritten, find_split_groups
+from .lost import find_overwritten, find_split_groups, old_anchors
 from .routed import around, routed_lists
 
 _BATCH_OF_IMAGES = 4  # axes; a tensor in a list with fewer is one sample
@@ -60,6 +62,10 @@ class ForwardChecks:
         findings += find_overwritten(model, run, hook.parameters)
         findings += find_split_groups(model, run, hook.parameters)
         tell(findings, run.told)
+
+        keys = old_anchors(model, hook.parameters)
+        if keys:
+            warn(messages.ANCHOR_BEFORE_LOADING.format(sites=listed(keys, 5)))
 
     def new_alerts(self, hook: ModelHook, model: nn.Module, statistics: bool) -> list[Finding]:
         """Return the new findings of a `Watchdog`, without `statistics` those about NaN and Inf."""
