@@ -172,7 +172,7 @@ NO_STEP = Message(
     Kind.NEVER_ACTIVE,
     "its gradient was not regularized at any optimizer step: no known optimizer with the parameter "
     "made a step, or it had no gradient",
-    "Pass all optimizers: attached.optimizer = [first, second]",
+    "Pass the optimizer that makes the steps now, attached.optimizer = optimizer, or a list of all",
     Severity.ERROR,
 )
 UPDATES_WITHOUT_IT = Message(
