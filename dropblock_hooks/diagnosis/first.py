@@ -121,18 +121,11 @@ def find_no_batch(sites: Iterable[LiveSite], inputs: Any) -> list[Finding]:
         inputs: the arguments of the model in that forward.
     """
     tensors = [x for x in tree_leaves(inputs) if isinstance(x, Tensor) and x.ndim]
-    sizes = [x.shape[0] for x in tensors]
-    if not sizes:
+    if not tensors:
         return []
-    # images may come in a list, or in several sizes, of which some are put together
-    first = sizes[0]
-    batches = {*sizes, sum(sizes)}
-    for values in tree_leaves(inputs, is_leaf=_is_list):
-        if not _is_list(values):
-            continue
-        if values and values[0] is tensors[0] and values[0].ndim < _BATCH_OF_IMAGES:
-            first = len(values)  # each is a sample
-        batches |= {len(values), *_sums_of_neighbors(values)}
+    lists = [value for value in tree_leaves(inputs, is_leaf=_is_list) if _is_list(value)]
+    first = _first_batch(tensors[0], lists)
+    batches = _batches(tensors, lists)
 
     findings = []
     for site in sites:
@@ -141,6 +134,27 @@ def find_no_batch(sites: Iterable[LiveSite], inputs: Any) -> list[Finding]:
         values = {"samples": site.samples, "batch": first}
         findings.append(messages.NO_BATCH.finding(site.key, epoch=site.run.epoch, **values))
     return findings
+
+
+def _first_batch(first: Tensor, lists: Sequence[list[Any]]) -> int:
+    """Return the length of the batch, as messages name it: of the first tensor, or its list."""
+    if first.ndim < _BATCH_OF_IMAGES:
+        for values in lists:
+            if values and values[0] is first:
+                return len(values)  # each is a sample
+    return first.shape[0]
+
+
+def _batches(tensors: Sequence[Tensor], lists: Sequence[list[Any]]) -> set[int]:
+    """Return all lengths that axis 0 of whole samples may have.
+
+    Images may come in a list, or in several sizes, of which some are put together.
+    """
+    sizes = [x.shape[0] for x in tensors]
+    batches = {*sizes, sum(sizes)}
+    for values in lists:
+        batches |= {len(values), *_sums_of_neighbors(values)}
+    return batches
 
 
 def _is_list(value: Any) -> bool:

@@ -132,8 +132,7 @@ def find_split_groups(base: nn.Module, run: Run, hooks: Iterable[SiteHook]) -> l
     held = [updated_by(optimizer) for optimizer in optimizers if optimizer is not None]
     findings = []
     for members in _by_entry(grouped).values():
-        owners = [(hook, hook.find(base)) for hook in members]
-        parameters = {id(hook.held(owner)) for hook, owner in owners if owner is not None}
+        parameters = _identities(members, base)
         parts = {frozenset(part & parameters) for part in held} - {frozenset()}
         if len(parts) < 2:  # optimizers of all parameters may take turns
             continue
@@ -141,6 +140,12 @@ def find_split_groups(base: nn.Module, run: Run, hooks: Iterable[SiteHook]) -> l
         finding = messages.SPLIT_GROUP.finding(*keys, epoch=run.epoch, optimizers=len(parts))
         findings.append(finding)
     return findings
+
+
+def _identities(hooks: Iterable[ParameterHook], base: nn.Module) -> set[int]:
+    """Return the identities of the parameters of hooks, as `updated_by` has them."""
+    owners = [(hook, hook.find(base)) for hook in hooks]
+    return {id(hook.held(owner)) for hook, owner in owners if owner is not None}
 
 
 def _by_entry(hooks: Iterable[ParameterHook]) -> dict[tuple[int, int], list[ParameterHook]]:

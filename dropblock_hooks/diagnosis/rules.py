@@ -138,8 +138,7 @@ def _no_gradient(
     """
     most_gradients = max((sight.watched.grads for sight in all_sights), default=0)
     model_has_gradients = any(_has_gradient(p) for p in base.parameters())
-    called = [sight.site.name for sight in all_sights if sight.watched.calls]
-    routed = routed_lists(base, called)
+    routed = routed_lists(base, _called(all_sights))
     for sight in sights:
         trained = sight.trained  # empty for a frozen layer, which is meant to have no gradient
         if most_gradients < sight.dog.min_calls or not trained:
@@ -159,6 +158,11 @@ def _eval_norms(sights: list[Sight]) -> Iterator[Finding]:
         forwards = sight.watched.evaluated
         if forwards >= sight.dog.min_calls and sight.trained:
             yield sight.finding(messages.EVAL_NORM, forwards=forwards)
+
+
+def _called(sights: Sequence[Sight]) -> list[str]:
+    """Return the names of the layers that were called."""
+    return [sight.site.name for sight in sights if sight.watched.calls]
 
 
 def _got_no_gradient(sight: Sight) -> bool:
