@@ -128,8 +128,7 @@ def find_split_groups(base: nn.Module, run: Run, hooks: Iterable[SiteHook]) -> l
     if not grouped:
         return []
 
-    optimizers = [step_hooks.optimizer for step_hooks in run.optimizers]
-    held = [updated_by(optimizer) for optimizer in optimizers if optimizer is not None]
+    held = _updated(run)
     findings = []
     for members in _by_entry(grouped).values():
         parameters = _identities(members, base)
@@ -140,6 +139,12 @@ def find_split_groups(base: nn.Module, run: Run, hooks: Iterable[SiteHook]) -> l
         finding = messages.SPLIT_GROUP.finding(*keys, epoch=run.epoch, optimizers=len(parts))
         findings.append(finding)
     return findings
+
+
+def _updated(run: Run) -> list[set[int]]:
+    """Return the identities of the parameters of each optimizer."""
+    optimizers = [step_hooks.optimizer for step_hooks in run.optimizers]
+    return [updated_by(optimizer) for optimizer in optimizers if optimizer is not None]
 
 
 def _identities(hooks: Iterable[ParameterHook], base: nn.Module) -> set[int]:
