@@ -119,8 +119,8 @@ def _draw_kernel(
 ):
     """Draw the words of the seeds, and begin the counts at 0.
 
-    The rate is the seed rate γ, or on the device the rate p; then it is multiplied by the number in
-    the table (the paper's γ), or γ is looked up there if it has `NODES`.
+    The rate is the seed rate γ, or on the device the rate p; then it is multiplied by the table if
+    that is a number (the paper's γ), or γ is looked up there if it has `NODES`.
     """
     program = tl.program_id(0)
     if program == 0:
@@ -132,7 +132,7 @@ def _draw_kernel(
     if RATE_ON_DEVICE:
         p = tl.load(rate).to(tl.float32)
         if NODES == 0:
-            chance = p * tl.load(table).to(tl.float32)
+            chance = p * tl.full([], table, tl.float32)  # inductor passes numbers as float64
         else:
             chance = _gamma(p, table, NODES)
     else:
@@ -526,7 +526,7 @@ def draw_words(
     device: torch.device,
     seed: int | Tensor,
     rate: float | Tensor,
-    table: Tensor | None = None,
+    table: Tensor | float | None = None,
     per_sample: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Draw blocks: the words of the dropped places, and the number of dropped elements.
@@ -536,7 +536,7 @@ def draw_words(
         device: where they are drawn.
         seed: an integer of up to 63 bits, or a tensor on the device that holds it.
         rate: the seed rate γ; or the rate p, as a tensor on the device.
-        table: for a tensor `rate`: of `dropblock.gamma_table`, or the number that the rate is
+        table: for a tensor `rate`: `dropblock.gamma_table`, or the number that the rate is
             multiplied by.
         per_sample: True counts each sample by itself.
     """
@@ -547,7 +547,7 @@ def draw_words(
     depth, height, width = plan.places
     quads = launch.power_of_two(-(-min(width, 64) // 4))
     group = max(16, 512 // quads)
-    nodes = 0 if table is None or table.numel() == 1 else table.numel() - 1
+    nodes = table.numel() - 1 if isinstance(table, Tensor) else 0
     launch.start(
         _draw_kernel,
         launch.parts(plan.n_seeds, group),

@@ -8,7 +8,8 @@ import functools
 import importlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -33,6 +34,8 @@ _MOST_PLACES = 2**31 - 2**17  # that 32 bits can count, and a program more
 _CHUNK = 4096  # counts that are allocated together, which takes one launch
 _failed = False  # whether a kernel could not be compiled
 _counts = threading.local()
+_thread = threading.local()
+_ours: set[int] = set()  # the kernels that were written into a graph
 
 
 class KernelError(RuntimeError):
@@ -85,6 +88,10 @@ def start(
     global launched
     if programs == 0:
         return
+    if is_traced():
+        _ours.add(id(kernel))
+        torch.library.wrap_triton(kernel)[(programs,)](*arguments, **options)
+        return
     launched += 1
     try:
         if device.type == "cuda" and device.index != torch.cuda.current_device():
@@ -95,6 +102,27 @@ def start(
     except Exception as error:  # compilers and drivers have many of them
         _give_up(kernel, error)
         raise KernelError(str(error)) from error
+
+
+@contextmanager
+def tracing() -> Iterator[None]:
+    """`start` writes kernels into a graph in this thread, and starts none."""
+    before = is_traced()
+    _thread.traced = True
+    try:
+        yield
+    finally:
+        _thread.traced = before
+
+
+def is_traced() -> bool:
+    """Whether kernels are written into a graph now, in this thread."""
+    return getattr(_thread, "traced", False)
+
+
+def is_ours(kernel: Any) -> bool:
+    """Whether a kernel that was written into a graph is one of this package."""
+    return id(kernel) in _ours
 
 
 def _give_up(kernel: Any, error: Exception) -> None:
