@@ -430,6 +430,29 @@ def test_a_mask_is_the_same_in_all_formats_and_types(layout, kernels):
         assert torch.allclose(x.grad.float(), (~zeros * factor).float(), **tolerance)
 
 
+@pytest.mark.parametrize("share_channels", [False, True], ids=["own", "shared"])
+@pytest.mark.parametrize("keeps_blocks", [False, True], ids=["drop", "keep"])
+@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels_last"])
+def test_words_are_applied_to_rows_of_every_width(last, keeps_blocks, share_channels, kernels):
+    """Strips of neighboring elements take their bits from one word or from several."""
+    from dropblock_hooks.functional.kernels import blocks
+
+    torch.manual_seed(0)
+    for width, dtype in zip(
+        (1, 2, 3, 5, 7, 8, 14, 17, 33, 63, 64, 65, 66, 72, 130, 136), TYPES * 4
+    ):
+        shape = 2, 3, 3, width
+        plan = blocks.plan_of(shape, (1, 1), share_channels, False, False)
+        mask = torch.rand(2, plan.channels, 3, width) < 0.5
+        words = blocks.words_of(plan, mask)
+        x = FORMATS["channels_last" if last else "contiguous"](torch.rand(shape) + 1).to(dtype)
+        for factor in (2.0, torch.tensor([2.0]), torch.tensor([2.0, 4.0])):
+            y = blocks.apply_words(x, plan, words, factor, keeps_blocks=keeps_blocks)
+            rate = torch.as_tensor(factor).view(-1, 1, 1, 1).to(dtype)
+            assert torch.equal(y, torch.where(mask == keeps_blocks, x * rate, 0)), (width, dtype)
+            assert y.stride() == x.stride()
+
+
 def test_blocks_drop_inf_and_nan(kernels):
     for value in (math.inf, math.nan):
         y, _ = drop_blocks(torch.full((4, 4, 8, 8), value), 0.4, [3, 3])

@@ -31,6 +31,7 @@ from . import launch
 
 # what the factor of the kept elements is in `_apply_kernel`
 NUMBER, COUNTED, GIVEN = range(3)
+_STRIPS = 512  # of a program of `_apply_flat_kernel`
 LONGEST = 64  # edge of a block along a row; a longer one would reach over more than two words
 _BITS = ((8, torch.int8), (16, torch.int16), (32, torch.int32), (64, torch.int64))
 
@@ -305,6 +306,113 @@ def _counted_factor(dropped, n_elements, WIDE: tl.constexpr):
 
 
 @triton.jit
+def _factor_at(
+    sample, dropped, factors, number, n_elements, FACTOR: tl.constexpr, WIDE: tl.constexpr
+):
+    """The factor of the kept elements of a sample, or of all samples at place 0.
+
+    It is a number, or follows from the counts of dropped elements, or is given in a tensor, where
+    it is multiplied by the number.
+    """
+    if FACTOR == 0:
+        factor = tl.full([], number, WIDE)
+    elif FACTOR == 1:
+        factor = _counted_factor(dropped + sample, n_elements, WIDE)
+    else:
+        factor = tl.load(factors + sample).to(WIDE) * tl.full([], number, WIDE)
+    return factor
+
+
+@triton.jit
+def _word_at(words, index, n_words, words_per_map, channels, SHARED: tl.constexpr):
+    """Words as unsigned integers, by their place in a contiguous tensor with all channels."""
+    place = index
+    if SHARED:  # all channels of a sample have the words of one
+        of_map = index // words_per_map
+        place = index - (of_map - of_map // channels) * words_per_map
+    word = tl.load(words + place, mask=index < n_words, other=0)
+    BITS: tl.constexpr = words.dtype.element_ty.primitive_bitwidth
+    if BITS == 64:
+        number = word.to(tl.uint64, bitcast=True)
+    elif BITS == 32:
+        number = word.to(tl.uint32, bitcast=True)
+    else:
+        number = word.to(tl.uint32) & ((1 << BITS) - 1)  # negative numbers have more bits
+    return number
+
+
+@triton.jit
+def _apply_flat_kernel(
+    x,
+    y,
+    words,
+    dropped,
+    factors,
+    number,
+    n_all,
+    n_words,
+    words_per_row,
+    words_per_map,
+    channels,
+    width,
+    n_elements,
+    n_per_sample,
+    FACTOR: tl.constexpr,
+    PER_SAMPLE: tl.constexpr,
+    KEEPS_BLOCKS: tl.constexpr,
+    SHARED: tl.constexpr,
+    REACH: tl.constexpr,
+    STRIP: tl.constexpr,
+    GROUP: tl.constexpr,
+    WIDE: tl.constexpr,
+    BIG: tl.constexpr,
+):
+    """`_apply_kernel` for contiguous tensors, in the order of the memory.
+
+    A strip is as many neighboring elements as a thread loads and stores at once. Its bits come
+    from one word, or from up to `REACH` words if it goes on in the next row. The words have the
+    order of the rows.
+    """
+    program = tl.program_id(0)
+    if BIG:
+        program = program.to(tl.int64)
+    first = (program * GROUP + tl.arange(0, GROUP)) * STRIP
+    if BIG:
+        line = first // width
+    else:  # without the steps that negative numbers need
+        line = (first.to(tl.uint32) // tl.full([], width, tl.uint32)).to(tl.int32)
+    column = first - line * width
+    part = column >> 6
+    index = line * words_per_row + part
+    column -= part << 6
+
+    word = _word_at(words, index, n_words, words_per_map, channels, SHARED)
+    bits = (word >> column.to(word.dtype)).to(tl.uint32)
+    reached = tl.minimum(width - (part << 6), 64) - column  # the places that the word has from here
+    for following in tl.static_range(1, REACH):
+        word = _word_at(words, index + following, n_words, words_per_map, channels, SHARED)
+        shift = tl.minimum(reached, 31)
+        added = word.to(tl.uint32) << shift.to(tl.uint32)
+        bits |= tl.where(reached < STRIP, added, 0)
+        part = tl.where(part + 1 < words_per_row, part + 1, 0)
+        reached += tl.minimum(width - (part << 6), 64)
+
+    step = tl.arange(0, STRIP)
+    hit = ((bits[:, None] >> step[None, :].to(tl.uint32)) & 1) != 0
+    place = first[:, None] + step[None, :]
+    exists = place < n_all
+
+    if PER_SAMPLE:
+        sample = tl.where(first < n_all, first // n_per_sample, 0)
+        factor = _factor_at(sample, dropped, factors, number, n_elements, FACTOR, WIDE)[:, None]
+    else:
+        factor = _factor_at(0, dropped, factors, number, n_elements, FACTOR, WIDE)
+    value = tl.load(x + place, mask=exists, other=0.0).to(WIDE) * factor
+    result = tl.where(hit == KEEPS_BLOCKS, value, 0.0)
+    tl.store(y + place, result.to(y.dtype.element_ty), mask=exists)
+
+
+@triton.jit
 def _apply_kernel(
     x,
     y,
@@ -338,11 +446,7 @@ def _apply_kernel(
     WIDE: tl.constexpr,
     BIG: tl.constexpr,
 ):
-    """Multiply by a factor outside of the blocks and write 0 in them, or the other way round.
-
-    The factor is a number, or follows from the counts of dropped elements, or is given in a tensor,
-    where it is multiplied by the number.
-    """
+    """Multiply by a factor outside of the blocks and write 0 in them, or the other way round."""
     program = tl.program_id(0)
     if BIG:
         program = program.to(tl.int64)
@@ -358,23 +462,16 @@ def _apply_kernel(
     exists = inside[:, None] & (place < width)
 
     if PER_SAMPLE:
-        safe = tl.where(inside, sample, 0)
+        counted = tl.where(inside, sample, 0)
+        factor = _factor_at(counted, dropped, factors, number, n_elements, FACTOR, WIDE)[:, None]
     else:
-        safe = 0
-    if FACTOR == 0:
-        factor = tl.full([], number, WIDE)
-    elif FACTOR == 1:
-        factor = _counted_factor(dropped + safe, n_elements, WIDE)
-    else:
-        factor = tl.load(factors + safe).to(WIDE) * tl.full([], number, WIDE)
-    if PER_SAMPLE:
-        factor = factor[:, None]
+        factor = _factor_at(0, dropped, factors, number, n_elements, FACTOR, WIDE)
 
-    wanted = exists & (hit == KEEPS_BLOCKS)
+    # a mask that differs from place to place would split a load of 16 bytes
     of_x = sample * x_n + channel * x_c + row * x_r
-    value = tl.load(x + of_x[:, None] + place * x_w, mask=wanted, other=0.0).to(WIDE) * factor
+    value = tl.load(x + of_x[:, None] + place * x_w, mask=exists, other=0.0).to(WIDE) * factor
     of_y = sample * y_n + channel * y_c + row * y_r
-    result = tl.where(wanted, value, 0.0)  # an infinite factor times 0 would be NaN
+    result = tl.where(hit == KEEPS_BLOCKS, value, 0.0)
     tl.store(y + of_y[:, None] + place * y_w, result.to(y.dtype.element_ty), mask=exists)
 
 
@@ -475,14 +572,32 @@ class Plan:
         return self.shape[2] * self.shape[3]
 
     @functools.cached_property
+    def words_per_map(self) -> int:
+        """The number of words of a map."""
+        return self.rows * self.words_per_row
+
+    @functools.cached_property
     def n_words(self) -> int:
-        return self.shape[0] * self.channels * self.rows * self.words_per_row
+        return self.shape[0] * self.channels * self.words_per_map
 
     @functools.cached_property
     def n_seeds(self) -> int:
         """The number of words of seeds."""
         depth, height, _ = self.places
         return self.shape[0] * self.channels * depth * height * self.words_per_row
+
+    def reach(self, strip: int) -> int:
+        """The most words that so many neighboring places of a contiguous map have.
+
+        The number of places is a power of two, and strips begin at its multiples.
+        """
+        width = self.shape[-1]
+        if width % strip == 0:
+            return 1
+        shortest = width % 64 or width
+        if width < 64:
+            return launch.parts(strip - 1, shortest) + 1
+        return 2 if shortest >= strip - 1 else 3
 
     def strides(self, rows: int) -> tuple[int, int, int]:
         """The strides of the words by sample, channel and row, for maps with so many rows."""
@@ -655,14 +770,44 @@ def _applying(
     per_sample: bool,
     keeps_blocks: bool,
 ) -> launch.Launch | None:
-    """The start of `_apply_kernel` for a plan and strides; None for strides that it can't read."""
+    """The start of a kernel that applies words; None for strides that none of them can read."""
     shape = (*plan.shape[:2], *plan.size)
+    numel = math.prod(shape)
+    of_sample = numel // max(plan.shape[0], 1)
+    n_counted = of_sample if per_sample else numel
+    strip = 16 // dtype.itemsize
+    is_flat = _is_contiguous(shape, strides) and (plan.channels == 1 or not plan.last)
+    if is_flat and (of_sample % strip == 0 or not per_sample):
+        return launch.Launch(
+            _apply_flat_kernel,
+            launch.parts(numel, strip * _STRIPS),
+            (
+                numel,
+                plan.shape[0] * plan.shape[1] * plan.words_per_map,
+                plan.words_per_row,
+                plan.words_per_map,
+                plan.shape[1],
+                plan.shape[4],
+                n_counted,
+                of_sample,
+            ),
+            FACTOR=factor,
+            PER_SAMPLE=per_sample,
+            KEEPS_BLOCKS=keeps_blocks,
+            SHARED=plan.channels < plan.shape[1],
+            REACH=plan.reach(strip),
+            STRIP=strip,
+            GROUP=_STRIPS,
+            WIDE=launch.wide_type(dtype),
+            BIG=launch.is_far(numel, ()),
+        )
+
     if not (_has_rows(shape, strides) and _has_rows(shape, new_strides)):
         return None
     last = _channels_are_last(shape, strides)
     columns = launch.power_of_two(min(plan.shape[4], 64))
     group = max(16, (8192 if last else 2048) // columns)
-    n_words = plan.shape[0] * plan.shape[1] * plan.rows * plan.words_per_row
+    n_words = plan.shape[0] * plan.shape[1] * plan.words_per_map
     word_n, word_c, word_r = plan.strides(plan.rows)
     numbers = (
         n_words,
@@ -670,7 +815,7 @@ def _applying(
         plan.shape[1],
         plan.rows,
         plan.shape[4],
-        math.prod(shape) // (plan.shape[0] if per_sample else 1),
+        n_counted,
         *_strides_of_rows(strides),
         *_strides_of_rows(new_strides),
         word_n,
@@ -861,6 +1006,15 @@ def words_of(plan: Plan, mask: Tensor) -> Tensor:
         words = words.movedim(1, 2)
     in_memory = words.contiguous().view(-1)
     return in_memory.to(plan.dtype)
+
+
+def _is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    expected = 1
+    for size, step in zip(reversed(shape), reversed(strides), strict=True):
+        if size > 1 and step != expected:
+            return False
+        expected *= size
+    return True
 
 
 def _strides_of_rows(strides: tuple[int, ...]) -> tuple[int, int, int, int]:
