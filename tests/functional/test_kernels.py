@@ -22,6 +22,7 @@ from dropblock_hooks import HookWarning, functional
 from dropblock_hooks.functional import dropblock, gradients, measures, operators
 from dropblock_hooks.functional.dropout import drop_units
 from dropblock_hooks.functional.kernels import launch
+from dropblock_hooks.functional.masks import generator_on
 from tests.conftest import KERNEL_DEVICE
 
 TYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
@@ -657,13 +658,51 @@ def test_a_seed_while_a_graph_is_captured_is_on_the_device(kernels, monkeypatch)
         assert 0 < (y == 0).sum() < y.numel()
 
 
-def test_a_generator_repeats_the_mask(kernels):
-    x = torch.ones(4, 6, 8, 8)
-    for function in (functional.dropout, functional.dropout2d, functional.gaussian_dropout):
-        first, second = (
-            function(x, 0.3, generator=torch.Generator().manual_seed(7)) for _ in range(2)
-        )
-        assert torch.equal(first, second)
+RANDOM = {
+    "dropout": lambda x, **how: functional.dropout(x, 0.3, **how),
+    "dropout2d": lambda x, **how: functional.dropout2d(x, 0.3, **how),
+    "drop_block2d": lambda x, **how: functional.drop_block2d(x, 0.3, 3, **how),
+    "disout": lambda x, **how: functional.disout(x, 0.3, 3, **how),
+    "gaussian_dropout": lambda x, **how: functional.gaussian_dropout(x, 0.3, **how),
+    "gaussian_noise": lambda x, **how: functional.gaussian_noise(x, 0.3, **how),
+    "neftune": lambda x, **how: functional.neftune(x.flatten(2), 0.3, **how),
+}
+
+
+@pytest.mark.parametrize("device", dict.fromkeys(["cpu", KERNEL_DEVICE]))
+@pytest.mark.parametrize("name", RANDOM)
+def test_a_generator_repeats_the_mask(name, device, kernels):
+    x = torch.randn(4, 6, 8, 8)
+    generator = torch.Generator(device)
+    ways = []
+    for seed in (7, 7, 8):
+        generator.manual_seed(seed)
+        ways.append(RANDOM[name](x, generator=generator))
+    ways.append(RANDOM[name](x, generator=generator))
+    assert torch.equal(ways[0], ways[1])
+    assert not torch.equal(ways[0], ways[2])
+    assert not torch.equal(ways[2], ways[3])
+
+
+def test_a_cpu_generator_draws_the_seed_of_another_device(monkeypatch):
+    class OfDevice:
+        def __init__(self, device):
+            self.device = device
+
+        def manual_seed(self, seed):
+            self.seed = seed
+            return self
+
+    generator = torch.Generator().manual_seed(7)
+    assert generator_on(torch.device("cpu"), generator) is generator
+    assert generator_on(torch.device("cuda"), None) is None
+    monkeypatch.setattr(torch, "Generator", OfDevice)
+    cuda = torch.device("cuda", 1)
+    first, second = (generator_on(cuda, generator) for _ in range(2))
+    assert first.device == cuda
+    assert first.seed != second.seed
+    assert generator_on(cuda, first) is first
+    assert generator_on(cuda, generator.manual_seed(7)).seed == first.seed
 
 
 def test_no_kernel_sees_tensors_that_are_traced(kernels, monkeypatch):
