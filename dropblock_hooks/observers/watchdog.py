@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..checks import Range, as_count, as_number, check_option
+from ..functional.kernels import launch
 from ..functional.measures import (
     BAD_CALLS,
     CALLS,
@@ -68,7 +69,8 @@ class Watchdog(Observer):
     epoch and after each n-th forward; with them their backwards. Its hooks start no operator of
     torch in other forwards. If NaN came in one of these, it says between which forwards, and
     measures each forward from then on. After a look at which the scale of a GradScaler had fallen,
-    it measures each forward up to the next look. Compiled code measures each forward. The rules:
+    it measures each forward up to the next look. Compiled code measures each forward. A step that
+    you capture with ``torch.cuda.graph`` is not measured, and neither are its replays. The rules:
 
     - ``nonfinite``: NaN or Inf: the layer that computed it or, in the backward, the first layer
       that such a gradient reaches. An output with -Inf may be a mask, so it counts once NaN
@@ -169,7 +171,8 @@ class Watchdog(Observer):
 
     def is_due(self, state: State, turn: int, training: bool, shared: dict[str, Any]) -> bool:
         state["watched"].called += 1
-        return not training or Clock.of(shared).measures
+        is_planned = not training or Clock.of(shared).measures
+        return is_planned and not launch.is_captured()
 
     def look(self, state: State, module: nn.Module, parameter: str | None) -> None:
         watched = state["watched"]

@@ -20,6 +20,7 @@ from .._torch import (
     transforming,
 )
 from ..findings import Finding
+from ..functional.kernels import launch
 from ..observers.watchdog import Clock, Watchdog
 from ..selectors.wrappers import find_module
 from .hooks import SiteHook
@@ -148,10 +149,11 @@ class ModelHook:
             run.looked = True
             self._look_at_new_parameters(model)
             self.checks.check_first(self, model, inputs)
-        if self.fewest and run.ticker is None:
-            self._note_parameters(model)
-        if self.every and run.ticker is None:
-            self._count(model)
+        if run.ticker is None and not launch.is_captured():
+            if self.fewest:
+                self._note_parameters(model)
+            if self.every:
+                self._count(model)
 
     def _note_turn(self, training: bool) -> None:
         """Note that the mode has changed, and report a training of several epochs without step."""

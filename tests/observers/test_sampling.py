@@ -12,6 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from dropblock_hooks import ActivationStats, GradientStats, Watchdog, attach, watch
+from dropblock_hooks.functional.kernels import launch
+from dropblock_hooks.observers.watchdog import Watched
 
 
 class Operators(TorchDispatchMode):
@@ -129,6 +131,23 @@ def test_a_watchdog_that_measures_each_step(options):
     model = Net()
     with watch(model, **options) as attached:
         assert measured_forwards(attached, model, 40) == [*range(1, 41)]
+
+
+def test_a_captured_step_starts_and_reads_nothing(monkeypatch):
+    model = Net()
+    bare = operators_of(model)
+    attached = attach(model, {"**": Watchdog(every=1)})
+    assert operators_of(model) > bare
+    monkeypatch.setattr(launch, "is_captured", lambda: True)
+    with monkeypatch.context() as patch:
+        patch.setattr(Watched, "read", lambda watched: pytest.fail("a capture can't be read"))
+        assert operators_of(model) == bare
+        model.conv.weight.data.fill_(math.nan)
+        assert operators_of(model) == bare
+    monkeypatch.setattr(launch, "is_captured", lambda: False)
+    with pytest.warns(match="nan|NaN"):
+        model(images())
+    assert [alert.layer for alert in attached.alerts] == ["conv"]
 
 
 def test_in_evaluation_each_call_is_measured_where_the_watchdog_is_always_active():

@@ -213,7 +213,12 @@ def or_else(fast: Callable[[], Result], dense: Callable[[], Result]) -> Result:
 
 def is_capturing(device: torch.device) -> bool:
     """Whether a CUDA graph is captured, which will be replayed without Python."""
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    return device.type == "cuda" and is_captured()
+
+
+def is_captured() -> bool:
+    """Whether a CUDA graph is captured on the current stream of any device."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 def draw_seed(device: torch.device, generator: torch.Generator | None = None) -> int | Tensor:
