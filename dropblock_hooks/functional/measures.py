@@ -280,16 +280,17 @@ def norm_of(x: Tensor) -> Tensor:
     return norm
 
 
-def square_of(x: Tensor, scale: float | Tensor = 1.0) -> Tensor | None:
+def square_of(x: Tensor, scale: float | Tensor = 1.0, of_call: bool = False) -> Tensor | None:
     """The sum of squares of a tensor divided by a scale, by one kernel on a GPU.
 
-    It is None where `norm_of` is needed.
+    It is None where `norm_of` is needed. `of_call` tells that compiled code calls it.
     """
     if not x.numel() or not _kernels_take([x]):
         return None
     from .kernels import moments
 
-    square: Tensor | None = launch.or_else(lambda: moments.square_of(x, scale), lambda: None)
+    zeros = launch.zeros_of_call if of_call else launch.zeros
+    square: Tensor | None = launch.or_else(lambda: moments.square_of(x, scale, zeros), lambda: None)
     return square
 
 
@@ -531,10 +532,12 @@ class _WatchedCall:
 
         gate = moments.Gate(self.state, self.training, True, CALLS)
         tensors = [x for x in self.tensors if x.numel()]
-        largest, positive = moments.largest_of(tensors)
-        of_given = launch.zeros(self.state.device)[0]
+        zeros = launch.zeros_of_call
+        largest, positive = moments.largest_of(tensors, zeros=zeros)
+        of_given = zeros(self.state.device, 1)
         if self.given:
-            of_given = norm_of_arguments(self.given)
+            masks = [y for y in self.given[1:] if y.numel()]
+            of_given, _ = moments.largest_of(self.given[:1], masks, zeros)
         near = near_bounds(self.tensors[0], *self.bounds) if self.bounds else None
         if self.mapped is not None and self.alive is not None:
             moments.alive(self.mapped, self.alive, _TINY, gate)
@@ -591,7 +594,7 @@ def add_watched_gradient(grad: Tensor, scale: Tensor | None, training: bool, sta
     refuse the second of two backwards whose forwards came before both.
     """
     state = state.data
-    square = square_of(grad)
+    square = square_of(grad, of_call=True)
     if square is not None:
         from .kernels import moments
 

@@ -6,11 +6,13 @@ Triton's interpreter runs them on a CPU. On a machine with a GPU they run there.
 counts them.
 """
 
+import gc
 import itertools
 import math
 import random
 import subprocess
 import sys
+import threading
 import types
 
 import pytest
@@ -296,6 +298,28 @@ def test_notes_of_compiled_code(on, bad, both):
     for training, bounds in itertools.product([True, False], [[], [0.0, 1.0]]):
         dense, fast = both(run, training, bounds)
         same("", dense, fast, ulps=10)
+
+
+def live_tensors():
+    return sum(isinstance(x, torch.Tensor) for x in gc.get_objects())
+
+
+def test_no_memory_of_compiled_code_lives_on(kernels, monkeypatch):
+    """A CUDA graph is an error if memory of its first run is still in use afterwards."""
+    monkeypatch.setattr(launch, "_counts", threading.local())
+    x = torch.randn(2, 6, 5, 5)
+    watched = torch.zeros(measures.WATCHED, dtype=torch.float64)
+    statistics = torch.zeros(measures.SUMS + measures.BINS + 43, dtype=torch.float64)
+    alive = torch.zeros(6, dtype=torch.bool)
+    batches = torch.zeros(3, 6, dtype=torch.float64)
+    launched = launch.launched
+    before = live_tensors()
+    measures.add_watched([x], [x, x], x, True, [], watched, alive)
+    measures.add_watched_gradient(x, None, True, watched)
+    measures.add_statistics(x, x, x, None, True, True, 1, -27, 14, statistics, alive, batches)
+    measures.add_measured_gradient(x, None, True, 1, -27, 14, statistics)
+    assert launch.launched > launched
+    assert live_tensors() == before
 
 
 # dropout of elements and units ----------------------------------------------------------------
