@@ -80,7 +80,7 @@ class ModelHook:
         regularizers = [hook.site.regularizer for hook in hooks]
         dogs = [item for item in regularizers if isinstance(item, Watchdog)]
         self.every = min((dog.every for dog in dogs if dog.every), default=0)
-        self.fewest = max((dog.min_calls for dog in dogs), default=0)  # forwards for statistics
+        self.fewest = max((dog.enough for dog in dogs), default=0)  # forwards for statistics
 
         self._training = False  # the mode of the last forward
         self._turns = 0  # how often the mode changed to training
