@@ -30,6 +30,7 @@ launched = 0
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _MOST_PLACES = 2**31 - 2**17  # that 32 bits can count, and a program more
+_LEAST_SEED = 2**32
 _CHUNK = 4096  # counts that are allocated together, which takes one launch
 _failed = False  # whether a kernel could not be compiled
 _counts = threading.local()
@@ -151,10 +152,12 @@ class Launch:
 def _kind(argument: Any) -> Any:
     """What Triton compiles a kernel for: of a tensor its type and whether 16 divides its address.
 
-    Seeds and floats are different each time, and have one kind.
+    Floats and seeds, which are integers from `_LEAST_SEED` on, are different each time, and have one kind.
     """
     if isinstance(argument, Tensor):
         return argument.dtype if argument.data_ptr() % 16 == 0 else (argument.dtype, "unaligned")
+    if argument.__class__ is int and argument < _LEAST_SEED:
+        return argument
     return argument.__class__
 
 
@@ -230,9 +233,9 @@ def draw_seed(device: torch.device, generator: torch.Generator | None = None) ->
     on_device = generator is not None and generator.device.type != "cpu"
     if on_device or is_capturing(device):
         options = {"dtype": torch.int64, "device": device, "generator": generator}
-        drawn: Tensor = torch.randint(2**32, 2**62, (1,), **options)  # type: ignore[call-overload]  # torch's
+        drawn: Tensor = torch.randint(_LEAST_SEED, 2**62, (1,), **options)  # type: ignore[call-overload]  # torch's
         return drawn
-    return int(torch.randint(2**32, 2**62, (1,), device="cpu", generator=generator))
+    return int(torch.randint(_LEAST_SEED, 2**62, (1,), device="cpu", generator=generator))
 
 
 def zeros(device: torch.device, number: int = 1) -> Tensor:
