@@ -152,7 +152,7 @@ class Launch:
 def _kind(argument: Any) -> Any:
     """What Triton compiles a kernel for: of a tensor its type and whether 16 divides its address.
 
-    Floats and seeds, which are integers from `_LEAST_SEED` on, are different each time, and have one kind.
+    Floats and seeds are different each time, and have one kind. Other integers are smaller.
     """
     if isinstance(argument, Tensor):
         return argument.dtype if argument.data_ptr() % 16 == 0 else (argument.dtype, "unaligned")
