@@ -56,6 +56,12 @@ graph_task: Callable[[], int] = _of_c("_current_graph_task_id", lambda: NO_TASK)
 """The number of the backward that runs now in this thread, in which a checkpoint may call layers
 again; `NO_TASK` outside of a backward. Without it, recomputed calls are counted twice.
 """
+current_cuda_device: Callable[[], int] = _of_c("_cuda_getDevice", torch.cuda.current_device)
+"""The number of the current CUDA device. Without it, the public function takes longer."""
+raw_cuda_stream: Callable[[int], int] = _of_c(
+    "_cuda_getCurrentRawStream", lambda device: torch.cuda.current_stream(device).cuda_stream
+)
+"""The current stream of a CUDA device as a number. Without it, the public way takes longer."""
 transforming: Callable[[], bool] = _of_c("_are_functorch_transforms_active", lambda: False)
 """Whether a transform of torch.func is active. Without it, `vmap` and others are not refused."""
 is_tracing: Callable[[], bool] = _of_c("_is_tracing", lambda: False)

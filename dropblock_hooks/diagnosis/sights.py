@@ -29,7 +29,11 @@ class Sight(NamedTuple):
     @property
     def judged(self) -> bool:
         """Whether the layer was called often enough to judge statistics."""
-        return self.watched.calls >= self.dog.min_calls
+        return self.is_enough(self.watched.calls)
+
+    def is_enough(self, measured: int) -> bool:
+        """Whether so many measured calls, or gradients, show something of the layer."""
+        return self.watched.called >= self.dog.min_calls and measured >= self.dog.enough
 
     @property
     def trained(self) -> list[nn.Parameter]:

@@ -32,6 +32,8 @@ FIRST_WORSE = 13
 WATCHED = 14  # places in it
 _ROW = 4096  # values that are added up in float32
 _TINY = 1e-12  # the magnitude up to which a Watchdog calls a channel dead
+READ = {"cpu"}
+"""The types of devices whose tensors are read to decide what to do; a test takes the CPU out."""
 _NEAR = 0.01  # how near to a bound a value is saturated, as a share of the distance of both
 
 
@@ -278,16 +280,17 @@ def norm_of(x: Tensor) -> Tensor:
     return norm
 
 
-def square_of(x: Tensor, scale: float | Tensor = 1.0) -> Tensor | None:
+def square_of(x: Tensor, scale: float | Tensor = 1.0, of_call: bool = False) -> Tensor | None:
     """The sum of squares of a tensor divided by a scale, by one kernel on a GPU.
 
-    It is None where `norm_of` is needed.
+    It is None where `norm_of` is needed. `of_call` tells that compiled code calls it.
     """
     if not x.numel() or not _kernels_take([x]):
         return None
     from .kernels import moments
 
-    square: Tensor | None = launch.or_else(lambda: moments.square_of(x, scale), lambda: None)
+    zeros = launch.zeros_of_call if of_call else launch.zeros
+    square: Tensor | None = launch.or_else(lambda: moments.square_of(x, scale, zeros), lambda: None)
     return square
 
 
@@ -304,7 +307,7 @@ def _begins(training: bool, state: Tensor, calls: bool) -> Tensor | None:
         state[TRAINED if training else EVALUATED] += 1
         if training:
             state[OFF] += 1 - on
-    if state.device.type != "cpu":
+    if state.device.type not in READ:
         return state.clone()
     return state if float(on) else None
 
@@ -412,9 +415,8 @@ class _Measured:
         if new is None:
             return
 
-        on_cpu = self.x.device.type == "cpu"
-        due: Any = new[CALLS] % self.every == 0
-        if on_cpu:
+        due: Any = (new[CALLS] % self.every == 0) & (new[int(self.training)] > 0)
+        if self.x.device.type in READ:
             due = bool(due)
         if due is not False:
             self._add_values(new, due)
@@ -442,9 +444,7 @@ class _Measured:
         """Note which channels are alive, where the call is `due`."""
         if self.mapped is None or self.alive is None:
             return
-        flags = {"alive": self.alive}
-        add_alive(flags, self.mapped)
-        self.alive.copy_(_if_due(due, flags["alive"], self.alive))
+        _note_alive(self.alive, self.mapped, 0.0, due)
 
     def _add_batch(self, due: Any) -> None:
         """Add the statistics of a batch, where the call is `due`."""
@@ -452,6 +452,13 @@ class _Measured:
             return
         added = add_batch(self.batches, self.batch)
         self.batches.copy_(_if_due(due, added, self.batches))
+
+
+def _note_alive(alive: Tensor, x: Tensor, zero: float, due: Any) -> None:
+    """Note which channels of a call are alive, where the call is `due`."""
+    if not x.numel() or (alive.device.type == "cpu" and bool(alive.all())):
+        return
+    alive.copy_(_if_due(due, alive | _lives(x, zero), alive))
 
 
 def _if_due(due: Any, new: Tensor, before: Tensor) -> Tensor:
@@ -525,10 +532,12 @@ class _WatchedCall:
 
         gate = moments.Gate(self.state, self.training, True, CALLS)
         tensors = [x for x in self.tensors if x.numel()]
-        largest, positive = moments.largest_of(tensors)
-        of_given = launch.zeros(self.state.device)[0]
+        zeros = launch.zeros_of_call
+        largest, positive = moments.largest_of(tensors, zeros=zeros)
+        of_given = zeros(self.state.device, 1)
         if self.given:
-            of_given = norm_of_arguments(self.given)
+            masks = [y for y in self.given[1:] if y.numel()]
+            of_given, _ = moments.largest_of(self.given[:1], masks, zeros)
         near = near_bounds(self.tensors[0], *self.bounds) if self.bounds else None
         if self.mapped is not None and self.alive is not None:
             moments.alive(self.mapped, self.alive, _TINY, gate)
@@ -569,9 +578,8 @@ class _WatchedCall:
         if self.bounds:
             new[NEAR] += near_bounds(self.tensors[0], *self.bounds)
         if self.mapped is not None and self.alive is not None:
-            flags = {"alive": self.alive}
-            add_alive(flags, self.mapped, _TINY)
-            self.alive.copy_(flags["alive"])
+            on = new[int(self.training)] > 0
+            _note_alive(self.alive, self.mapped, _TINY, on)
 
 
 @operator(
@@ -586,7 +594,7 @@ def add_watched_gradient(grad: Tensor, scale: Tensor | None, training: bool, sta
     refuse the second of two backwards whose forwards came before both.
     """
     state = state.data
-    square = square_of(grad)
+    square = square_of(grad, of_call=True)
     if square is not None:
         from .kernels import moments
 

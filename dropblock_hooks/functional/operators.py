@@ -464,7 +464,7 @@ def _drop_blocks_densely(
 
     row = added(called, elements, changed, x.numel(), dropped)
     new_counts = tally(counts, row)
-    new_counts[SIZE] = code_of(x.shape[2:])
+    new_counts[SIZE].fill_(code_of(x.shape[2:]))  # an assigned number would be copied
     return in_format_of(x, y), mask, factors, new_counts
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..checks import Range, as_count, as_number, check_option
+from ..functional.kernels import launch
 from ..functional.measures import (
     BAD_CALLS,
     CALLS,
@@ -45,7 +46,7 @@ RULES = (
     "eval_norm",
 )
 _INF = math.inf
-_FIRST = 32  # so many training forwards are all measured
+_ENOUGH = 4  # so many measured forwards show what a rule is about
 _MOST_UNREAD = 4096  # so many notes of a site are kept on the device, which bounds their memory
 _ZERO = 1e-12  # the largest magnitude of a channel that counts as zero
 _SHARE = Range(0, 1, open_low=True, open_high=True)
@@ -64,11 +65,13 @@ class Watchdog(Observer):
     forward (`every`); for NaN and Inf also at the forwards 1, 2, 4, 8, and so on. It waits for a
     device only then. Of several faults, it names the first as the likely cause.
 
-    It measures the forwards at which it looks, the first 32, and the first `min_calls` of each
-    epoch and after each n-th forward; with them their backwards. Its hooks start no operator of
-    torch in other forwards. If NaN came in one of these, it says between which forwards, and
-    measures each forward from then on. After a look at which the scale of a GradScaler had fallen,
-    it measures each forward up to the next look. Compiled code measures each forward. The rules:
+    It measures the forwards at which it looks, the first of each epoch, and some between them, so
+    that there are at least 4 for each look at statistics; with them their backwards. Its hooks
+    start no operator of torch in other forwards. If NaN came in one of these, it says between which
+    forwards, and measures each forward from then on. After a look at which the scale of a
+    GradScaler had fallen, it measures each forward up to the next look. Compiled code measures each
+    forward. A step that you capture with ``torch.cuda.graph`` is not measured, and neither are its
+    replays. The rules:
 
     - ``nonfinite``: NaN or Inf: the layer that computed it or, in the backward, the first layer
       that such a gradient reaches. An output with -Inf may be a mask, so it counts once NaN
@@ -119,8 +122,9 @@ class Watchdog(Observer):
         max_ratio: the largest ratio of gradients at both ends of the model, above 1.
         max_dead: the largest share of a layer's channels that may be dead, in (0, 1).
         max_saturated: the largest share of a layer's values that may be saturated, in (0, 1).
-        min_calls: with fewer measured forwards, or gradients, only ``nonfinite`` is judged; at
-            least 1.
+        min_calls: a layer that was called less often, or of which fewer than 4 calls or gradients
+            were measured, waits for the next look, but for ``nonfinite``. At least 1; below 4, as
+            many are measured.
     """
 
     rules: tuple[str, ...] | str = "all"
@@ -149,6 +153,11 @@ class Watchdog(Observer):
         """The names of the rules."""
         return RULES if self.rules == "all" else self.rules
 
+    @property
+    def enough(self) -> int:
+        """The number of measured forwards, or gradients, that the rules need."""
+        return min(self.min_calls, _ENOUGH)
+
     def check(self, values: Mapping[str, float]) -> None:
         check_option("at", self.at, ("output",))
         if not isinstance(self.rules, Sequence) or not self.rules:
@@ -169,7 +178,8 @@ class Watchdog(Observer):
 
     def is_due(self, state: State, turn: int, training: bool, shared: dict[str, Any]) -> bool:
         state["watched"].called += 1
-        return not training or Clock.of(shared).measures
+        is_planned = not training or Clock.of(shared).measures
+        return is_planned and not launch.is_captured()
 
     def look(self, state: State, module: nn.Module, parameter: str | None) -> None:
         watched = state["watched"]
@@ -246,7 +256,10 @@ class Clock:
     looks: int = 0  # how often statistics were judged
     alerts: dict[tuple[str, str], Any] = field(default_factory=dict)  # by site and rule
     measures: bool = True  # whether the next training forward is measured
-    measured: int = 0  # the forwards with gradients, measured since the last look at statistics
+    since: int = 0  # the training forwards before the statistics began
+    measured: int = 0  # the forwards with gradients that were measured since then
+    epoch_began: int = 0  # the training forwards before the epoch
+    epoch_length: int = 0  # the training forwards of the epoch before, if there was one
     last: int = 0  # the number of the last forward that was measured
     last_time: int = 0  # the time when that forward ended
     gap: Gap | None = None  # in a look: the forwards that were not measured before the last one
@@ -265,6 +278,14 @@ class Clock:
     def begin(self) -> None:
         """Begin the statistics anew, from the next forward on."""
         self.measured = 0
+        self.since = self.forwards
+
+    def end_epoch(self) -> None:
+        """Note the length of an epoch. The first forward of the next one is measured."""
+        length = self.forwards - self.epoch_began
+        if length:
+            self.epoch_length = length
+        self.epoch_began = self.forwards
         self.measures = True
 
     def count(self) -> None:
@@ -287,15 +308,17 @@ class Clock:
     def plan(self, every: int, fewest: int) -> None:
         """Choose whether the next forward is measured.
 
-        The first ones are, because most trainings that diverge do it soon. Each look at statistics
-        needs `fewest` forwards: the first ones after the look before it, because an epoch may end
-        at any time.
+        Those at which a `Watchdog` looks are. Statistics need `fewest` forwards whose
+        backward comes before the look. They lie far apart, because a measured step takes several
+        times as long as others.
         """
-        is_early = self.forwards < _FIRST
-        is_needed = self.measured < fewest
+        coming = self.forwards + 1
+        length = min(every, self.epoch_length or every)  # an epoch ends with statistics
+        distance = max(length // (fewest + 1), 1)
+        wanted = (coming - self.since) // distance
+        is_needed = self.measured < wanted
         is_suspicious = self.closely or self.scale_fell
-        is_looked_at = _is_looked_at(self.forwards + 1, every)
-        self.measures = is_early or is_needed or is_suspicious or is_looked_at
+        self.measures = is_needed or is_suspicious or _is_looked_at(coming, every)
 
     def note_scale(self, scale: float) -> None:
         """Note the factor of the loss in a look."""

@@ -326,6 +326,8 @@ class ParameterHook(SiteHook):
             return
         for step in self.run.optimizers:
             step.forget()
+        if self.site.regularizer.accumulates:
+            return  # the hook of the optimizer does the rest
         parameter = self.held(module)
         if parameter is not None:
             self.site.note_autocast(parameter.device)

@@ -236,13 +236,14 @@ class LiveSite:
     @property
     def calls(self) -> int:
         """Forward calls of the layer since attaching; in compiled code, those in which it acts."""
-        counter = self.counter
-        return counter.evaluated + counter.trained
+        self.run.take_counts(self)
+        return self.tally.evaluated + self.tally.trained
 
     @property
     def active_calls(self) -> int:
         """Calls in which it was on; of a gradient regularizer, the gradients that it has seen."""
-        return self.counter.active
+        self.run.take_counts(self)
+        return self.tally.active
 
     @property
     def map_size(self) -> tuple[int, ...] | None:

@@ -44,11 +44,12 @@ def type_of(value):
     return "i32" if -(2**31) <= value < 2**31 else "i64"
 
 
-def compile_only(kernel, programs, device, *arguments, **options):
-    """In place of `launch.start`: compile a kernel for these arguments, and run nothing."""
+def compile_only(prepared, device, *arguments):
+    """In place of `Launch.start`: compile a kernel for these arguments, and run nothing."""
+    kernel = prepared.kernel
     names = list(inspect.signature(kernel.fn).parameters)
-    positional = dict(zip(names, arguments, strict=False))
-    constants = dict(options)
+    positional = dict(zip(names, (*arguments, *prepared.numbers), strict=False))
+    constants = dict(prepared.constants)
     signature = {}
     for name in names:
         value = positional.get(name, constants.get(name))
@@ -66,7 +67,7 @@ def compile_only(kernel, programs, device, *arguments, **options):
 
 def main(dtype):
     """Compile the kernels for tensors of a type; print how many there are."""
-    launch.start = compile_only
+    launch.Launch.start = compile_only
     launch.DEVICES.add("cpu")
     operators.SEEDED.discard("cpu")
     for shape in ((2, 4, 8, 8), (2, 4, 8, 70), (2, 3, 4, 5, 6)):

@@ -6,11 +6,13 @@ Triton's interpreter runs them on a CPU. On a machine with a GPU they run there.
 counts them.
 """
 
+import gc
 import itertools
 import math
 import random
 import subprocess
 import sys
+import threading
 import types
 
 import pytest
@@ -22,6 +24,7 @@ from dropblock_hooks import HookWarning, functional
 from dropblock_hooks.functional import dropblock, gradients, measures, operators
 from dropblock_hooks.functional.dropout import drop_units
 from dropblock_hooks.functional.kernels import launch
+from dropblock_hooks.functional.masks import generator_on
 from tests.conftest import KERNEL_DEVICE
 
 TYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
@@ -231,6 +234,14 @@ def test_numbers_that_are_finite_if_all_values_are(both):
             assert bool(dense < math.inf) == bool(fast < math.inf), name
 
 
+@pytest.fixture(params=["read", "not read"])
+def reading(request, monkeypatch):
+    """On a GPU, torch operations decide without reading a tensor; here they do so on the CPU."""
+    if request.param == "not read":
+        monkeypatch.setattr(measures, "READ", set())
+
+
+@pytest.mark.usefixtures("reading")
 @pytest.mark.parametrize("on", [(0.0, 1.0), (1.0, 1.0), (0.0, 0.0)], ids=str)
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
 def test_statistics_of_compiled_code(on, training, both):
@@ -255,6 +266,7 @@ def test_statistics_of_compiled_code(on, training, both):
         same("", [*dense[:2], dense[2]], fast, ulps=10)
 
 
+@pytest.mark.usefixtures("reading")
 @pytest.mark.parametrize("on", [(0.0, 1.0), (1.0, 1.0), (0.0, 0.0)], ids=str)
 @pytest.mark.parametrize("bad", [None, "output", "input", "mask"])
 def test_notes_of_compiled_code(on, bad, both):
@@ -286,6 +298,28 @@ def test_notes_of_compiled_code(on, bad, both):
     for training, bounds in itertools.product([True, False], [[], [0.0, 1.0]]):
         dense, fast = both(run, training, bounds)
         same("", dense, fast, ulps=10)
+
+
+def live_tensors():
+    return sum(isinstance(x, torch.Tensor) for x in gc.get_objects())
+
+
+def test_no_memory_of_compiled_code_lives_on(kernels, monkeypatch):
+    """A CUDA graph is an error if memory of its first run is still in use afterwards."""
+    monkeypatch.setattr(launch, "_counts", threading.local())
+    x = torch.randn(2, 6, 5, 5)
+    watched = torch.zeros(measures.WATCHED, dtype=torch.float64)
+    statistics = torch.zeros(measures.SUMS + measures.BINS + 43, dtype=torch.float64)
+    alive = torch.zeros(6, dtype=torch.bool)
+    batches = torch.zeros(3, 6, dtype=torch.float64)
+    launched = launch.launched
+    before = live_tensors()
+    measures.add_watched([x], [x, x], x, True, [], watched, alive)
+    measures.add_watched_gradient(x, None, True, watched)
+    measures.add_statistics(x, x, x, None, True, True, 1, -27, 14, statistics, alive, batches)
+    measures.add_measured_gradient(x, None, True, 1, -27, 14, statistics)
+    assert launch.launched > launched
+    assert live_tensors() == before
 
 
 # dropout of elements and units ----------------------------------------------------------------
@@ -430,6 +464,29 @@ def test_a_mask_is_the_same_in_all_formats_and_types(layout, kernels):
         assert torch.allclose(x.grad.float(), (~zeros * factor).float(), **tolerance)
 
 
+@pytest.mark.parametrize("share_channels", [False, True], ids=["own", "shared"])
+@pytest.mark.parametrize("keeps_blocks", [False, True], ids=["drop", "keep"])
+@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels_last"])
+def test_words_are_applied_to_rows_of_every_width(last, keeps_blocks, share_channels, kernels):
+    """Strips of neighboring elements take their bits from one word or from several."""
+    from dropblock_hooks.functional.kernels import blocks
+
+    torch.manual_seed(0)
+    for width, dtype in zip(
+        (1, 2, 3, 5, 7, 8, 14, 17, 33, 63, 64, 65, 66, 72, 130, 136), TYPES * 4
+    ):
+        shape = 2, 3, 3, width
+        plan = blocks.plan_of(shape, (1, 1), share_channels, False, False)
+        mask = torch.rand(2, plan.channels, 3, width) < 0.5
+        words = blocks.words_of(plan, mask)
+        x = FORMATS["channels_last" if last else "contiguous"](torch.rand(shape) + 1).to(dtype)
+        for factor in (2.0, torch.tensor([2.0]), torch.tensor([2.0, 4.0])):
+            y = blocks.apply_words(x, plan, words, factor, keeps_blocks=keeps_blocks)
+            rate = torch.as_tensor(factor).view(-1, 1, 1, 1).to(dtype)
+            assert torch.equal(y, torch.where(mask == keeps_blocks, x * rate, 0)), (width, dtype)
+            assert y.stride() == x.stride()
+
+
 def test_blocks_drop_inf_and_nan(kernels):
     for value in (math.inf, math.nan):
         y, _ = drop_blocks(torch.full((4, 4, 8, 8), value), 0.4, [3, 3])
@@ -528,6 +585,50 @@ def test_without_a_new_triton_torch_operations_are_used(version, kernels, monkey
     launch.is_available.cache_clear()
 
 
+class Compiled:
+    """A kernel of Triton and its compiled form, which note how they are started."""
+
+    arg_names = ("x", "seed", "p", "n_rows", "STEP")
+
+    def __init__(self):
+        self.calls = []
+
+    def __getitem__(self, grid):
+        def run(*arguments, **options):
+            self.calls.append((grid, arguments, options))
+            return self
+
+        return run
+
+
+def test_the_compiled_form_of_a_kernel_is_kept(monkeypatch):
+    """For other seeds too, but not for another type, and not for an address of another kind."""
+    monkeypatch.setattr(launch, "current_cuda_device", lambda: 0)
+    monkeypatch.setattr(launch, "raw_cuda_stream", lambda index: 7)
+    monkeypatch.setattr(launch, "_version_of_triton", lambda: (3, 3))
+    launch._keeps_forms.cache_clear()
+    kernel = Compiled()
+    device = torch.device("cuda", 0)
+
+    def grid_of(x, seed):
+        launch.start(kernel, 5, device, x, seed, 0.5, 3, STEP=4)
+        grid, arguments, options = kernel.calls.pop()
+        whole = grid == (5, 1, 1)
+        assert arguments == ((x, seed, 0.5, 3, 4) if whole else (x, seed, 0.5, 3))
+        assert options == ({"stream": 7} if whole else {"STEP": 4})
+        return grid
+
+    x = torch.zeros(8)
+    assert grid_of(x, 2**40) == (5,)
+    assert grid_of(x, 2**41) == (5, 1, 1)
+    assert grid_of(torch.ones(8), 2**40) == (5, 1, 1)
+    assert grid_of(x[1:], 2**40) == (5,)
+    assert grid_of(x[2:], 2**40) == (5, 1, 1)
+    assert grid_of(x.double(), 2**40) == (5,)
+    assert grid_of(x, torch.zeros(1)) == (5,)
+    launch._keeps_forms.cache_clear()
+
+
 def test_the_switch_needs_no_warning(kernels, monkeypatch):
     monkeypatch.setenv(launch.SWITCH, "0")
     launch.is_available.cache_clear()
@@ -539,19 +640,17 @@ def test_the_switch_needs_no_warning(kernels, monkeypatch):
 
 @pytest.mark.parametrize("when", ["forward", "backward"])
 def test_a_kernel_that_fails_is_told_once_and_replaced(when, kernels, monkeypatch):
-    class Broken:
-        __name__ = "_apply_kernel"
-
-        def __getitem__(self, grid):
-            raise RuntimeError("no compiler was found")
-
-    from dropblock_hooks.functional.kernels import blocks, units
-
     monkeypatch.setattr(launch, "_failed", False)
+    start = launch.Launch._start_here
+
+    def fail(self, *arguments):
+        if self.kernel.__name__ in ("_apply_kernel", "_drop_elements_kernel"):
+            raise RuntimeError("no compiler was found")
+        start(self, *arguments)
+
     x = torch.ones(4, 6, 8, 8, requires_grad=True)
     y = drop_blocks(x, 0.3, [3, 3])[0] if when == "backward" else None
-    monkeypatch.setattr(blocks, "_apply_kernel", Broken())
-    monkeypatch.setattr(units, "_drop_elements_kernel", Broken())
+    monkeypatch.setattr(launch.Launch, "_start_here", fail)
 
     def act(y):
         y = drop_blocks(x, 0.3, [3, 3])[0] if y is None else y
@@ -583,13 +682,51 @@ def test_a_seed_while_a_graph_is_captured_is_on_the_device(kernels, monkeypatch)
         assert 0 < (y == 0).sum() < y.numel()
 
 
-def test_a_generator_repeats_the_mask(kernels):
-    x = torch.ones(4, 6, 8, 8)
-    for function in (functional.dropout, functional.dropout2d, functional.gaussian_dropout):
-        first, second = (
-            function(x, 0.3, generator=torch.Generator().manual_seed(7)) for _ in range(2)
-        )
-        assert torch.equal(first, second)
+RANDOM = {
+    "dropout": lambda x, **how: functional.dropout(x, 0.3, **how),
+    "dropout2d": lambda x, **how: functional.dropout2d(x, 0.3, **how),
+    "drop_block2d": lambda x, **how: functional.drop_block2d(x, 0.3, 3, **how),
+    "disout": lambda x, **how: functional.disout(x, 0.3, 3, **how),
+    "gaussian_dropout": lambda x, **how: functional.gaussian_dropout(x, 0.3, **how),
+    "gaussian_noise": lambda x, **how: functional.gaussian_noise(x, 0.3, **how),
+    "neftune": lambda x, **how: functional.neftune(x.flatten(2), 0.3, **how),
+}
+
+
+@pytest.mark.parametrize("device", dict.fromkeys(["cpu", KERNEL_DEVICE]))
+@pytest.mark.parametrize("name", RANDOM)
+def test_a_generator_repeats_the_mask(name, device, kernels):
+    x = torch.randn(4, 6, 8, 8)
+    generator = torch.Generator(device)
+    ways = []
+    for seed in (7, 7, 8):
+        generator.manual_seed(seed)
+        ways.append(RANDOM[name](x, generator=generator))
+    ways.append(RANDOM[name](x, generator=generator))
+    assert torch.equal(ways[0], ways[1])
+    assert not torch.equal(ways[0], ways[2])
+    assert not torch.equal(ways[2], ways[3])
+
+
+def test_a_cpu_generator_draws_the_seed_of_another_device(monkeypatch):
+    class OfDevice:
+        def __init__(self, device):
+            self.device = device
+
+        def manual_seed(self, seed):
+            self.seed = seed
+            return self
+
+    generator = torch.Generator().manual_seed(7)
+    assert generator_on(torch.device("cpu"), generator) is generator
+    assert generator_on(torch.device("cuda"), None) is None
+    monkeypatch.setattr(torch, "Generator", OfDevice)
+    cuda = torch.device("cuda", 1)
+    first, second = (generator_on(cuda, generator) for _ in range(2))
+    assert first.device == cuda
+    assert first.seed != second.seed
+    assert generator_on(cuda, first) is first
+    assert generator_on(cuda, generator.manual_seed(7)).seed == first.seed
 
 
 def test_no_kernel_sees_tensors_that_are_traced(kernels, monkeypatch):

@@ -17,13 +17,13 @@ from experiments.overhead.launches import AT_A_LAYER, AT_A_PARAMETER, launches_o
 
 @pytest.fixture(autouse=True)
 def _like_a_gpu(kernels, monkeypatch):
-    start = launch.start
+    start = launch.Launch.start
 
-    def start_alone(*args, **options):
+    def start_alone(*args):
         with _disable_current_modes():  # the interpreter calls operators of torch
-            start(*args, **options)
+            start(*args)
 
-    monkeypatch.setattr(launch, "start", start_alone)
+    monkeypatch.setattr(launch.Launch, "start", start_alone)
 
 
 def started(spec):

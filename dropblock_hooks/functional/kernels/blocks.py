@@ -18,6 +18,7 @@ rows of 28 elements. The mask does not depend on the memory format of a tensor.
 """
 
 import functools
+import math
 from dataclasses import dataclass
 
 import torch
@@ -30,6 +31,7 @@ from . import launch
 
 # what the factor of the kept elements is in `_apply_kernel`
 NUMBER, COUNTED, GIVEN = range(3)
+_STRIPS = 512  # of a program of `_apply_flat_kernel`
 LONGEST = 64  # edge of a block along a row; a longer one would reach over more than two words
 _BITS = ((8, torch.int8), (16, torch.int16), (32, torch.int32), (64, torch.int64))
 
@@ -304,6 +306,113 @@ def _counted_factor(dropped, n_elements, WIDE: tl.constexpr):
 
 
 @triton.jit
+def _factor_at(
+    sample, dropped, factors, number, n_elements, FACTOR: tl.constexpr, WIDE: tl.constexpr
+):
+    """The factor of the kept elements of a sample, or of all samples at place 0.
+
+    It is a number, or follows from the counts of dropped elements, or is given in a tensor, where
+    it is multiplied by the number.
+    """
+    if FACTOR == 0:
+        factor = tl.full([], number, WIDE)
+    elif FACTOR == 1:
+        factor = _counted_factor(dropped + sample, n_elements, WIDE)
+    else:
+        factor = tl.load(factors + sample).to(WIDE) * tl.full([], number, WIDE)
+    return factor
+
+
+@triton.jit
+def _word_at(words, index, n_words, words_per_map, channels, SHARED: tl.constexpr):
+    """Words as unsigned integers, by their place in a contiguous tensor with all channels."""
+    place = index
+    if SHARED:  # all channels of a sample have the words of one
+        of_map = index // words_per_map
+        place = index - (of_map - of_map // channels) * words_per_map
+    word = tl.load(words + place, mask=index < n_words, other=0)
+    BITS: tl.constexpr = words.dtype.element_ty.primitive_bitwidth
+    if BITS == 64:
+        number = word.to(tl.uint64, bitcast=True)
+    elif BITS == 32:
+        number = word.to(tl.uint32, bitcast=True)
+    else:
+        number = word.to(tl.uint32) & ((1 << BITS) - 1)  # negative numbers have more bits
+    return number
+
+
+@triton.jit
+def _apply_flat_kernel(
+    x,
+    y,
+    words,
+    dropped,
+    factors,
+    number,
+    n_all,
+    n_words,
+    words_per_row,
+    words_per_map,
+    channels,
+    width,
+    n_elements,
+    n_per_sample,
+    FACTOR: tl.constexpr,
+    PER_SAMPLE: tl.constexpr,
+    KEEPS_BLOCKS: tl.constexpr,
+    SHARED: tl.constexpr,
+    REACH: tl.constexpr,
+    STRIP: tl.constexpr,
+    GROUP: tl.constexpr,
+    WIDE: tl.constexpr,
+    BIG: tl.constexpr,
+):
+    """`_apply_kernel` for contiguous tensors, in the order of the memory.
+
+    A strip is as many neighboring elements as a thread loads and stores at once. Its bits come
+    from one word, or from up to `REACH` words if it goes on in the next row. The words have the
+    order of the rows.
+    """
+    program = tl.program_id(0)
+    if BIG:
+        program = program.to(tl.int64)
+    first = (program * GROUP + tl.arange(0, GROUP)) * STRIP
+    if BIG:
+        line = first // width
+    else:  # without the steps that negative numbers need
+        line = (first.to(tl.uint32) // tl.full([], width, tl.uint32)).to(tl.int32)
+    column = first - line * width
+    part = column >> 6
+    index = line * words_per_row + part
+    column -= part << 6
+
+    word = _word_at(words, index, n_words, words_per_map, channels, SHARED)
+    bits = (word >> column.to(word.dtype)).to(tl.uint32)
+    reached = tl.minimum(width - (part << 6), 64) - column  # the places that the word has from here
+    for following in tl.static_range(1, REACH):
+        word = _word_at(words, index + following, n_words, words_per_map, channels, SHARED)
+        shift = tl.minimum(reached, 31)
+        added = word.to(tl.uint32) << shift.to(tl.uint32)
+        bits |= tl.where(reached < STRIP, added, 0)
+        part = tl.where(part + 1 < words_per_row, part + 1, 0)
+        reached += tl.minimum(width - (part << 6), 64)
+
+    step = tl.arange(0, STRIP)
+    hit = ((bits[:, None] >> step[None, :].to(tl.uint32)) & 1) != 0
+    place = first[:, None] + step[None, :]
+    exists = place < n_all
+
+    if PER_SAMPLE:
+        sample = tl.where(first < n_all, first // n_per_sample, 0)
+        factor = _factor_at(sample, dropped, factors, number, n_elements, FACTOR, WIDE)[:, None]
+    else:
+        factor = _factor_at(0, dropped, factors, number, n_elements, FACTOR, WIDE)
+    value = tl.load(x + place, mask=exists, other=0.0).to(WIDE) * factor
+    result = tl.where(hit == KEEPS_BLOCKS, value, 0.0)
+    tl.store(y + place, result.to(y.dtype.element_ty), mask=exists)
+
+
+@triton.jit
 def _apply_kernel(
     x,
     y,
@@ -337,11 +446,7 @@ def _apply_kernel(
     WIDE: tl.constexpr,
     BIG: tl.constexpr,
 ):
-    """Multiply by a factor outside of the blocks and write 0 in them, or the other way round.
-
-    The factor is a number, or follows from the counts of dropped elements, or is given in a tensor,
-    where it is multiplied by the number.
-    """
+    """Multiply by a factor outside of the blocks and write 0 in them, or the other way round."""
     program = tl.program_id(0)
     if BIG:
         program = program.to(tl.int64)
@@ -357,23 +462,16 @@ def _apply_kernel(
     exists = inside[:, None] & (place < width)
 
     if PER_SAMPLE:
-        safe = tl.where(inside, sample, 0)
+        counted = tl.where(inside, sample, 0)
+        factor = _factor_at(counted, dropped, factors, number, n_elements, FACTOR, WIDE)[:, None]
     else:
-        safe = 0
-    if FACTOR == 0:
-        factor = tl.full([], number, WIDE)
-    elif FACTOR == 1:
-        factor = _counted_factor(dropped + safe, n_elements, WIDE)
-    else:
-        factor = tl.load(factors + safe).to(WIDE) * tl.full([], number, WIDE)
-    if PER_SAMPLE:
-        factor = factor[:, None]
+        factor = _factor_at(0, dropped, factors, number, n_elements, FACTOR, WIDE)
 
-    wanted = exists & (hit == KEEPS_BLOCKS)
+    # a mask that differs from place to place would split a load of 16 bytes
     of_x = sample * x_n + channel * x_c + row * x_r
-    value = tl.load(x + of_x[:, None] + place * x_w, mask=wanted, other=0.0).to(WIDE) * factor
+    value = tl.load(x + of_x[:, None] + place * x_w, mask=exists, other=0.0).to(WIDE) * factor
     of_y = sample * y_n + channel * y_c + row * y_r
-    result = tl.where(wanted, value, 0.0)  # an infinite factor times 0 would be NaN
+    result = tl.where(hit == KEEPS_BLOCKS, value, 0.0)
     tl.store(y + of_y[:, None] + place * y_w, result.to(y.dtype.element_ty), mask=exists)
 
 
@@ -425,7 +523,7 @@ def _finish_kernel(
     tl.store(new_counts + place, after)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # so a plan is quick to look up; `plan_of` keeps them
 class Plan:
     """How the blocks of tensors of a shape are drawn, and how their words lie in memory."""
 
@@ -474,14 +572,32 @@ class Plan:
         return self.shape[2] * self.shape[3]
 
     @functools.cached_property
+    def words_per_map(self) -> int:
+        """The number of words of a map."""
+        return self.rows * self.words_per_row
+
+    @functools.cached_property
     def n_words(self) -> int:
-        return self.shape[0] * self.channels * self.rows * self.words_per_row
+        return self.shape[0] * self.channels * self.words_per_map
 
     @functools.cached_property
     def n_seeds(self) -> int:
         """The number of words of seeds."""
         depth, height, _ = self.places
         return self.shape[0] * self.channels * depth * height * self.words_per_row
+
+    def reach(self, strip: int) -> int:
+        """The most words that so many neighboring places of a contiguous map have.
+
+        The number of places is a power of two, and strips begin at its multiples.
+        """
+        width = self.shape[-1]
+        if width % strip == 0:
+            return 1
+        shortest = width % 64 or width
+        if width < 64:
+            return launch.parts(strip - 1, shortest) + 1
+        return 2 if shortest >= strip - 1 else 3
 
     def strides(self, rows: int) -> tuple[int, int, int]:
         """The strides of the words by sample, channel and row, for maps with so many rows."""
@@ -518,7 +634,11 @@ def plan_of(
 
 def is_channels_last(x: Tensor) -> bool:
     """Whether the channels of a tensor (N, C, ...) lie closer together than its last axis."""
-    return x.shape[1] > 1 and x.stride(1) < x.stride(-1)
+    return _channels_are_last(x.shape, x.stride())
+
+
+def _channels_are_last(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    return shape[1] > 1 and strides[1] < strides[-1]
 
 
 def draw_words(
@@ -544,37 +664,40 @@ def draw_words(
     seeds = torch.empty(plan.n_seeds, dtype=plan.dtype, device=device)
     words = torch.empty(plan.n_words, dtype=plan.dtype, device=device)
     dropped = torch.empty(n_counts, dtype=torch.int64, device=device)
-    depth, height, width = plan.places
+    nodes = table.numel() - 1 if isinstance(table, Tensor) else 0
+    drawing = _drawing(plan, n_counts, isinstance(seed, Tensor), isinstance(rate, Tensor), nodes)
+    drawing.start(device, seeds, dropped, seed, rate, table)
+    growing = _growing(plan, per_sample)
+    growing.start(device, seeds, words, dropped)
+    return words, dropped
+
+
+@functools.lru_cache(maxsize=4096)
+def _drawing(
+    plan: Plan, n_counts: int, seed_on_device: bool, rate_on_device: bool, nodes: int
+) -> launch.Launch:
+    """The start of `_draw_kernel` for a plan."""
+    _, _, width = plan.places
     quads = launch.power_of_two(-(-min(width, 64) // 4))
     group = max(16, 512 // quads)
-    nodes = table.numel() - 1 if isinstance(table, Tensor) else 0
-    launch.start(
+    return launch.Launch(
         _draw_kernel,
         launch.parts(plan.n_seeds, group),
-        device,
-        seeds,
-        dropped,
-        seed,
-        rate,
-        table,
-        plan.n_seeds,
-        n_counts,
-        plan.words_per_row,
-        width,
-        SEED_ON_DEVICE=isinstance(seed, Tensor),
-        RATE_ON_DEVICE=isinstance(rate, Tensor),
+        (plan.n_seeds, n_counts, plan.words_per_row, width),
+        SEED_ON_DEVICE=seed_on_device,
+        RATE_ON_DEVICE=rate_on_device,
         NODES=nodes,
         QUADS=quads,
         GROUP=group,
         BIG=launch.is_big(plan.n_seeds),
     )
-    launch.start(
-        _grow_kernel,
-        launch.parts(plan.n_words, 512),
-        device,
-        seeds,
-        words,
-        dropped,
+
+
+@functools.lru_cache(maxsize=4096)
+def _growing(plan: Plan, per_sample: bool) -> launch.Launch:
+    """The start of `_grow_kernel` for a plan."""
+    depth, height, _ = plan.places
+    numbers = (
         plan.n_words,
         plan.words_per_row,
         plan.channels,
@@ -586,6 +709,11 @@ def draw_words(
         plan.shape[1] // plan.channels,
         *plan.strides(depth * height),
         *plan.strides(plan.rows),
+    )
+    return launch.Launch(
+        _grow_kernel,
+        launch.parts(plan.n_words, 512),
+        numbers,
         DEPTH_EDGE=plan.edges[0],
         HEIGHT_EDGE=plan.edges[1],
         WIDTH_EDGE=plan.edges[2],
@@ -599,7 +727,6 @@ def draw_words(
         GROUP=512,
         BIG=launch.is_big(plan.n_words),
     )
-    return words, dropped
 
 
 def apply_words(
@@ -621,47 +748,93 @@ def apply_words(
         keeps_blocks: True multiplies in the blocks, and writes 0 outside of them.
     """
     y = torch.empty_like(x)
-    if not (_has_rows(x) and _has_rows(y)):
+    source = _factor_of(x, words, factor, dropped)
+    applying = _applying(
+        plan, x.dtype, x.stride(), y.stride(), source.kind, source.per_sample, keeps_blocks
+    )
+    if applying is None:
         contiguous = x.contiguous()
         return y.copy_(apply_words(contiguous, plan, words, factor, dropped, keeps_blocks))
+    counts = words if dropped is None else dropped
+    applying.start(x.device, x, y, words, counts, source.factors, source.number)
+    return y
 
-    source = _factor_of(x, words, factor, dropped)
-    last = is_channels_last(x)
+
+@functools.lru_cache(maxsize=4096)
+def _applying(
+    plan: Plan,
+    dtype: torch.dtype,
+    strides: tuple[int, ...],
+    new_strides: tuple[int, ...],
+    factor: int,
+    per_sample: bool,
+    keeps_blocks: bool,
+) -> launch.Launch | None:
+    """The start of a kernel that applies words; None for strides that none of them can read."""
+    shape = (*plan.shape[:2], *plan.size)
+    numel = math.prod(shape)
+    of_sample = numel // max(plan.shape[0], 1)
+    n_counted = of_sample if per_sample else numel
+    strip = 16 // dtype.itemsize
+    is_flat = _is_contiguous(shape, strides) and (plan.channels == 1 or not plan.last)
+    if is_flat and (of_sample % strip == 0 or not per_sample):
+        return launch.Launch(
+            _apply_flat_kernel,
+            launch.parts(numel, strip * _STRIPS),
+            (
+                numel,
+                plan.shape[0] * plan.shape[1] * plan.words_per_map,
+                plan.words_per_row,
+                plan.words_per_map,
+                plan.shape[1],
+                plan.shape[4],
+                n_counted,
+                of_sample,
+            ),
+            FACTOR=factor,
+            PER_SAMPLE=per_sample,
+            KEEPS_BLOCKS=keeps_blocks,
+            SHARED=plan.channels < plan.shape[1],
+            REACH=plan.reach(strip),
+            STRIP=strip,
+            GROUP=_STRIPS,
+            WIDE=launch.wide_type(dtype),
+            BIG=launch.is_far(numel, ()),
+        )
+
+    if not (_has_rows(shape, strides) and _has_rows(shape, new_strides)):
+        return None
+    last = _channels_are_last(shape, strides)
     columns = launch.power_of_two(min(plan.shape[4], 64))
     group = max(16, (8192 if last else 2048) // columns)
-    n_words = plan.shape[0] * plan.shape[1] * plan.rows * plan.words_per_row
+    n_words = plan.shape[0] * plan.shape[1] * plan.words_per_map
     word_n, word_c, word_r = plan.strides(plan.rows)
-    launch.start(
-        _apply_kernel,
-        launch.parts(n_words, group),
-        x.device,
-        x,
-        y,
-        words,
-        words if dropped is None else dropped,
-        source.factors,
-        source.number,
+    numbers = (
         n_words,
         plan.words_per_row,
         plan.shape[1],
         plan.rows,
         plan.shape[4],
-        x.numel() // (plan.shape[0] if source.per_sample else 1),
-        *_strides_of_rows(x),
-        *_strides_of_rows(y),
+        n_counted,
+        *_strides_of_rows(strides),
+        *_strides_of_rows(new_strides),
         word_n,
         0 if plan.channels == 1 else word_c,
         word_r,
-        FACTOR=source.kind,
-        PER_SAMPLE=source.per_sample,
+    )
+    return launch.Launch(
+        _apply_kernel,
+        launch.parts(n_words, group),
+        numbers,
+        FACTOR=factor,
+        PER_SAMPLE=per_sample,
         KEEPS_BLOCKS=keeps_blocks,
         LAST=last,
         COLUMNS=columns,
         GROUP=group,
-        WIDE=launch.wide(x),
-        BIG=launch.is_big(n_words * columns, x, y),
+        WIDE=launch.wide_type(dtype),
+        BIG=launch.is_far(n_words * columns, shape, strides, new_strides),
     )
-    return y
 
 
 @dataclass(frozen=True)
@@ -835,12 +1008,21 @@ def words_of(plan: Plan, mask: Tensor) -> Tensor:
     return in_memory.to(plan.dtype)
 
 
-def _strides_of_rows(x: Tensor) -> tuple[int, int, int, int]:
+def _is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    expected = 1
+    for size, step in zip(reversed(shape), reversed(strides), strict=True):
+        if size > 1 and step != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _strides_of_rows(strides: tuple[int, ...]) -> tuple[int, int, int, int]:
     """The strides of a tensor (N, C, ...) by sample, channel, row of a map, and place in a row."""
-    of_rows = x.stride(-2) if x.ndim > 3 else 0
-    return x.stride(0), x.stride(1), of_rows, x.stride(-1)
+    of_rows = strides[-2] if len(strides) > 3 else 0
+    return strides[0], strides[1], of_rows, strides[-1]
 
 
-def _has_rows(x: Tensor) -> bool:
+def _has_rows(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     """Whether all rows of a map have one distance, so that depth and height are one axis."""
-    return x.ndim < 5 or x.shape[2] == 1 or x.stride(2) == x.shape[3] * x.stride(3)
+    return len(shape) < 5 or shape[2] == 1 or strides[2] == shape[3] * strides[3]

@@ -13,6 +13,7 @@ unit has several sums, so that enough programs run. They are added in one order,
 """
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from . import launch
 
+Zeros = Callable[[torch.device, int], Tensor]
 _PROGRAMS = 512  # that measure a tensor, or fewer
 _SIZE = 4096  # elements in a step of a program
 
@@ -182,7 +184,7 @@ def _clip_kernel(
         tl.atomic_add(changed, number)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # so it is quick to look up; `units_of` keeps them
 class UnitLayout:
     """How a tensor is read as (units, outer, columns); each unit has a norm.
 
@@ -200,23 +202,23 @@ class UnitLayout:
     strides: tuple[int, int, int]
     order: tuple[int, ...]
 
-    @property
+    @functools.cached_property
     def together(self) -> int:
         """How many units a program reads: several, where they lie next to each other."""
         side_by_side = self.strides[0] < self.strides[2] or self.columns < 16
         return min(32, launch.power_of_two(self.units)) if side_by_side else 1
 
-    @property
+    @functools.cached_property
     def step(self) -> int:
         """The number of columns that a program reads at once."""
         return min(_SIZE // self.together, launch.power_of_two(self.columns))
 
-    @property
+    @functools.cached_property
     def steps(self) -> int:
         """How many steps the columns take."""
         return launch.parts(self.columns, self.step)
 
-    @property
+    @functools.cached_property
     def splits(self) -> int:
         """The number of programs for each group of units."""
         groups = launch.parts(self.units, self.together)
@@ -251,7 +253,11 @@ def units_of(
 
 
 def squares(
-    x: Tensor, axis: int | None = None, add: bool = False, scale: float | Tensor = 1.0
+    x: Tensor,
+    axis: int | None = None,
+    add: bool = False,
+    scale: float | Tensor = 1.0,
+    zeros: Zeros = launch.zeros,
 ) -> Tensor:
     """The sums of squares of each unit of a tensor, in float64: (units, parts of a unit).
 
@@ -261,33 +267,17 @@ def squares(
         add: True gives each unit one part. Its last digits may differ from run to run, because the
             order of the additions does.
         scale: with `add`, what the values are divided by.
+        zeros: with `add`, allocates the result.
     """
     read = units_of(tuple(x.shape), x.stride(), axis)
     if read is None:
-        return squares(x.contiguous(), axis, add, scale)
+        return squares(x.contiguous(), axis, add, scale, zeros)
     if add:
-        sums = launch.zeros(x.device, read.units).view(torch.float64)
+        sums = zeros(x.device, read.units).view(torch.float64)
     else:
         sums = torch.empty((read.units, read.splits), dtype=torch.float64, device=x.device)
-    launch.start(
-        _squares_kernel,
-        launch.parts(read.units, read.together) * read.splits,
-        x.device,
-        x,
-        sums,
-        scale,
-        read.units,
-        read.outer,
-        read.columns,
-        read.splits,
-        read.steps,
-        *read.strides,
-        SCALE_ON_DEVICE=isinstance(scale, Tensor),
-        UNITS=read.together,
-        COLUMNS=read.step,
-        ADD=add,
-        BIG=launch.is_big(0, x),
-    )
+    squaring = _squaring(read, isinstance(scale, Tensor), add, launch.is_big(0, x))
+    squaring.start(x.device, x, sums, scale)
     return sums
 
 
@@ -320,36 +310,64 @@ def clip(
         return y.copy_(clipped), changed, norms
     norms = torch.empty(read.units, dtype=torch.float64, device=x.device)
     changed = launch.zeros(x.device)
-    launch.start(
-        _clip_kernel,
-        launch.parts(read.units, read.together) * read.outer * read.steps,
-        x.device,
-        x,
-        y,
-        sums,
-        sums if weights is None else weights,
-        norms,
-        changed,
-        scale,
-        bound,
-        least,
+    parts_of_weight = None if weights is None else weights.shape[1]
+    is_big = launch.is_big(0, x, y)
+    clipping = _clipping(
+        read, written, sums.shape[1], parts_of_weight, isinstance(scale, Tensor), is_big
+    )
+    of_weights = sums if weights is None else weights
+    clipping.start(x.device, x, y, sums, of_weights, norms, changed, scale, bound, least)
+    return y, changed.view(()), norms
+
+
+@functools.lru_cache(maxsize=4096)
+def _squaring(read: UnitLayout, scale_on_device: bool, add: bool, is_big: bool) -> launch.Launch:
+    """The start of `_squares_kernel` for tensors that are read alike."""
+    return launch.Launch(
+        _squares_kernel,
+        launch.parts(read.units, read.together) * read.splits,
+        (read.units, read.outer, read.columns, read.splits, read.steps, *read.strides),
+        SCALE_ON_DEVICE=scale_on_device,
+        UNITS=read.together,
+        COLUMNS=read.step,
+        ADD=add,
+        BIG=is_big,
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def _clipping(
+    read: UnitLayout,
+    written: UnitLayout,
+    n_sums: int,
+    parts_of_weight: int | None,
+    scale_on_device: bool,
+    is_big: bool,
+) -> launch.Launch:
+    """The start of `_clip_kernel` for tensors that are read alike, and written alike."""
+    weight_sums = 1 if parts_of_weight is None else parts_of_weight
+    numbers = (
         read.units,
         read.outer,
         read.columns,
-        sums.shape[1],
-        1 if weights is None else weights.shape[1],
+        n_sums,
+        weight_sums,
         read.steps,
         *read.strides,
         *written.strides,
-        BY_WEIGHTS=weights is not None,
-        SCALE_ON_DEVICE=isinstance(scale, Tensor),
+    )
+    return launch.Launch(
+        _clip_kernel,
+        launch.parts(read.units, read.together) * read.outer * read.steps,
+        numbers,
+        BY_WEIGHTS=parts_of_weight is not None,
+        SCALE_ON_DEVICE=scale_on_device,
         UNITS=read.together,
         COLUMNS=read.step,
-        SPLITS=launch.power_of_two(sums.shape[1]),
-        WEIGHT_SPLITS=1 if weights is None else launch.power_of_two(weights.shape[1]),
-        BIG=launch.is_big(0, x, y),
+        SPLITS=launch.power_of_two(n_sums),
+        WEIGHT_SPLITS=launch.power_of_two(weight_sums),
+        BIG=is_big,
     )
-    return y, changed.view(()), norms
 
 
 def _shape(read: UnitLayout) -> tuple[int, int, int, tuple[int, ...]]:

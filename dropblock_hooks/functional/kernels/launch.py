@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ... import messages
-from ..._torch import is_tracing, transforming
+from ..._torch import current_cuda_device, is_tracing, raw_cuda_stream, transforming
 from ...warn import warn
 
 Result = TypeVar("Result")
@@ -31,6 +31,7 @@ launched = 0
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _MOST_PLACES = 2**31 - 2**17  # that 32 bits can count, and a program more
+_LEAST_SEED = 2**32
 _CHUNK = 4096  # counts that are allocated together, which takes one launch
 _failed = False  # whether a kernel could not be compiled
 _counts = threading.local()
@@ -65,43 +66,143 @@ def is_available() -> bool:
     if os.environ.get(SWITCH) == "0":
         return False
     try:
-        version = str(importlib.import_module("triton").__version__)
+        found = _version_of_triton()
     except ImportError as error:
         warn(messages.NO_TRITON.format(error=error, triton="triton"))
         return False
-    if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
-        oldest = ".".join(map(str, OLDEST))
+    if found < OLDEST:
+        version, oldest = (".".join(map(str, each)) for each in (found, OLDEST))
         newer = f"triton>={oldest}"
         warn(messages.OLD_TRITON.format(version=version, oldest=oldest, triton=newer))
         return False
     return True
 
 
+def _version_of_triton() -> tuple[int, ...]:
+    """The first two numbers of the version of Triton.
+
+    Raises:
+        ImportError: it is not installed.
+    """
+    version = str(importlib.import_module("triton").__version__)
+    return tuple(int(part) for part in version.split(".")[:2])
+
+
+class Launch:
+    """A kernel with all that does not change from call to call.
+
+    A call of a Triton kernel finds out each time which compiled form fits to its arguments, which
+    takes longer than many of our kernels. So a compiled form is kept for arguments of one kind.
+
+    Args:
+        kernel: of Triton.
+        programs: the number of programs; with 0 nothing is started.
+        numbers: the parameters behind the arguments of `start`.
+        constants: the parameters behind the numbers, by name.
+    """
+
+    def __init__(
+        self, kernel: Any, programs: int, numbers: tuple[int, ...], **constants: Any
+    ) -> None:
+        self.kernel = kernel
+        self.programs = programs
+        self.numbers = numbers
+        self.constants = constants
+        # for kinds of arguments: what starts the compiled form, and the parameters behind them
+        self.forms: dict[Any, tuple[Callable[..., None], tuple[Any, ...]]] = {}
+
+    def start(self, device: torch.device, *arguments: Any) -> None:
+        """Start it on a device.
+
+        Args:
+            device: where the tensors are.
+            arguments: the first parameters of the kernel: tensors, None, seeds and floats.
+
+        Raises:
+            KernelError: the kernel can't be compiled. No kernel is used from then on.
+        """
+        global launched
+        if self.programs == 0:
+            return
+        if is_traced():
+            _ours.add(id(self.kernel))
+            kernel = torch.library.wrap_triton(self.kernel)
+            kernel[(self.programs,)](*arguments, *self.numbers, **self.constants)
+            return
+        launched += 1
+        try:
+            if device.type == "cuda" and device.index != current_cuda_device():
+                with torch.cuda.device(device):
+                    self._start_here(device, arguments)
+            else:
+                self._start_here(device, arguments)
+        except Exception as error:  # compilers and drivers have many of them
+            _give_up(self.kernel, error)
+            raise KernelError(str(error)) from error
+
+    def _start_here(self, device: torch.device, arguments: tuple[Any, ...]) -> None:
+        """Start it on the current device."""
+        key = (device.index, *[_kind(argument) for argument in arguments])
+        form = self.forms.get(key)
+        if form is not None:
+            run, others = form
+            run(*arguments, *others, stream=raw_cuda_stream(device.index))
+            return
+
+        grid = (self.programs,)
+        compiled = self.kernel[grid](*arguments, *self.numbers, **self.constants)
+        if device.type == "cuda" and _keeps_forms():
+            names = self.kernel.arg_names[len(arguments) + len(self.numbers) :]
+            others = (*self.numbers, *(self.constants[name] for name in names))
+            self.forms[key] = compiled[(self.programs, 1, 1)], others
+
+
+def _kind(argument: Any) -> Any:
+    """What Triton compiles a kernel for: of a tensor its type and whether 16 divides its address.
+
+    Floats and seeds are different each time, and have one kind. Other integers are smaller.
+    """
+    if isinstance(argument, Tensor):
+        return argument.dtype if argument.data_ptr() % 16 == 0 else (argument.dtype, "unaligned")
+    if argument.__class__ is int and argument < _LEAST_SEED:
+        return argument
+    return argument.__class__
+
+
+@functools.lru_cache(maxsize=4096)
+def _launch(
+    kernel: Any, programs: int, numbers: tuple[int, ...], constants: tuple[tuple[str, Any], ...]
+) -> Launch:
+    return Launch(kernel, programs, numbers, **dict(constants))
+
+
 def start(
-    kernel: Any, programs: int, device: torch.device, *arguments: Any, **options: Any
+    kernel: Any, programs: int, device: torch.device, *arguments: Any, **constants: Any
 ) -> None:
     """Start a kernel with a number of programs on a device.
+
+    Args:
+        kernel: of Triton.
+        programs: the number of programs; with 0 nothing is started.
+        device: where the tensors are.
+        arguments: the first parameters of the kernel. Its last ones among them that are integers
+            are sizes, strides and the like, of which there are few different ones.
+        constants: its other parameters.
 
     Raises:
         KernelError: the kernel can't be compiled. No kernel is used from then on.
     """
-    global launched
-    if programs == 0:
-        return
-    if is_traced():
-        _ours.add(id(kernel))
-        torch.library.wrap_triton(kernel)[(programs,)](*arguments, **options)
-        return
-    launched += 1
-    try:
-        if device.type == "cuda" and device.index != torch.cuda.current_device():
-            with torch.cuda.device(device):
-                kernel[(programs,)](*arguments, **options)
-        else:
-            kernel[(programs,)](*arguments, **options)
-    except Exception as error:  # compilers and drivers have many of them
-        _give_up(kernel, error)
-        raise KernelError(str(error)) from error
+    first = len(arguments)
+    while first and arguments[first - 1].__class__ is int:
+        first -= 1
+    prepared = _launch(kernel, programs, arguments[first:], tuple(constants.items()))
+    prepared.start(device, *arguments[:first])
+
+
+@functools.cache
+def _keeps_forms() -> bool:
+    """Whether compiled forms can be started by all arguments, as of Triton 3.3."""
+    return _version_of_triton() >= (3, 3)
 
 
 @contextmanager
@@ -144,7 +245,12 @@ def or_else(fast: Callable[[], Result], dense: Callable[[], Result]) -> Result:
 
 def is_capturing(device: torch.device) -> bool:
     """Whether a CUDA graph is captured, which will be replayed without Python."""
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    return device.type == "cuda" and is_captured()
+
+
+def is_captured() -> bool:
+    """Whether a CUDA graph is captured on the current stream of any device."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 def draw_seed(device: torch.device, generator: torch.Generator | None = None) -> int | Tensor:
@@ -156,16 +262,21 @@ def draw_seed(device: torch.device, generator: torch.Generator | None = None) ->
     on_device = generator is not None and generator.device.type != "cpu"
     if on_device or is_capturing(device):
         options = {"dtype": torch.int64, "device": device, "generator": generator}
-        drawn: Tensor = torch.randint(2**32, 2**62, (1,), **options)  # type: ignore[call-overload]  # torch's
+        drawn: Tensor = torch.randint(_LEAST_SEED, 2**62, (1,), **options)  # type: ignore[call-overload]  # torch's
         return drawn
-    return int(torch.randint(2**32, 2**62, (1,), device="cpu", generator=generator))
+    return int(torch.randint(_LEAST_SEED, 2**62, (1,), device="cpu", generator=generator))
 
 
 def zeros(device: torch.device, number: int = 1) -> Tensor:
-    """New counts on a device, as int64. Each chunk of them is allocated by one launch."""
+    """New counts on a device, as int64. Each chunk of them is allocated by one launch.
+
+    Operators of compiled code take `zeros_of_call`.
+    """
     if is_capturing(device):  # each replay must begin at 0
-        return torch.zeros(number, dtype=torch.int64, device=device)
-    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+        return zeros_of_call(device, number)
+    wanted = number
+    number += number % 2  # Triton compiles another form for addresses that 16 does not divide
+    stream = raw_cuda_stream(device.index) if device.type == "cuda" else 0
     chunks: dict[Any, tuple[Tensor, int]] = _counts.__dict__.setdefault("chunks", {})
     chunk, used = chunks.get((device, stream), (None, _CHUNK))
     if chunk is None or used + number > len(chunk):
@@ -173,7 +284,16 @@ def zeros(device: torch.device, number: int = 1) -> Tensor:
             chunk = torch.zeros(max(_CHUNK, number), dtype=torch.int64, device=device)
         used = 0
     chunks[device, stream] = chunk, used + number
-    return chunk.narrow(0, used, number)
+    return chunk.narrow(0, used, wanted)
+
+
+def zeros_of_call(device: torch.device, number: int = 1) -> Tensor:
+    """New counts on a device, as int64, whose memory is free after their last use.
+
+    torch.compile runs code once in the memory of a CUDA graph before it captures it. A chunk that
+    lived on there would be an error.
+    """
+    return torch.zeros(number, dtype=torch.int64, device=device)
 
 
 def power_of_two(number: int) -> int:
@@ -188,20 +308,26 @@ def parts(number: int, size: int) -> int:
 
 def wide(x: Tensor) -> Any:
     """The type in which a kernel computes: Triton's float32, or float64 for float64."""
-    return _wide_type(x.dtype)
+    return wide_type(x.dtype)
 
 
 @functools.cache
-def _wide_type(dtype: torch.dtype) -> Any:
+def wide_type(dtype: torch.dtype) -> Any:
+    """`wide` for a type."""
     language = importlib.import_module("triton.language")
     return language.float64 if dtype == torch.float64 else language.float32
 
 
 def is_big(number: int, *tensors: Tensor) -> bool:
     """Whether a kernel must compute the places of so many elements with 64 bits."""
+    return any(is_far(number, x.shape, x.stride()) for x in tensors) or is_far(number, ())
+
+
+def is_far(number: int, shape: tuple[int, ...], *strides: tuple[int, ...]) -> bool:
+    """`is_big` for tensors of one shape with these strides."""
     if number >= _MOST_PLACES:
         return True
-    return any(_reach(x.shape, x.stride()) >= _MOST_PLACES for x in tensors)
+    return any(_reach(shape, each) >= _MOST_PLACES for each in strides)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -25,7 +25,7 @@ import triton.language as tl
 from torch import Tensor
 
 from . import launch
-from .clip import UnitLayout, loss_scale, squares, tile_of, units_of
+from .clip import UnitLayout, Zeros, loss_scale, squares, tile_of, units_of
 
 _SIZE = 4096  # elements in a step of a program
 _PROGRAMS = 256  # that measure a tensor, or fewer
@@ -565,14 +565,16 @@ def alive(x: Tensor, flags: Tensor, zero: float, gate: Gate | None = None) -> No
     )
 
 
-def largest_of(tensors: Sequence[Tensor], masks: Sequence[Tensor] = ()) -> tuple[Tensor, Tensor]:
+def largest_of(
+    tensors: Sequence[Tensor], masks: Sequence[Tensor] = (), zeros: Zeros = launch.zeros
+) -> tuple[Tensor, Tensor]:
     """The largest magnitude and the largest positive value of tensors, in float64.
 
     Of masks, only the positive values count, as magnitudes. Both are Inf if a value is NaN. Each
-    tensor takes a kernel; at least one tensor is needed.
+    tensor takes a kernel; at least one tensor is needed. `zeros` allocates the results.
     """
     device = (*tensors, *masks)[0].device
-    found = launch.zeros(device, 2)
+    found = zeros(device, 2)
     for place, x in enumerate((*tensors, *masks)):
         unit = _OneUnit.of(x)
         launch.start(
@@ -590,9 +592,9 @@ def largest_of(tensors: Sequence[Tensor], masks: Sequence[Tensor] = ()) -> tuple
     return largest, positive
 
 
-def square_of(x: Tensor, scale: float | Tensor = 1.0) -> Tensor:
+def square_of(x: Tensor, scale: float | Tensor = 1.0, zeros: Zeros = launch.zeros) -> Tensor:
     """The sum of squares of a tensor divided by a scale, in float64, by one kernel."""
-    return squares(x, add=True, scale=scale).view(())
+    return squares(x, add=True, scale=scale, zeros=zeros).view(())
 
 
 def note_call(
