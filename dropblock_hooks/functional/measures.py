@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.linalg import vector_norm
 
 from .._torch import NO_TASK, graph_task
+from . import in_graph
 from .kernels import launch
 from .masks import wide_dtype
 from .operators import operator
@@ -294,20 +295,25 @@ def square_of(x: Tensor, scale: float | Tensor = 1.0, of_call: bool = False) -> 
     return square
 
 
+def _recomputes() -> bool:
+    """Whether a checkpoint has the call made again; a graph, which can't ask, counts always."""
+    return graph_task() != NO_TASK and not launch.is_traced()
+
+
 def _begins(training: bool, state: Tensor, calls: bool) -> Tensor | None:
     """The state to which a call is added: itself, a copy on other devices, or None if it is off.
 
     On a CPU, a switched-off site and a recomputation end here. Other devices are not read, so there
     `_ends` decides.
     """
-    if graph_task() != NO_TASK and calls:
+    if _recomputes() and calls:
         return None
     on = state[int(training)]
     if calls:
         state[TRAINED if training else EVALUATED] += 1
         if training:
             state[OFF] += 1 - on
-    if state.device.type not in READ:
+    if state.device.type not in READ or launch.is_traced():
         return state.clone()
     return state if float(on) else None
 
@@ -320,8 +326,30 @@ def _ends(training: bool, state: Tensor, new: Tensor) -> None:
     state.copy_(torch.where(on, new, state))
 
 
+def _changed_unseen(state: Tensor) -> Tensor:
+    """The state, whose changes autograd does not see where an operator makes them."""
+    return state if launch.is_traced() else state.data
+
+
 def _nothing(*given: Any) -> None:
     """The fake implementation of an operator that only changes a state."""
+
+
+def _measures_in_graph(
+    x: Tensor,
+    mapped: Tensor | None,
+    batch: Tensor | None,
+    scale: Tensor | None,
+    training: bool,
+    calls: bool,
+    every: int,
+    first: int,
+    last: int,
+    state: Tensor,
+    *others: Tensor | None,
+) -> bool:
+    """Whether AOTAutograd can trace into `add_statistics`."""
+    return in_graph.kernels_run(x, mapped, batch, scale, state, *others)
 
 
 @operator(
@@ -329,6 +357,7 @@ def _nothing(*given: Any) -> None:
     "bool calls, int every, int first, int last, Tensor(a!) state, Tensor(b!)? alive, "
     "Tensor(c!)? batches) -> ()",
     fake=_nothing,
+    fits_graph=_measures_in_graph,
 )
 @torch.no_grad()
 def add_statistics(
@@ -361,7 +390,7 @@ def add_statistics(
         alive: which channels were not zero in all calls; changed.
         batches: see `add_batch`; changed.
     """
-    if graph_task() != NO_TASK and calls:
+    if _recomputes() and calls:
         return
     measured = _Measured(
         x, mapped, batch, scale, training, calls, every, (first, last), state, alive, batches
@@ -466,17 +495,45 @@ def _if_due(due: Any, new: Tensor, before: Tensor) -> Tensor:
     return new if due is True else torch.where(due, new, before)
 
 
-@operator("add_call(bool training, Tensor(a!) state) -> ()", fake=_nothing)
+def _counts_in_graph(training: bool, state: Tensor) -> bool:
+    """Whether AOTAutograd can trace into `add_call`."""
+    return in_graph.kernels_run(state)
+
+
+@operator(
+    "add_call(bool training, Tensor(a!) state) -> ()", fake=_nothing, fits_graph=_counts_in_graph
+)
 @torch.no_grad()
 def add_call(training: bool, state: Tensor) -> None:
     """Count a call of a layer whose gradients are measured in compiled code."""
     _begins(training, state, calls=True)
 
 
+def _watches_in_graph(
+    tensors: Sequence[Tensor],
+    given: Sequence[Tensor],
+    mapped: Tensor | None,
+    training: bool,
+    bounds: Sequence[float],
+    state: Tensor,
+    alive: Tensor | None,
+) -> bool:
+    """Whether AOTAutograd can trace into `add_watched`."""
+    seen = [*tensors, *given]
+    return (
+        bool(tensors)
+        and len({x.device for x in (*seen, state)}) == 1
+        and not any(x.dtype is torch.float64 for x in seen)
+        and all(in_graph.kernels_run(x) for x in seen)
+        and in_graph.are_static([mapped, state, alive])
+    )
+
+
 @operator(
     "add_watched(Tensor[] tensors, Tensor[] given, Tensor? mapped, bool training, float[] bounds, "
     " Tensor(a!) state, Tensor(b!)? alive) -> ()",
     fake=_nothing,
+    fits_graph=_watches_in_graph,
 )
 @torch.no_grad()
 def add_watched(
@@ -499,7 +556,7 @@ def add_watched(
         state: what is kept, which is changed.
         alive: which channels were not zero in all calls; changed.
     """
-    if graph_task() != NO_TASK:
+    if _recomputes():
         return
     watched = _WatchedCall(tensors, given, mapped, training, bounds, state, alive)
     if watched.kernels_take():
@@ -582,9 +639,17 @@ class _WatchedCall:
             _note_alive(self.alive, self.mapped, _TINY, on)
 
 
+def _watches_gradient_in_graph(
+    grad: Tensor, scale: Tensor | None, training: bool, state: Tensor
+) -> bool:
+    """Whether AOTAutograd can trace into `add_watched_gradient`."""
+    return grad.dtype is not torch.float64 and in_graph.kernels_run(grad, scale, state)
+
+
 @operator(
     "add_watched_gradient(Tensor grad, Tensor? scale, bool training, Tensor state) -> ()",
     fake=_nothing,
+    fits_graph=_watches_gradient_in_graph,
 )
 @torch.no_grad()
 def add_watched_gradient(grad: Tensor, scale: Tensor | None, training: bool, state: Tensor) -> None:
@@ -593,7 +658,7 @@ def add_watched_gradient(grad: Tensor, scale: Tensor | None, training: bool, sta
     As `add_measured_gradient`, it changes the state, which its schema does not say: autograd would
     refuse the second of two backwards whose forwards came before both.
     """
-    state = state.data
+    state = _changed_unseen(state)
     square = square_of(grad, of_call=True)
     if square is not None:
         from .kernels import moments
@@ -620,10 +685,24 @@ def add_watched_gradient(grad: Tensor, scale: Tensor | None, training: bool, sta
     _ends(training, state, new)
 
 
+def _measures_gradient_in_graph(
+    grad: Tensor,
+    scale: Tensor | None,
+    training: bool,
+    every: int,
+    first: int,
+    last: int,
+    state: Tensor,
+) -> bool:
+    """Whether AOTAutograd can trace into `add_measured_gradient`."""
+    return in_graph.kernels_run(grad, scale, state)
+
+
 @operator(
     "add_measured_gradient(Tensor grad, Tensor? scale, bool training, int every, int first, "
     "int last, Tensor state) -> ()",
     fake=_nothing,
+    fits_graph=_measures_gradient_in_graph,
 )
 def add_measured_gradient(
     grad: Tensor,
@@ -636,7 +715,18 @@ def add_measured_gradient(
 ) -> None:
     """Add a gradient to statistics in compiled code; see `add_statistics`."""
     add_statistics(
-        grad, None, None, scale, training, False, every, first, last, state.data, None, None
+        grad,
+        None,
+        None,
+        scale,
+        training,
+        False,
+        every,
+        first,
+        last,
+        _changed_unseen(state),
+        None,
+        None,
     )
 
 

@@ -42,6 +42,23 @@ def test_the_graph_calls_kernels_in_place_of_operators(item):
     assert forward.count("aten.copy.default") == 2  # of the counts
 
 
+WATCHED = {
+    "watch": (["largest", "largest", "alive", "note"], ["squares", "note"]),
+    "activations": (["alive", "measure", "add"], []),
+    "gradients": ([], ["measure", "add"]),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("item", WATCHED)
+def test_the_graph_calls_the_kernels_of_observers(item):
+    in_forward, in_backward = WATCHED[item]
+    forward, backward = traced(item, "plain", "static")
+    assert kernels_in(forward) == in_forward * 2
+    assert kernels_in(backward) == in_backward * 2
+    assert not any(name.startswith(OURS) for name in forward + backward)
+
+
 @pytest.mark.slow
 def test_a_recomputation_in_the_graph_draws_again_and_does_not_count():
     forward, backward = traced("paper", "checkpoints", "static")

@@ -19,7 +19,7 @@ from torch._functorch.aot_autograd import make_boxed_func
 from torch.utils.checkpoint import checkpoint
 from triton.backends.compiler import GPUTarget
 
-from dropblock_hooks import DropBlock2d, attach
+from dropblock_hooks import ActivationStats, DropBlock2d, GradientStats, Watchdog, attach
 from dropblock_hooks.functional import in_graph, operators
 from dropblock_hooks.functional.kernels import launch
 
@@ -28,6 +28,9 @@ ITEMS = {
     "paper": DropBlock2d(0.1, 3, calibration="paper"),
     "sample": DropBlock2d(0.1, 3, normalize="sample", share_channels=True),
     "across": DropBlock2d(0.1, 3, normalize=None, border="across"),
+    "watch": Watchdog(every=None),
+    "activations": ActivationStats(),
+    "gradients": GradientStats(),
 }
 
 

@@ -44,7 +44,9 @@ class KernelError(RuntimeError):
 
 
 def takes(x: Tensor) -> bool:
-    """Whether kernels are used for a tensor: a plain one on a GPU that nothing traces."""
+    """Whether kernels are used for a tensor on a GPU: a plain one, or one of `tracing`."""
+    if is_traced():
+        return is_on(x.device, x.dtype)
     return (
         x.device.type in DEVICES  # first, because most tensors on a CPU end here
         and not torch.compiler.is_compiling()

@@ -269,13 +269,14 @@ def _alive_kernel(
     known = tl.load(flags + unit, mask=inside, other=1)
     wanted = tl.min(known.to(tl.int32), axis=0) == 0  # a living channel stays alive
     if wanted & _is_due(state, TRAINING, calls_at, every, GATED):
+        most = tl.full([], zero, tl.float32)  # inductor passes numbers as float64
         found = tl.zeros([UNITS], dtype=tl.int32)
         for step in range(split, outer * n_columns, splits):
             place, column = tile_of(step, n_columns, COLUMNS, BIG)
             exists = inside[:, None] & (column < columns)[None, :]
             at = (unit * x_unit + place * x_outer)[:, None] + column[None, :] * x_column
             value = tl.load(x + at, mask=exists, other=0.0).to(tl.float32)
-            lives = exists & ((tl.abs(value) <= zero) == 0)  # true for NaN
+            lives = exists & ((tl.abs(value) <= most) == 0)  # true for NaN
             found = tl.maximum(found, tl.max(lives.to(tl.int32), axis=1))
         tl.store(flags + unit, found.to(tl.int8), mask=inside & (found > 0))
 
@@ -546,7 +547,7 @@ def alive(x: Tensor, flags: Tensor, zero: float, gate: Gate | None = None) -> No
         launch.parts(read.units, read.together) * read.splits if x.numel() else 0,
         x.device,
         x,
-        flags.view(torch.int8),
+        flags if launch.is_traced() else flags.view(torch.int8),  # inductor has no such view
         flags if gate is None else gate.state,
         0 if gate is None else gate.calls,
         1 if gate is None else gate.every,
