@@ -472,9 +472,8 @@ def test_words_are_applied_to_rows_of_every_width(last, keeps_blocks, share_chan
     from dropblock_hooks.functional.kernels import blocks
 
     torch.manual_seed(0)
-    for width, dtype in zip(
-        (1, 2, 3, 5, 7, 8, 14, 17, 33, 63, 64, 65, 66, 72, 130, 136), TYPES * 4
-    ):
+    widths = 1, 2, 3, 5, 7, 8, 14, 17, 33, 63, 64, 65, 66, 72, 130, 136
+    for width, dtype in zip(widths, TYPES * 4, strict=True):
         shape = 2, 3, 3, width
         plan = blocks.plan_of(shape, (1, 1), share_channels, False, False)
         mask = torch.rand(2, plan.channels, 3, width) < 0.5
@@ -506,6 +505,25 @@ def test_blocks_begin_everywhere_with_the_same_chance(kernels):
             starts[row, column] += 1
     assert starts.sum() > 500
     assert stats.chisquare(starts.flatten().tolist()).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("gamma", [0.004, 0.3, 0.95])
+def test_seeds_are_independent_of_their_neighbors(gamma, kernels):
+    """Chi-square of the pairs in a row, of those in a column, and of the columns, at 1e-4."""
+    torch.manual_seed(2)
+    y, _ = drop_blocks(torch.ones(1, 300, 4, 70), gamma, [1, 1])
+    seeds = (y == 0)[0]
+    in_rows = torch.stack([seeds[..., :-1], seeds[..., 1:]], -1)
+    in_columns = torch.stack([seeds[:, :-1], seeds[:, 1:]], -1)
+    for pairs in (in_rows, in_columns):
+        both_of_them = int(pairs.all(-1).sum())
+        number = pairs[..., 0].numel()
+        assert stats.binomtest(both_of_them, number, gamma**2).pvalue > 1e-4
+    counts = seeds.sum((0, 1)).double()
+    expected = seeds[..., 0].numel() * gamma
+    statistic = float(((counts - expected) ** 2).sum() / (expected * (1 - gamma)))
+    assert stats.chi2.sf(statistic, len(counts)) > 1e-4
+    assert stats.binomtest(int(seeds.sum()), seeds.numel(), gamma).pvalue > 1e-4
 
 
 @pytest.mark.parametrize(("size", "block"), [((7, 7), 3), ((5, 70), 3), ((20,), 7)], ids=str)
