@@ -25,7 +25,7 @@ from dropblock_hooks.functional import dropblock, gradients, measures, operators
 from dropblock_hooks.functional.dropout import drop_units
 from dropblock_hooks.functional.kernels import launch
 from dropblock_hooks.functional.masks import generator_on
-from tests.conftest import KERNEL_DEVICE
+from tests.conftest import INTERPRETED, KERNEL_DEVICE
 
 TYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 FORMATS = {
@@ -388,6 +388,18 @@ def test_elements_are_dropped_independently_at_the_rate(p, kernels):
         observed, wanted = observed[:-1], wanted[:-1]
         wanted = [each * sum(observed) / sum(wanted) for each in wanted]
     assert stats.chisquare(observed, wanted).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("steps", [0.4, 1.5], ids=["below 2^-16", "between two steps"])
+def test_small_rates_of_elements_are_exact(steps, kernels, monkeypatch):
+    """A number of 16 bits decides, so a rate between two of its steps is rounded at random."""
+    from dropblock_hooks.functional.kernels import units
+
+    if INTERPRETED:
+        monkeypatch.setattr(units, "_STRIPS", 2**13)  # fewer programs, which it runs in a loop
+    torch.manual_seed(1)
+    _, dropped = drop_units(torch.ones(4_000_000), steps / 2**16)
+    assert stats.binomtest(int(dropped), 4_000_000, steps / 2**16).pvalue > 1e-4
 
 
 def test_channels_are_dropped_at_the_rate(kernels):

@@ -13,10 +13,10 @@ draw    the distances between seeds, which are geometric -> words of seeds
 grow    the OR of the seeds of each block -> words of dropped places, and their number
 apply   y = x * factor outside of the dropped places, and 0 in them; the backward is the same
 
-A seed is rare: a row of 50 places has .13 of them for p = .1 and blocks of 7 x 7. So `draw` does not
-ask each place. From one seed to the next it skips floor(E * gap) places, where E is exponential and
-gap = -1 / log(1 - γ); this is the geometric distribution. The random numbers are of Philox4x32 with 7
-rounds, the fewest that pass BigCrush (Salmon et al., Parallel random numbers: as easy as 1, 2, 3).
+A seed is rare: a row of 50 places has .13 of them for p = .1 and blocks of 7 x 7. So `draw` does
+not ask each place. From one seed to the next it skips floor(E * gap) places, where E is exponential
+and gap = -1 / log(1 - γ); this is the geometric distribution. The random numbers are of Philox4x32
+with 7 rounds, the fewest that pass BigCrush (Salmon et al. 2011, Parallel random numbers).
 
 The words are all that a backward needs. They take 3.6 % of the memory of a float32 activation with
 rows of 28 elements. The mask does not depend on the memory format of a tensor.
