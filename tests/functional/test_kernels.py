@@ -219,19 +219,35 @@ def test_living_channels(both):
             assert torch.equal(dense, fast), name
 
 
+def numbers_of_call(outputs, given):
+    """The numbers of a call of a layer, which a Watchdog keeps."""
+    found = measures.largest_of_call(outputs, given)
+    if found is None:
+        worst, positive = measures.extremes(outputs)
+        # on a CPU, it is not computed if all values are finite
+        positive = worst if positive is None else positive
+        found = measures.together([worst, positive, measures.norm_of_arguments(given)])
+    return found.tolist()
+
+
 def test_numbers_that_are_finite_if_all_values_are(both):
     types_of = [torch.float32, torch.bfloat16, torch.float16]
     for name, x in tensors(14, types=types_of):
-        masks = [torch.tensor([-math.inf, 1.0]), x]
-        for function, given in (
-            (lambda tensors: measures.extremes(tensors)[0], [x, x]),
-            (lambda tensors: measures.extremes(tensors)[1], [x, masks[0]]),
-            (measures.norm_of_arguments, [x]),
-            (measures.norm_of_arguments, masks),
-            (measures.norm_of_arguments, masks[::-1]),
+        mask = torch.tensor([-math.inf, 1.0])
+        empty = torch.empty(0)
+        for outputs, given in (
+            ([x], []),
+            ([x], [x]),
+            ([mask], [mask]),
+            ([x, x], [mask, x]),
+            ([x, mask], [x, mask, mask]),
+            ([empty, x], [empty, empty, mask]),
         ):
-            dense, fast = both(function, given)
-            assert bool(dense < math.inf) == bool(fast < math.inf), name
+            dense, fast = both(numbers_of_call, outputs, given)
+            assert [a < math.inf for a in dense] == [b < math.inf for b in fast], name
+            if dense[0] < math.inf:
+                largest = max(x.abs().amax().item() for x in outputs if x.numel())
+                assert fast[0] == pytest.approx(largest), name
 
 
 @pytest.fixture(params=["read", "not read"])
