@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from ..findings import Finding, Kind, Message
-from ..observers.watchdog import Watchdog, Watched
+from ..observers.watchdog import Watchdog, Watched, read_together
 from ..selectors.wrappers import find_module
 from ..sites.hooks import SiteHook
 from ..sites.site import LiveSite
@@ -53,9 +53,8 @@ def sights_of(base: nn.Module, hooks: Sequence[SiteHook]) -> list[Sight]:
         dog = site.regularizer
         module = find_module(base, site.name)
         if isinstance(dog, Watchdog) and module is not None:
-            watched: Watched = site.bound.open["watched"]
-            watched.read()
-            sights.append(Sight(site, module, dog, watched))
+            sights.append(Sight(site, module, dog, site.bound.open["watched"]))
+    read_together([sight.watched for sight in sights])
     return sights
 
 

@@ -204,16 +204,8 @@ def norm_of_arguments(given: Sequence[Tensor]) -> Tensor:
 
     -inf counts in the first argument only, because masks of attention hold it.
     """
-    masks = [y for y in given[1:] if y.numel()]
-    if not _kernels_take([*given[:1], *masks]):
-        return _norm_of_arguments(given)
-    from .kernels import moments
-
-    def with_kernels() -> Tensor:
-        largest, _ = moments.largest_of(given[:1], masks)
-        return largest
-
-    return launch.or_else(with_kernels, lambda: _norm_of_arguments(given))
+    masks = [_positive(y) for y in given[1:] if y.numel()]
+    return _largest_norm([*given[:1], *masks])
 
 
 def extremes(tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
@@ -222,15 +214,6 @@ def extremes(tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
     -Inf may be a mask of logits. On a CPU, the second one is None if all values are finite.
     """
     tensors = [x for x in tensors if x.numel()]
-    if not _kernels_take(tensors):
-        return _extremes(tensors)
-    from .kernels import moments
-
-    return launch.or_else(lambda: moments.largest_of(tensors), lambda: _extremes(tensors))
-
-
-def _extremes(tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
-    """`extremes` with torch operations."""
     largest = _largest_norm(tensors)
     if largest.device.type == "cpu" and largest < math.inf:
         return largest, None
@@ -242,17 +225,26 @@ def _positive(x: Tensor) -> Tensor:
     return x.float().amax().clamp(min=0)
 
 
-def _norm_of_arguments(given: Sequence[Tensor]) -> Tensor:
-    """`norm_of_arguments` with torch operations."""
-    masks = [_positive(y) for y in given[1:] if y.numel()]
-    return _largest_norm([*given[:1], *masks])
+def largest_of_call(tensors: Sequence[Tensor], given: Sequence[Tensor]) -> Tensor | None:
+    """`extremes` of the output and `norm_of_arguments` by one kernel for each two tensors.
+
+    It is None where torch operations are needed.
+    """
+    if not _kernels_take([x for x in (*tensors, *given) if x.numel()]):
+        return None
+    from .kernels import moments
+
+    found: Tensor | None = launch.or_else(
+        lambda: moments.largest_of_call(tensors, given), lambda: None
+    )
+    return found
 
 
 def together(numbers: Sequence[Tensor]) -> Tensor:
-    """Numbers of any devices as one vector, on the device of the first."""
+    """Numbers of any devices and shapes as one vector, on the device of the first."""
     device = numbers[0].device
     dtype = wide_dtype(device)
-    return torch.stack([x.to(device, dtype) for x in numbers])
+    return torch.cat([x.to(device, dtype).reshape(-1) for x in numbers])
 
 
 def _kernels_take(tensors: Sequence[Tensor]) -> bool:
@@ -588,20 +580,14 @@ class _WatchedCall:
         from .kernels import moments
 
         gate = moments.Gate(self.state, self.training, True, CALLS)
-        tensors = [x for x in self.tensors if x.numel()]
-        zeros = launch.zeros_of_call
-        largest, positive = moments.largest_of(tensors, zeros=zeros)
-        of_given = zeros(self.state.device, 1)
-        if self.given:
-            masks = [y for y in self.given[1:] if y.numel()]
-            of_given, _ = moments.largest_of(self.given[:1], masks, zeros)
+        found = moments.largest_of_call(self.tensors, self.given, launch.zeros_of_call)
         near = near_bounds(self.tensors[0], *self.bounds) if self.bounds else None
         if self.mapped is not None and self.alive is not None:
             moments.alive(self.mapped, self.alive, _TINY, gate)
 
         mode = TRAINED if self.training else EVALUATED
         places = mode, OFF, CALLS, BAD_CALLS, FIRST_BAD, FIRST_MADE, FIRST_WORSE, NEAR
-        moments.note_call(gate, largest, of_given, positive, near, places)
+        moments.note_call(gate, found, near, places)
 
     def add_with_torch(self) -> None:
         new = _begins(self.training, self.state, calls=True)

@@ -1,7 +1,7 @@
 """``Watchdog``: keeps numbers at each site, which ``diagnosis.alerts`` judges together."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -24,6 +24,7 @@ from ..functional.measures import (
     add_alive,
     alive_in_either,
     extremes,
+    largest_of_call,
     near_bounds,
     norm_of,
     norm_of_arguments,
@@ -372,10 +373,14 @@ class Watched:
         self.at = time
         self.calls += 1
 
-        worst, positive = extremes(seen.tensors)
-        if positive is not None:  # otherwise there is nothing to note
-            given = norm_of_arguments(seen.given)
-            self.unread.append(Note(time, worst, given, positive))
+        found = largest_of_call(seen.tensors, seen.given)
+        if found is not None:
+            self.unread.append(Note(time, found, of_call=True))
+        else:
+            worst, positive = extremes(seen.tensors)
+            if positive is not None:  # otherwise there is nothing to note
+                given = norm_of_arguments(seen.given)
+                self.unread.append(Note(time, together([worst, positive, given]), of_call=True))
         if not x.numel():
             return
 
@@ -445,24 +450,17 @@ class Watched:
 
     def read(self) -> None:
         """Count the notes, which waits for a device."""
-        if not self.unread:
-            return
-        notes = self.unread
-        self.unread = []
+        read_together([self])
 
-        norms = [note.norm for note in notes]
-        of_calls = [x for note in notes for x in (note.given, note.positive) if x is not None]
-        numbers = together(norms + of_calls).tolist()  # waits once for all of them
-        numbers_of_norms = numbers[: len(notes)]
-        others = iter(numbers[len(notes) :])
-
-        for note, norm in zip(notes, numbers_of_norms, strict=True):
-            if note.given is not None:
-                self._add_call(note.time, norm, given=next(others), positive=next(others))
-            elif note.is_square:
-                self._add_gradient(note.time, math.sqrt(norm))
-            else:
-                self._add_gradient(note.time, norm)
+    def add_note(self, note: "Note", numbers: Iterator[float]) -> None:
+        """Count a note, whose numbers come next."""
+        first = next(numbers)
+        if note.of_call:
+            self._add_call(note.time, first, positive=next(numbers), given=next(numbers))
+        elif note.is_square:
+            self._add_gradient(note.time, math.sqrt(first))
+        else:
+            self._add_gradient(note.time, first)
 
     def _add_gradient(self, time: int, norm: float) -> None:
         """Add the norm of a gradient, or the time of one that is not finite."""
@@ -489,14 +487,26 @@ class Note:
 
     Attributes:
         time: of the `Clock`.
-        norm: the norm, or a number that is finite if all values are.
-        given: such a number of the arguments of the layer; None for a gradient.
-        positive: a number that is finite if no value is NaN or +Inf; None for a gradient.
+        numbers: the norm of a gradient. Of a call, three numbers that are finite if all values of
+            the output are, if none of them is NaN or +Inf, and if all values of the arguments are.
+        of_call: whether it is a call, and not a gradient.
         is_square: whether the norm is still to be taken, as the square root.
     """
 
     time: int
-    norm: Tensor
-    given: Tensor | None = None
-    positive: Tensor | None = None
+    numbers: Tensor
+    of_call: bool = False
     is_square: bool = False
+
+
+def read_together(sites: Sequence[Watched]) -> None:
+    """Count the notes of several sites, which waits for a device once."""
+    notes = [(watched, note) for watched in sites for note in watched.unread]
+    if not notes:
+        return
+    for watched in sites:
+        watched.unread = []
+
+    numbers = iter(together([note.numbers for _, note in notes]).tolist())
+    for watched, note in notes:
+        watched.add_note(note, numbers)

@@ -25,7 +25,7 @@ from dropblock_hooks.functional import dropblock, gradients, measures, operators
 from dropblock_hooks.functional.dropout import drop_units
 from dropblock_hooks.functional.kernels import launch
 from dropblock_hooks.functional.masks import generator_on
-from tests.conftest import KERNEL_DEVICE
+from tests.conftest import INTERPRETED, KERNEL_DEVICE
 
 TYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 FORMATS = {
@@ -219,19 +219,35 @@ def test_living_channels(both):
             assert torch.equal(dense, fast), name
 
 
+def numbers_of_call(outputs, given):
+    """The numbers of a call of a layer, which a Watchdog keeps."""
+    found = measures.largest_of_call(outputs, given)
+    if found is None:
+        worst, positive = measures.extremes(outputs)
+        # on a CPU, it is not computed if all values are finite
+        positive = worst if positive is None else positive
+        found = measures.together([worst, positive, measures.norm_of_arguments(given)])
+    return found.tolist()
+
+
 def test_numbers_that_are_finite_if_all_values_are(both):
     types_of = [torch.float32, torch.bfloat16, torch.float16]
     for name, x in tensors(14, types=types_of):
-        masks = [torch.tensor([-math.inf, 1.0]), x]
-        for function, given in (
-            (lambda tensors: measures.extremes(tensors)[0], [x, x]),
-            (lambda tensors: measures.extremes(tensors)[1], [x, masks[0]]),
-            (measures.norm_of_arguments, [x]),
-            (measures.norm_of_arguments, masks),
-            (measures.norm_of_arguments, masks[::-1]),
+        mask = torch.tensor([-math.inf, 1.0])
+        empty = torch.empty(0)
+        for outputs, given in (
+            ([x], []),
+            ([x], [x]),
+            ([mask], [mask]),
+            ([x, x], [mask, x]),
+            ([x, mask], [x, mask, mask]),
+            ([empty, x], [empty, empty, mask]),
         ):
-            dense, fast = both(function, given)
-            assert bool(dense < math.inf) == bool(fast < math.inf), name
+            dense, fast = both(numbers_of_call, outputs, given)
+            assert [a < math.inf for a in dense] == [b < math.inf for b in fast], name
+            if dense[0] < math.inf:
+                largest = max(x.abs().amax().item() for x in outputs if x.numel())
+                assert fast[0] == pytest.approx(largest), name
 
 
 @pytest.fixture(params=["read", "not read"])
@@ -390,6 +406,18 @@ def test_elements_are_dropped_independently_at_the_rate(p, kernels):
     assert stats.chisquare(observed, wanted).pvalue > 1e-4
 
 
+@pytest.mark.parametrize("steps", [0.4, 1.5], ids=["below 2^-16", "between two steps"])
+def test_small_rates_of_elements_are_exact(steps, kernels, monkeypatch):
+    """A number of 16 bits decides, so a rate between two of its steps is rounded at random."""
+    from dropblock_hooks.functional.kernels import units
+
+    if INTERPRETED:
+        monkeypatch.setattr(units, "_STRIPS", 2**13)  # fewer programs, which it runs in a loop
+    torch.manual_seed(1)
+    _, dropped = drop_units(torch.ones(4_000_000), steps / 2**16)
+    assert stats.binomtest(int(dropped), 4_000_000, steps / 2**16).pvalue > 1e-4
+
+
 def test_channels_are_dropped_at_the_rate(kernels):
     torch.manual_seed(1)
     y = functional.dropout2d(torch.ones(200, 100, 1, 1), 0.3)
@@ -472,9 +500,8 @@ def test_words_are_applied_to_rows_of_every_width(last, keeps_blocks, share_chan
     from dropblock_hooks.functional.kernels import blocks
 
     torch.manual_seed(0)
-    for width, dtype in zip(
-        (1, 2, 3, 5, 7, 8, 14, 17, 33, 63, 64, 65, 66, 72, 130, 136), TYPES * 4
-    ):
+    widths = 1, 2, 3, 5, 7, 8, 14, 17, 33, 63, 64, 65, 66, 72, 130, 136
+    for width, dtype in zip(widths, TYPES * 4, strict=True):
         shape = 2, 3, 3, width
         plan = blocks.plan_of(shape, (1, 1), share_channels, False, False)
         mask = torch.rand(2, plan.channels, 3, width) < 0.5
@@ -506,6 +533,25 @@ def test_blocks_begin_everywhere_with_the_same_chance(kernels):
             starts[row, column] += 1
     assert starts.sum() > 500
     assert stats.chisquare(starts.flatten().tolist()).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("gamma", [0.004, 0.3, 0.95])
+def test_seeds_are_independent_of_their_neighbors(gamma, kernels):
+    """Chi-square of the pairs in a row, of those in a column, and of the columns, at 1e-4."""
+    torch.manual_seed(2)
+    y, _ = drop_blocks(torch.ones(1, 300, 4, 70), gamma, [1, 1])
+    seeds = (y == 0)[0]
+    in_rows = torch.stack([seeds[..., :-1], seeds[..., 1:]], -1)
+    in_columns = torch.stack([seeds[:, :-1], seeds[:, 1:]], -1)
+    for pairs in (in_rows, in_columns):
+        both_of_them = int(pairs.all(-1).sum())
+        number = pairs[..., 0].numel()
+        assert stats.binomtest(both_of_them, number, gamma**2).pvalue > 1e-4
+    counts = seeds.sum((0, 1)).double()
+    expected = seeds[..., 0].numel() * gamma
+    statistic = float(((counts - expected) ** 2).sum() / (expected * (1 - gamma)))
+    assert stats.chi2.sf(statistic, len(counts)) > 1e-4
+    assert stats.binomtest(int(seeds.sum()), seeds.numel(), gamma).pvalue > 1e-4
 
 
 @pytest.mark.parametrize(("size", "block"), [((7, 7), 3), ((5, 70), 3), ((20,), 7)], ids=str)

@@ -12,8 +12,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from dropblock_hooks import ActivationStats, GradientStats, Watchdog, attach, watch
+from dropblock_hooks.diagnosis import sights
 from dropblock_hooks.functional.kernels import launch
-from dropblock_hooks.observers.watchdog import Clock, Watched
+from dropblock_hooks.observers import watchdog
+from dropblock_hooks.observers.watchdog import Clock
 
 
 class Operators(TorchDispatchMode):
@@ -176,7 +178,8 @@ def test_a_captured_step_starts_and_reads_nothing(monkeypatch):
     assert operators_of(model) > bare
     monkeypatch.setattr(launch, "is_captured", lambda: True)
     with monkeypatch.context() as patch:
-        patch.setattr(Watched, "read", lambda watched: pytest.fail("a capture can't be read"))
+        patch.setattr(watchdog, "read_together", lambda sites: pytest.fail("nothing can be read"))
+        patch.setattr(sights, "read_together", watchdog.read_together)
         assert operators_of(model) == bare
         model.conv.weight.data.fill_(math.nan)
         assert operators_of(model) == bare
@@ -184,6 +187,23 @@ def test_a_captured_step_starts_and_reads_nothing(monkeypatch):
     with pytest.warns(match="nan|NaN"):
         model(images())
     assert [alert.layer for alert in attached.alerts] == ["conv"]
+
+
+def test_a_look_reads_once_for_all_sites(monkeypatch):
+    monkeypatch.setattr(watchdog, "extremes", lambda tensors: (torch.zeros(()), torch.zeros(())))
+    model = Net()
+    attached = watch(model, every=None)
+    for _ in range(3):
+        model(images()).square().sum().backward()
+    reads = []
+    together = watchdog.together
+    monkeypatch.setattr(
+        watchdog, "together", lambda numbers: reads.append(len(numbers)) or together(numbers)
+    )
+    attached.step()
+    assert reads[-1] > 3 * len(attached.sites), "calls and gradients"
+    assert len([number for number in reads if number > 3]) == 1
+    attached.remove()
 
 
 def test_in_evaluation_each_call_is_measured_where_the_watchdog_is_always_active():

@@ -8,7 +8,7 @@ In torch operations, the same are `measures.add_moments`, `add_shares` and `add_
 
 measure   sums of values, of squares and of norms, the largest magnitude, shares and octaves
 alive     which channels had a magnitude above a bound
-largest   the largest magnitude of several tensors
+largest   the largest magnitudes in the output and the arguments of a layer
 notes     what a Watchdog keeps of calls and gradients in compiled code
 
 The sums of a tensor come from several programs, in float64. Another kernel of one program adds them
@@ -29,6 +29,7 @@ from .clip import UnitLayout, Zeros, loss_scale, squares, tile_of, units_of
 
 _SIZE = 4096  # elements in a step of a program
 _PROGRAMS = 256  # that measure a tensor, or fewer
+_OUTPUT, _GIVEN, _MASK = range(3)  # the roles of tensors in a call of a layer
 _PARTS = 4  # numbers of a program: sum, squares, largest magnitude, values that are not finite
 
 
@@ -282,24 +283,22 @@ def _alive_kernel(
 
 
 @triton.jit
-def _largest_kernel(
+def _largest_of(
     x,
-    found,
+    program,
     outer,
     columns,
     programs,
     n_columns,
     x_outer,
     x_column,
-    MAGNITUDES: tl.constexpr,
     SIZE: tl.constexpr,
     BIG: tl.constexpr,
 ):
-    """The largest positive value, as the bits of a float64; Inf if a value is NaN.
+    """The largest magnitude and the largest positive value that a program reads.
 
-    With MAGNITUDES, the largest magnitude stands before it.
+    Both are Inf if a value is NaN.
     """
-    program = tl.program_id(0)
     largest = tl.full([], 0.0, tl.float64)
     positive = tl.full([], 0.0, tl.float64)
     for step in range(program, outer * n_columns, programs):
@@ -310,19 +309,80 @@ def _largest_kernel(
         known = tl.where(wide != wide, float("inf"), wide)
         positive = tl.maximum(positive, tl.max(tl.maximum(known, 0.0), axis=0).to(tl.float64))
         largest = tl.maximum(largest, tl.max(tl.abs(known), axis=0).to(tl.float64))
-    if MAGNITUDES:
-        tl.atomic_max(found, largest.to(tl.int64, bitcast=True))
-        tl.atomic_max(found + 1, positive.to(tl.int64, bitcast=True))
+    return largest, positive
+
+
+@triton.jit
+def _keep_largest(found, largest, positive, ROLE: tl.constexpr):
+    """Keep what a program has found: see `largest_of_call`."""
+    if ROLE == 0:
+        tl.atomic_max(found, largest)
+        tl.atomic_max(found + 1, positive)
+    elif ROLE == 1:
+        tl.atomic_max(found + 2, largest)
     else:
-        tl.atomic_max(found, positive.to(tl.int64, bitcast=True))
+        tl.atomic_max(found + 2, positive)
+
+
+@triton.jit
+def _largest_kernel(
+    x,
+    y,
+    found,
+    x_outer_places,
+    x_columns,
+    x_programs,
+    x_steps,
+    x_outer,
+    x_column,
+    y_outer_places,
+    y_columns,
+    y_programs,
+    y_steps,
+    y_outer,
+    y_column,
+    X_ROLE: tl.constexpr,
+    Y_ROLE: tl.constexpr,
+    X_SIZE: tl.constexpr,
+    Y_SIZE: tl.constexpr,
+    BIG: tl.constexpr,
+):
+    """The largest values of two tensors, each of which has a role; the second may be left out."""
+    program = tl.program_id(0)
+    if program < x_programs:
+        largest, positive = _largest_of(
+            x,
+            program,
+            x_outer_places,
+            x_columns,
+            x_programs,
+            x_steps,
+            x_outer,
+            x_column,
+            X_SIZE,
+            BIG,
+        )
+        _keep_largest(found, largest, positive, X_ROLE)
+    else:
+        largest, positive = _largest_of(
+            y,
+            program - x_programs,
+            y_outer_places,
+            y_columns,
+            y_programs,
+            y_steps,
+            y_outer,
+            y_column,
+            Y_SIZE,
+            BIG,
+        )
+        _keep_largest(found, largest, positive, Y_ROLE)
 
 
 @triton.jit
 def _note_call_kernel(
     state,
-    largest,
-    given,
-    positive,
+    found,
     near,
     counted_at,
     off_at,
@@ -343,9 +403,9 @@ def _note_call_kernel(
     first_worse = tl.load(state + first_worse_at)
     near_before = tl.load(state + near_at)
     infinite = float("inf")
-    bad = (tl.load(largest) < infinite) == 0
-    made = bad & (tl.load(given) < infinite)
-    worse = (tl.load(positive) < infinite) == 0
+    bad = (tl.load(found) < infinite) == 0
+    worse = (tl.load(found + 1) < infinite) == 0
+    made = bad & (tl.load(found + 2) < infinite)
     on = _begin_call(state, TRAINING, counted_at, off_at, True)
     if on:
         tl.store(state + calls_at, calls + 1)
@@ -566,31 +626,46 @@ def alive(x: Tensor, flags: Tensor, zero: float, gate: Gate | None = None) -> No
     )
 
 
-def largest_of(
-    tensors: Sequence[Tensor], masks: Sequence[Tensor] = (), zeros: Zeros = launch.zeros
-) -> tuple[Tensor, Tensor]:
-    """The largest magnitude and the largest positive value of tensors, in float64.
+def largest_of_call(
+    outputs: Sequence[Tensor], given: Sequence[Tensor], zeros: Zeros = launch.zeros
+) -> Tensor:
+    """Three numbers of a call of a layer, in float64: one kernel for each two tensors.
 
-    Of masks, only the positive values count, as magnitudes. Both are Inf if a value is NaN. Each
-    tensor takes a kernel; at least one tensor is needed. `zeros` allocates the results.
+    They are the largest magnitude and the largest positive value in the outputs, and the largest
+    magnitude in the arguments. Of the arguments after the first one, which may be masks of
+    attention, only positive values count. A number is Inf if a value is NaN.
+
+    Args:
+        outputs: the floating-point tensors in the output.
+        given: those among the arguments.
+        zeros: allocates the numbers.
     """
-    device = (*tensors, *masks)[0].device
-    found = zeros(device, 2)
-    for place, x in enumerate((*tensors, *masks)):
-        unit = _OneUnit.of(x)
+    roles = [*((x, _OUTPUT) for x in outputs), *((x, _GIVEN) for x in given[:1])]
+    roles += [(x, _MASK) for x in given[1:]]
+    parts = [(_OneUnit.of(x), role) for x, role in roles if x.numel()]
+    device = roles[0][0].device
+    found = zeros(device, 3).view(torch.float64)
+    for first in range(0, len(parts), 2):
+        pair = parts[first : first + 2]
+        one, role = pair[0]
+        other, role_of_other = pair[-1]
+        is_alone = len(pair) == 1
         launch.start(
             _largest_kernel,
-            unit.programs,
+            one.programs + (0 if is_alone else other.programs),
             device,
-            unit.x,
+            one.x,
+            other.x,
             found,
-            *unit.places,
-            MAGNITUDES=place < len(tensors),
-            SIZE=unit.size,
-            BIG=launch.is_big(0, unit.x),
+            *one.places,
+            *other.places,
+            X_ROLE=role,
+            Y_ROLE=role_of_other,
+            X_SIZE=one.size,
+            Y_SIZE=other.size,
+            BIG=launch.is_big(0, one.x, other.x),
         )
-    largest, positive = found.view(torch.float64).unbind()
-    return largest, positive
+    return found
 
 
 def square_of(x: Tensor, scale: float | Tensor = 1.0, zeros: Zeros = launch.zeros) -> Tensor:
@@ -598,16 +673,12 @@ def square_of(x: Tensor, scale: float | Tensor = 1.0, zeros: Zeros = launch.zero
     return squares(x, add=True, scale=scale, zeros=zeros).view(())
 
 
-def note_call(
-    gate: Gate, largest: Tensor, given: Tensor, positive: Tensor, near: Tensor | None, at: Any
-) -> None:
+def note_call(gate: Gate, found: Tensor, near: Tensor | None, at: Any) -> None:
     """Add a call to the state of a Watchdog in compiled code.
 
     Args:
         gate: the state.
-        largest: the largest magnitude in the output.
-        given: that in the arguments.
-        positive: the largest positive value in the output.
+        found: of `largest_of_call`.
         near: the share of values near their bounds; None without.
         at: where the numbers stand: calls of the layer in this mode, calls while switched off,
             measured calls, calls with NaN or Inf, the first of these, the first of these with a
@@ -618,10 +689,8 @@ def note_call(
         1,
         gate.state.device,
         gate.state,
-        largest,
-        given,
-        positive,
-        largest if near is None else near,
+        found,
+        found if near is None else near,
         *at,
         TRAINING=int(gate.training),
         HAS_NEAR=near is not None,
