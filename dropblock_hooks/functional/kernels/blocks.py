@@ -161,10 +161,15 @@ def _draw_kernel(
     SEED_ON_DEVICE: tl.constexpr,
     RATE_ON_DEVICE: tl.constexpr,
     NODES: tl.constexpr,
+    ROWS: tl.constexpr,
+    BITS: tl.constexpr,
     GROUP: tl.constexpr,
     BIG: tl.constexpr,
 ):
-    """Draw the words of the seeds, and begin the counts at 0. The rate is that of `_mean_gap`."""
+    """Draw the words of the seeds, and begin the counts at 0. The rate is that of `_mean_gap`.
+
+    Short rows are drawn together: `ROWS` of them have as many places as fit into `BITS` bits.
+    """
     program = tl.program_id(0)
     if program == 0:
         for first in range(0, n_counts, 1024):
@@ -176,11 +181,20 @@ def _draw_kernel(
     if BIG:
         program = program.to(tl.int64)
     index = program * GROUP + tl.arange(0, GROUP)
-    part = (index % words_per_row).to(tl.int32)
-    places_here = tl.minimum(places - part * 64, 64)
-    places_here = tl.where(index < n_words, places_here, -1)
-    word = _seeds_of(key, index, places_here, gap, seeds.dtype.element_ty.primitive_bitwidth)
-    tl.store(seeds + index, word.to(seeds.dtype.element_ty), mask=index < n_words)
+    if ROWS == 1:
+        part = (index % words_per_row).to(tl.int32)
+        places_here = tl.minimum(places - part * 64, 64)
+        places_here = tl.where(index < n_words, places_here, -1)
+        word = _seeds_of(key, index, places_here, gap, BITS)
+        tl.store(seeds + index, word.to(seeds.dtype.element_ty), mask=index < n_words)
+    else:
+        places_here = tl.where(index * ROWS < n_words, places * ROWS, -1)
+        together = _seeds_of(key, index, places_here, gap, BITS)
+        row = tl.arange(0, ROWS)
+        shifted = together[:, None] >> (row * places)[None, :].to(together.dtype)
+        word = shifted & ((tl.full([], 1, together.dtype) << places) - 1)
+        target = index[:, None] * ROWS + row[None, :]
+        tl.store(seeds + target, word.to(seeds.dtype.element_ty), mask=target < n_words)
 
 
 @triton.jit
@@ -611,6 +625,13 @@ class Plan:
         depth, height, _ = self.places
         return self.shape[0] * self.channels * depth * height * self.words_per_row
 
+    @functools.cached_property
+    def rows_together(self) -> int:
+        """How many rows of seeds are drawn by one thread, a power of two: at most 64 places."""
+        if self.words_per_row > 1:
+            return 1
+        return launch.power_of_two(64 // self.places[-1] + 1) // 2
+
     def reach(self, strip: int) -> int:
         """The most words that so many neighboring places of a contiguous map have.
 
@@ -703,13 +724,16 @@ def _drawing(
 ) -> launch.Launch:
     """The start of `_draw_kernel` for a plan."""
     _, _, width = plan.places
+    rows = plan.rows_together
     return launch.Launch(
         _draw_kernel,
-        launch.parts(plan.n_seeds, 128),
+        launch.parts(plan.n_seeds, 128 * rows),
         (plan.n_seeds, n_counts, plan.words_per_row, width),
         SEED_ON_DEVICE=seed_on_device,
         RATE_ON_DEVICE=rate_on_device,
         NODES=nodes,
+        ROWS=rows,
+        BITS=32 if width * rows <= 32 else 64,
         GROUP=128,
         BIG=launch.is_big(plan.n_seeds),
     )
