@@ -433,6 +433,7 @@ MAPS = {
     "2d": ((2, 3, 9, 9), 3),
     "an even block": ((2, 3, 8, 11), 4),
     "the whole map": ((2, 6, 4, 4), 7),
+    "a tall block": ((1, 2, 20, 12), 11),
     "65 columns": ((1, 2, 3, 65), 2),
     "130 columns": ((1, 1, 5, 130), 5),
     "3d": ((2, 2, 4, 5, 6), 2),
@@ -512,6 +513,18 @@ def test_words_are_applied_to_rows_of_every_width(last, keeps_blocks, share_chan
             rate = torch.as_tensor(factor).view(-1, 1, 1, 1).to(dtype)
             assert torch.equal(y, torch.where(mask == keeps_blocks, x * rate, 0)), (width, dtype)
             assert y.stride() == x.stride()
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels_last"])
+def test_each_sample_is_counted_by_all_programs(last, kernels):
+    """A program has words of one sample or of two."""
+    from dropblock_hooks.functional.kernels import blocks
+
+    plan = blocks.plan_of((3, 90, 7, 7), (3, 3), False, last, False)
+    device = torch.device(KERNEL_DEVICE)
+    words, dropped = blocks.draw_words(plan, device, 2**40 + 1, 0.05, per_sample=True)
+    mask = blocks.mask_of(plan, words)
+    assert torch.equal(dropped, mask.sum((1, 2, 3)))
 
 
 def test_blocks_drop_inf_and_nan(kernels):

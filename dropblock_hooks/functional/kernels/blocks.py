@@ -218,20 +218,53 @@ def _place_of(index, words_per_row, channels, rows, LAST: tl.constexpr):
 
 
 @triton.jit
+def _quotient(number, divisor, BIG: tl.constexpr):
+    """number // divisor for numbers from 0, without the steps that negative ones need."""
+    if BIG:
+        result = number // divisor
+    else:
+        unsigned = number.to(tl.uint32) // tl.full([], divisor, tl.uint32)
+        result = unsigned.to(tl.int32)
+    return result
+
+
+@triton.jit
+def _unsigned(word):
+    """Words as unsigned integers of 32 bits, or of 64 if they have as many."""
+    BITS: tl.constexpr = word.dtype.primitive_bitwidth
+    if BITS == 64:
+        number = word.to(tl.uint64, bitcast=True)
+    elif BITS == 32:
+        number = word.to(tl.uint32, bitcast=True)
+    else:
+        number = word.to(tl.uint32) & ((1 << BITS) - 1)  # negative numbers have more bits
+    return number
+
+
+@triton.jit
 def _bits_in(word):
-    """The number of bits that are set in words of uint64."""
-    word = word - ((word >> 1) & 0x5555555555555555)
-    word = (word & 0x3333333333333333) + ((word >> 2) & 0x3333333333333333)
-    word = (word + (word >> 4)) & 0x0F0F0F0F0F0F0F0F
+    """The number of bits that are set in words of uint32 or uint64, as int32."""
+    if word.dtype.primitive_bitwidth == 64:
+        number = _bits_in_32(word.to(tl.uint32)) + _bits_in_32((word >> 32).to(tl.uint32))
+    else:
+        number = _bits_in_32(word)
+    return number
+
+
+@triton.jit
+def _bits_in_32(word):
+    """The number of bits that are set in words of uint32, as int32."""
+    word = word - ((word >> 1) & 0x55555555)
+    word = (word & 0x33333333) + ((word >> 2) & 0x33333333)
+    word = (word + (word >> 4)) & 0x0F0F0F0F
     word = word + (word >> 8)
     word = word + (word >> 16)
-    word = word + (word >> 32)
-    return (word & 0x7F).to(tl.int64)
+    return (word & 0x3F).to(tl.int32)
 
 
 @triton.jit
 def _grown_along_row(word, EDGE: tl.constexpr):
-    """Words of uint64 in which each bit is grown to a block with this edge, by doubling."""
+    """Words in which each bit is grown to a block with this edge, by doubling."""
     reach = 1
     for _ in tl.static_range(6):
         if reach < EDGE:
@@ -261,78 +294,87 @@ def _grow_kernel(
     dropped,
     n_words,
     words_per_row,
-    channels,
+    words_per_sample,
+    inner,
     height,
     rows,
     seed_height,
     seed_rows,
     width,
     weight,
-    seed_n,
-    seed_c,
-    seed_r,
-    word_n,
-    word_c,
-    word_r,
     DEPTH_EDGE: tl.constexpr,
     HEIGHT_EDGE: tl.constexpr,
     WIDTH_EDGE: tl.constexpr,
     DEPTH_SHIFT: tl.constexpr,
     HEIGHT_SHIFT: tl.constexpr,
     WIDTH_SHIFT: tl.constexpr,
+    SOLID: tl.constexpr,
     SEVERAL: tl.constexpr,
     PER_SAMPLE: tl.constexpr,
-    BITS: tl.constexpr,
-    LAST: tl.constexpr,
     GROUP: tl.constexpr,
     BIG: tl.constexpr,
 ):
-    """Grow the seeds to blocks, and count the dropped places `weight` times."""
+    """Grow the seeds to blocks, and count the dropped places `weight` times.
+
+    Words and seeds lie as (outer, row of the map, inner, word of the row). Inner are the channels,
+    or it is 1. Maps are solid if their depth is not 1.
+    """
     program = tl.program_id(0)
     if BIG:
         program = program.to(tl.int64)
     index = program * GROUP + tl.arange(0, GROUP)
     inside = index < n_words
-    sample, channel, row, part = _place_of(index, words_per_row, channels, rows, LAST)
-    y = row % height
-    z = row // height
-    map_of_seeds = seeds + sample * seed_n + channel * seed_c + part
+    line = _quotient(index, words_per_row, BIG)
+    part = index - line * words_per_row
+    outer_row = _quotient(line, inner, BIG)
+    within = line - outer_row * inner
+    outer = _quotient(outer_row, rows, BIG)
+    row = outer_row - outer * rows
+    first_seeds = seeds + (outer * seed_rows * inner + within) * words_per_row + part
 
-    word = tl.zeros([GROUP], dtype=tl.int64)
-    before = tl.zeros([GROUP], dtype=tl.int64)
+    word = tl.zeros([GROUP], dtype=seeds.dtype.element_ty)
+    before = word
     for dz in range(DEPTH_EDGE):
-        for dy in range(HEIGHT_EDGE):
-            above = y + HEIGHT_SHIFT - dy
+        if SOLID:
+            z = row // height
+            above = row - z * height + HEIGHT_SHIFT
             behind = z + DEPTH_SHIFT - dz
-            seed_row = behind * seed_height + above
-            exists = inside & (above >= 0) & (above < seed_height)
-            exists = exists & (behind >= 0) & (seed_row < seed_rows)
-            here = map_of_seeds + seed_row * seed_r
-            word |= tl.load(here, mask=exists, other=0).to(tl.int64)
-            if SEVERAL:
-                has_before = exists & (part > 0)
-                before |= tl.load(here - 1, mask=has_before, other=0).to(tl.int64)
+            first_row = behind * seed_height
+            in_depth = inside & (behind >= 0) & (first_row < seed_rows)
+        else:
+            above = row + HEIGHT_SHIFT
+            first_row = 0
+            in_depth = inside
+        for first in range(0, HEIGHT_EDGE, 8):
+            for step in tl.static_range(8 if HEIGHT_EDGE > 8 else HEIGHT_EDGE):
+                y = above - (first + step)
+                exists = in_depth & (y >= 0) & (y < seed_height) & (first + step < HEIGHT_EDGE)
+                here = first_seeds + (first_row + y) * (inner * words_per_row)
+                word |= tl.load(here, mask=exists, other=0)
+                if SEVERAL:
+                    before |= tl.load(here - 1, mask=exists & (part > 0), other=0)
 
-    grown = word.to(tl.uint64, bitcast=True)
-    if BITS < 64:
-        grown = grown & ((1 << BITS) - 1)  # negative numbers have more bits
-    grown = _grown_along_row(grown, WIDTH_EDGE)
+    grown = _grown_along_row(_unsigned(word), WIDTH_EDGE)
     if SEVERAL and WIDTH_EDGE > 1:  # the blocks that begin in the word before
         grown = grown | _carried_over(before, WIDTH_EDGE)
-
     grown = grown >> WIDTH_SHIFT
-    unused = 64 - tl.minimum(width - part * 64, 64)
-    every_place = tl.full([GROUP], 0xFFFFFFFFFFFFFFFF, dtype=tl.uint64)
-    grown = grown & (every_place >> unused.to(tl.uint64))
-    target = words + sample * word_n + channel * word_c + row * word_r + part
-    stored = grown.to(tl.int64, bitcast=True).to(words.dtype.element_ty)
-    tl.store(target, stored, mask=inside)
+    BITS: tl.constexpr = grown.dtype.primitive_bitwidth
+    unused = BITS - tl.minimum(width - part * BITS, BITS)
+    every_place = tl.zeros([GROUP], dtype=grown.dtype) - 1
+    grown = grown & (every_place >> unused.to(grown.dtype))
+    tl.store(words + index, grown.to(words.dtype.element_ty), mask=inside)
 
-    number = tl.where(inside, _bits_in(grown), 0) * weight
+    number = tl.where(inside, _bits_in(grown), 0)
     if PER_SAMPLE:
-        tl.atomic_add(dropped + sample, number, mask=inside)
+        last_index = tl.minimum((program + 1) * GROUP, n_words) - 1
+        first_sample = program * GROUP // words_per_sample
+        if last_index // words_per_sample == first_sample:
+            tl.atomic_add(dropped + first_sample, tl.sum(number, axis=0).to(tl.int64) * weight)
+        else:
+            sample = index // words_per_sample
+            tl.atomic_add(dropped + sample, number.to(tl.int64) * weight, mask=inside)
     else:
-        tl.atomic_add(dropped, tl.sum(number, axis=0))
+        tl.atomic_add(dropped, tl.sum(number, axis=0).to(tl.int64) * weight)
 
 
 @triton.jit
@@ -370,14 +412,7 @@ def _word_at(words, index, n_words, words_per_map, channels, SHARED: tl.constexp
         of_map = index // words_per_map
         place = index - (of_map - of_map // channels) * words_per_map
     word = tl.load(words + place, mask=index < n_words, other=0)
-    BITS: tl.constexpr = words.dtype.element_ty.primitive_bitwidth
-    if BITS == 64:
-        number = word.to(tl.uint64, bitcast=True)
-    elif BITS == 32:
-        number = word.to(tl.uint32, bitcast=True)
-    else:
-        number = word.to(tl.uint32) & ((1 << BITS) - 1)  # negative numbers have more bits
-    return number
+    return _unsigned(word)
 
 
 @triton.jit
@@ -416,10 +451,7 @@ def _apply_flat_kernel(
     if BIG:
         program = program.to(tl.int64)
     first = (program * GROUP + tl.arange(0, GROUP)) * STRIP
-    if BIG:
-        line = first // width
-    else:  # without the steps that negative numbers need
-        line = (first.to(tl.uint32) // tl.full([], width, tl.uint32)).to(tl.int32)
+    line = _quotient(first, width, BIG)
     column = first - line * width
     part = column >> 6
     index = line * words_per_row + part
@@ -746,15 +778,14 @@ def _growing(plan: Plan, per_sample: bool) -> launch.Launch:
     numbers = (
         plan.n_words,
         plan.words_per_row,
-        plan.channels,
+        plan.channels * plan.words_per_map,
+        plan.channels if plan.last else 1,
         plan.shape[3],
         plan.rows,
         height,
         depth * height,
         plan.shape[4],
         plan.shape[1] // plan.channels,
-        *plan.strides(depth * height),
-        *plan.strides(plan.rows),
     )
     return launch.Launch(
         _grow_kernel,
@@ -766,10 +797,9 @@ def _growing(plan: Plan, per_sample: bool) -> launch.Launch:
         DEPTH_SHIFT=plan.shifts[0],
         HEIGHT_SHIFT=plan.shifts[1],
         WIDTH_SHIFT=plan.shifts[2],
+        SOLID=plan.shape[2] > 1,
         SEVERAL=plan.words_per_row > 1,
         PER_SAMPLE=per_sample,
-        BITS=plan.bits,
-        LAST=plan.last,
         GROUP=512,
         BIG=launch.is_big(plan.n_words),
     )
