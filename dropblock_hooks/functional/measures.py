@@ -30,7 +30,12 @@ it was on, the values that were measured, the largest magnitude, and where the s
 BAD_CALLS, FIRST_BAD, FIRST_MADE, GRADIENTS, GRADIENT_NORM, FIRST_BAD_GRADIENT, NEAR = range(6, 13)
 FIRST_WORSE = 13
 """More places in the tensor of `add_watched`, as the fields of a ``Watched``; times are calls."""
-WATCHED = 14  # places in it
+MEASURED, TURN, DISTANCE, SEEN_GRADIENTS, FOUND, SQUARE = 14, 15, 16, 17, 18, 21
+"""Places for the plan of a Watchdog, see `is_planned`: the measured calls, all calls or gradients
+since the beginning, the distance of measured ones, and the gradients; and for kernels: three
+numbers of a call, and one of a gradient.
+"""
+WATCHED = 22  # places in it
 _ROW = 4096  # values that are added up in float32
 _TINY = 1e-12  # the magnitude up to which a Watchdog calls a channel dead
 READ = {"cpu"}
@@ -234,9 +239,13 @@ def largest_of_call(tensors: Sequence[Tensor], given: Sequence[Tensor]) -> Tenso
         return None
     from .kernels import moments
 
-    found: Tensor | None = launch.or_else(
-        lambda: moments.largest_of_call(tensors, given), lambda: None
-    )
+    def with_kernels() -> Tensor:
+        device = (*tensors, *given)[0].device
+        found = launch.zeros(device, 3).view(torch.float64)
+        moments.largest_of_call(tensors, given, found)
+        return found
+
+    found: Tensor | None = launch.or_else(with_kernels, lambda: None)
     return found
 
 
@@ -273,23 +282,37 @@ def norm_of(x: Tensor) -> Tensor:
     return norm
 
 
-def square_of(x: Tensor, scale: float | Tensor = 1.0, of_call: bool = False) -> Tensor | None:
+def square_of(x: Tensor, scale: float | Tensor = 1.0) -> Tensor | None:
     """The sum of squares of a tensor divided by a scale, by one kernel on a GPU.
 
-    It is None where `norm_of` is needed. `of_call` tells that compiled code calls it.
+    It is None where `norm_of` is needed.
     """
     if not x.numel() or not _kernels_take([x]):
         return None
     from .kernels import moments
 
-    zeros = launch.zeros_of_call if of_call else launch.zeros
-    square: Tensor | None = launch.or_else(lambda: moments.square_of(x, scale, zeros), lambda: None)
+    square: Tensor | None = launch.or_else(lambda: moments.square_of(x, scale), lambda: None)
     return square
 
 
 def _recomputes() -> bool:
     """Whether a checkpoint has the call made again; a graph, which can't ask, counts always."""
     return graph_task() != NO_TASK and not launch.is_traced()
+
+
+def is_planned(turn: int, distance: int) -> bool:
+    """Whether compiled code measures a call or gradient for a Watchdog: its number, from 1."""
+    return turn.bit_count() == 1 or turn % distance == 0
+
+
+def _is_planned(training: bool, state: Tensor) -> Any:
+    """`is_planned` for the next call, if the site is on; a tensor on a device that is not read."""
+    turn = state[TURN].long() + 1
+    distance = state[DISTANCE].long().clamp(min=1)
+    is_power = (turn & (turn - 1)) == 0
+    planned = (is_power | (turn % distance == 0)) & (state[int(training)] > 0)
+    may_read = state.device.type in READ and not launch.is_traced()
+    return bool(planned) if may_read else planned
 
 
 def _begins(training: bool, state: Tensor, calls: bool) -> Tensor | None:
@@ -579,28 +602,38 @@ class _WatchedCall:
     def add_with_kernels(self) -> None:
         from .kernels import moments
 
-        gate = moments.Gate(self.state, self.training, True, CALLS)
-        found = moments.largest_of_call(self.tensors, self.given, launch.zeros_of_call)
+        gate = moments.Gate(self.state, self.training, True, TURN, DISTANCE, planned=True)
+        found = self.state[FOUND : FOUND + 3]
+        moments.largest_of_call(self.tensors, self.given, found, gate)
         near = near_bounds(self.tensors[0], *self.bounds) if self.bounds else None
         if self.mapped is not None and self.alive is not None:
             moments.alive(self.mapped, self.alive, _TINY, gate)
 
         mode = TRAINED if self.training else EVALUATED
-        places = mode, OFF, CALLS, BAD_CALLS, FIRST_BAD, FIRST_MADE, FIRST_WORSE, NEAR
+        places = mode, OFF, CALLS, BAD_CALLS, FIRST_BAD, FIRST_MADE, FIRST_WORSE, NEAR, MEASURED
         moments.note_call(gate, found, near, places)
 
     def add_with_torch(self) -> None:
         new = _begins(self.training, self.state, calls=True)
         if new is None:
             return
+        due = _is_planned(self.training, new)
+        if due is not False:
+            self._measure(new, due)
+        new[CALLS] += 1
+        new[TURN] += 1
+        _ends(self.training, self.state, new)
+
+    def _measure(self, new: Tensor, due: Any) -> None:
+        """Measure the call in a state, where it is `due`."""
+        before = new.clone()
         largest, positive = extremes(self.tensors)
         if positive is not None:
             self._note_bad(new, largest, positive)
-        new[CALLS] += 1
-
         if self.tensors and self.tensors[0].numel():
-            self._note_values(new)
-        _ends(self.training, self.state, new)
+            self._note_values(new, due)
+        new[MEASURED] += 1
+        new.copy_(_if_due(due, new, before))
 
     def _note_bad(self, new: Tensor, largest: Tensor, positive: Tensor) -> None:
         """Note whether a value is not finite, and whether the layer has made it."""
@@ -616,13 +649,12 @@ class _WatchedCall:
             time = torch.where(holds, call, never)
             new[place] = torch.minimum(new[place], time)
 
-    def _note_values(self, new: Tensor) -> None:
+    def _note_values(self, new: Tensor, due: Any) -> None:
         """Note the share of saturated values, and which channels are alive."""
         if self.bounds:
             new[NEAR] += near_bounds(self.tensors[0], *self.bounds)
         if self.mapped is not None and self.alive is not None:
-            on = new[int(self.training)] > 0
-            _note_alive(self.alive, self.mapped, _TINY, on)
+            _note_alive(self.alive, self.mapped, _TINY, due)
 
 
 def _watches_gradient_in_graph(
@@ -645,30 +677,47 @@ def add_watched_gradient(grad: Tensor, scale: Tensor | None, training: bool, sta
     refuse the second of two backwards whose forwards came before both.
     """
     state = _changed_unseen(state)
-    square = square_of(grad, of_call=True)
-    if square is not None:
+    if grad.numel() and _kernels_take([grad]):
         from .kernels import moments
 
-        gate = moments.Gate(state, training, False, GRADIENTS)
-        places = GRADIENTS, GRADIENT_NORM, FIRST_BAD_GRADIENT
-        moments.note_gradient(gate, square, 1.0 if scale is None else scale, places)
-        return
+        def with_kernels() -> None:
+            gate = moments.Gate(state, training, False, TURN, DISTANCE, planned=True)
+            places = SEEN_GRADIENTS, GRADIENTS, GRADIENT_NORM, FIRST_BAD_GRADIENT
+            moments.note_gradient(gate, grad, state[SQUARE], scale, places)
 
+        launch.or_else(with_kernels, lambda: _add_gradient(grad, scale, training, state))
+    else:
+        _add_gradient(grad, scale, training, state)
+
+
+def _add_gradient(grad: Tensor, scale: Tensor | None, training: bool, state: Tensor) -> None:
+    """`add_watched_gradient` in torch operations."""
     new = _begins(training, state, calls=False)
     if new is None or not grad.numel():
         return
+    due = _is_planned(training, new)
+    if due is not False:
+        _measure_gradient(grad, scale, new, due)
+    new[SEEN_GRADIENTS] += 1
+    new[TURN] += 1
+    _ends(training, state, new)
+
+
+def _measure_gradient(grad: Tensor, scale: Tensor | None, new: Tensor, due: Any) -> None:
+    """Measure a gradient in a state, where it is `due`."""
+    before = new.clone()
     norm = norm_of(grad).to(new)
     if scale is not None:
         norm = norm / scale.to(new)
     finite = norm < math.inf
     new[GRADIENT_NORM] += torch.where(finite, norm, 0.0)
 
-    time = new[GRADIENTS].clone()
+    time = new[SEEN_GRADIENTS].clone()
     never = torch.full_like(time, math.inf)
     first = torch.where(finite, never, time)
     new[FIRST_BAD_GRADIENT] = torch.minimum(new[FIRST_BAD_GRADIENT], first)
     new[GRADIENTS] += 1
-    _ends(training, state, new)
+    new.copy_(_if_due(due, new, before))
 
 
 def _measures_gradient_in_graph(

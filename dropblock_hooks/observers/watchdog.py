@@ -13,17 +13,21 @@ from ..functional.kernels import launch
 from ..functional.measures import (
     BAD_CALLS,
     CALLS,
+    DISTANCE,
     FIRST_BAD,
     FIRST_BAD_GRADIENT,
     FIRST_MADE,
     FIRST_WORSE,
     GRADIENT_NORM,
     GRADIENTS,
+    MEASURED,
     NEAR,
+    TURN,
     WATCHED,
     add_alive,
     alive_in_either,
     extremes,
+    is_planned,
     largest_of_call,
     near_bounds,
     norm_of,
@@ -70,9 +74,9 @@ class Watchdog(Observer):
     that there are at least 4 for each look at statistics; with them their backwards. Its hooks
     start no operator of torch in other forwards. If NaN came in one of these, it says between which
     forwards, and measures each forward from then on. After a look at which the scale of a
-    GradScaler had fallen, it measures each forward up to the next look. Compiled code measures each
-    forward. A step that you capture with ``torch.cuda.graph`` is not measured, and neither are its
-    replays. The rules:
+    GradScaler had fallen, it measures each forward up to the next look. Compiled code measures by
+    the same plan, and counts the calls of each layer. A step that you capture with
+    ``torch.cuda.graph`` is not measured, and neither are its replays. The rules:
 
     - ``nonfinite``: NaN or Inf: the layer that computed it or, in the backward, the first layer
       that such a gradient reaches. An output with -Inf may be a mask, so it counts once NaN
@@ -216,6 +220,13 @@ class Watchdog(Observer):
             values[first] = _INF
         return values
 
+    def distance(self, shared: dict[str, Any]) -> int:
+        """Return how far apart compiled code measures forwards: 1 measures each of them."""
+        clock = Clock.of(shared)
+        if not self.every or clock.closely or clock.scale_fell:
+            return 1
+        return clock.distance(self.every, self.enough)
+
     def take_compiled(self, state: State, counted: Compiled) -> int:
         watched: Watched = state["watched"]
         calls = round(counted.values[CALLS])
@@ -314,12 +325,15 @@ class Clock:
         times as long as others.
         """
         coming = self.forwards + 1
-        length = min(every, self.epoch_length or every)  # an epoch ends with statistics
-        distance = max(length // (fewest + 1), 1)
-        wanted = (coming - self.since) // distance
+        wanted = (coming - self.since) // self.distance(every, fewest)
         is_needed = self.measured < wanted
         is_suspicious = self.closely or self.scale_fell
         self.measures = is_needed or is_suspicious or _is_looked_at(coming, every)
+
+    def distance(self, every: int, fewest: int) -> int:
+        """Return how far apart the measured forwards lie, of which statistics need some."""
+        length = min(every, self.epoch_length or every)  # an epoch ends with statistics
+        return max(length // (fewest + 1), 1)
 
     def note_scale(self, scale: float) -> None:
         """Note the factor of the loss in a look."""
@@ -350,6 +364,9 @@ class Watched:
     grads: int = 0  # the number of gradients
     norm: float = 0.0  # the sum of the finite gradient norms, in units of the unscaled loss
     near: Tensor | float = 0.0  # the sum over calls of the share of values at the bounds
+    unmeasured: int = 0  # the calls since the last measured one, in compiled code
+    gap: int = 0  # how many calls before the first bad one were not measured, in compiled code
+    bad_ago: int = 0  # how many calls came after that one, in compiled code
     units: State = field(default_factory=dict)  # the flags of `add_alive`
     unread: list["Note"] = field(default_factory=list)
     updates: Updates = field(default_factory=Updates)
@@ -360,6 +377,7 @@ class Watched:
         self.made = _INF
         self.worse = _INF
         self.grad_bad = _INF
+        self.gap = 0
         if statistics:
             self.called = self.calls = self.bad_calls = self.grads = 0
             self.norm = self.near = 0.0
@@ -434,8 +452,9 @@ class Watched:
         if calls:
             self.at = int(time_at(calls - 1, place))
         self.called += calls
-        self.calls += calls
+        self.calls += round(values[MEASURED])
         self.bad_calls += round(values[BAD_CALLS])
+        self._take_plan(values, calls)
         self.bad = min(self.bad, first_bad)
         self.made = min(self.made, first_made)
         self.worse = min(self.worse, first_worse)
@@ -447,6 +466,16 @@ class Watched:
 
         if counted.alive is not None:
             self.units["alive"] = alive_in_either(self.units.get("alive"), counted.alive)
+
+    def _take_plan(self, values: Sequence[float], calls: int) -> None:
+        """Note how many calls were not measured at the end, and before the first bad one."""
+        turn = round(values[TURN])
+        distance = max(round(values[DISTANCE]), 1)
+        self.unmeasured = turn - last_planned(turn, distance)
+        if values[FIRST_BAD] < _INF and self.bad == _INF:
+            bad_turn = turn - calls + round(values[FIRST_BAD]) + 1
+            self.gap = bad_turn - 1 - last_planned(bad_turn - 1, distance)
+            self.bad_ago = turn - bad_turn
 
     def read(self) -> None:
         """Count the notes, which waits for a device."""
@@ -497,6 +526,13 @@ class Note:
     numbers: Tensor
     of_call: bool = False
     is_square: bool = False
+
+
+def last_planned(turn: int, distance: int) -> int:
+    """Return the number of the last measured call of compiled code up to one; 0 without any."""
+    while turn and not is_planned(turn, distance):
+        turn -= 1
+    return turn
 
 
 def read_together(sites: Sequence[Watched]) -> None:

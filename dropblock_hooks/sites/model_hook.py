@@ -237,7 +237,9 @@ class ModelHook:
             return
         clock = Clock.of(self.run.shared)
         clock.forwards += self._wait()
-        self.checks.tell_alerts(self, self._alerts(model))
+        alerts = self._alerts(model)
+        self.run.write()  # which forwards are measured from now on
+        self.checks.tell_alerts(self, alerts)
 
     def _alerts(self, model: nn.Module) -> list[Finding]:
         """Look after this forward: for all faults at each n-th one, else for NaN and Inf."""

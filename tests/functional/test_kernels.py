@@ -286,23 +286,24 @@ def test_statistics_of_compiled_code(on, training, both):
 @pytest.mark.parametrize("on", [(0.0, 1.0), (1.0, 1.0), (0.0, 0.0)], ids=str)
 @pytest.mark.parametrize("bad", [None, "output", "input", "mask"])
 def test_notes_of_compiled_code(on, bad, both):
-    def run(training, bounds):
+    def run(training, bounds, distance):
         torch.manual_seed(0)
         state = torch.zeros(measures.WATCHED, dtype=torch.float64)
         first = [measures.FIRST_BAD, measures.FIRST_MADE, measures.FIRST_BAD_GRADIENT]
         state[[*first, measures.FIRST_WORSE]] = math.inf
         state[:2] = torch.tensor(on)
+        state[measures.DISTANCE] = distance
         of_gradients = state.clone()
         alive = torch.zeros(6, dtype=torch.bool)
-        for i in range(4):
+        for i in range(7 if distance else 4):
             x = torch.rand(2, 6, 5)
             given = torch.randn(2, 6)
             mask = torch.randn(5)
             grad = torch.randn(2, 6)
-            if i >= 2 and bad in ("output", "input"):
+            if i >= (4 if distance else 2) and bad in ("output", "input"):
                 x[0, 0, 0] = math.nan
                 grad[0, 0] = math.inf
-            if i >= 2 and bad == "input":
+            if i >= (4 if distance else 2) and bad == "input":
                 given[0] = math.nan
             if bad == "mask":
                 mask[0] = -math.inf
@@ -312,8 +313,18 @@ def test_notes_of_compiled_code(on, bad, both):
         return state, of_gradients, alive
 
     for training, bounds in itertools.product([True, False], [[], [0.0, 1.0]]):
-        dense, fast = both(run, training, bounds)
+        dense, fast = both(run, training, bounds, 0)
         same("", dense, fast, ulps=10)
+        if on[training]:
+            assert dense[0][measures.MEASURED] == dense[1][measures.GRADIENTS] == 4
+    dense, fast = both(run, True, [], 3)
+    same("", dense, fast, ulps=10)
+    if on[1]:
+        state, of_gradients, _ = dense
+        assert state[measures.TURN] == of_gradients[measures.TURN] == 7
+        # the calls 5 and 7 are not measured
+        assert state[measures.MEASURED] == of_gradients[measures.GRADIENTS] == 5
+        assert state[measures.FIRST_BAD] == {None: math.inf, "mask": math.inf}.get(bad, 5)
 
 
 def live_tensors():

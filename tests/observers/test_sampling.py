@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from dropblock_hooks import ActivationStats, GradientStats, Watchdog, attach, watch
 from dropblock_hooks.diagnosis import sights
 from dropblock_hooks.functional.kernels import launch
+from dropblock_hooks.functional.measures import DISTANCE
 from dropblock_hooks.observers import watchdog
 from dropblock_hooks.observers.watchdog import Clock
 
@@ -386,7 +387,46 @@ def test_beside_compiled_code_each_forward_is_measured():
     attached.alerts  # takes the counts of compiled code  # noqa: B018
     eager, compiled = (attached[f"{name}/Watchdog"]._live.watch.open["watched"] for name in "01")
     assert eager.calls == 6 + 19, "from the second forward on with compiled code"
-    assert compiled.calls == 6 + 20
+    assert compiled.calls == 6 + len([1, 2, 4, 8, 16, 20]), "the forwards that it measures itself"
+    attached.remove()
+
+
+def test_compiled_code_measures_some_forwards_and_tells_between_which_nan_came():
+    torch._dynamo.reset()
+    model, found = Spoiled(), []
+    attached = watch(model, "nonfinite", every=50, action=found.append)
+    model.compile(backend="aot_eager")
+    train(model, 50)
+    run = attached._run
+    run.take_counts()
+    watched = attached["layers.2/Watchdog"]._live.watch.open["watched"]
+    observed = attached["layers.2/Watchdog"]._live.observed
+    before = watched.calls
+    train(model, 2)
+    model.spoil(math.nan)
+    train(model, 12)
+    assert "came between forward 50 and forward 60," in found[0].text
+    assert "parameter 'weight' of layers.2" in found[0].cure
+    assert watched.calls - before == len([60, 64])
+    assert observed.state[DISTANCE] == observed.gradients[DISTANCE] == 1
+    model.spoil(0.1)
+    train(model, 35)
+    run.take_counts()
+    assert watched.calls - before == 2 + 35, "each forward is measured"
+    attached.remove()
+
+
+def test_compiled_code_tells_of_nan_after_the_last_measured_forward():
+    torch._dynamo.reset()
+    model, found = Spoiled(), []
+    attached = watch(model, "nonfinite", every=100, action=found.append)
+    model.compile(backend="aot_eager")
+    train(model, 64)
+    model.spoil(math.nan)
+    train(model, 3)
+    attached.step()
+    assert [each.layer for each in found] == ["layers.2"]
+    assert "came after forward" in found[0].text
     attached.remove()
 
 

@@ -13,7 +13,6 @@ unit has several sums, so that enough programs run. They are added in one order,
 """
 
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -23,7 +22,6 @@ from torch import Tensor
 
 from . import launch
 
-Zeros = Callable[[torch.device, int], Tensor]
 _PROGRAMS = 512  # that measure a tensor, or fewer
 _SIZE = 4096  # elements in a step of a program
 
@@ -257,7 +255,6 @@ def squares(
     axis: int | None = None,
     add: bool = False,
     scale: float | Tensor = 1.0,
-    zeros: Zeros = launch.zeros,
 ) -> Tensor:
     """The sums of squares of each unit of a tensor, in float64: (units, parts of a unit).
 
@@ -267,13 +264,12 @@ def squares(
         add: True gives each unit one part. Its last digits may differ from run to run, because the
             order of the additions does.
         scale: with `add`, what the values are divided by.
-        zeros: with `add`, allocates the result.
     """
     read = units_of(tuple(x.shape), x.stride(), axis)
     if read is None:
-        return squares(x.contiguous(), axis, add, scale, zeros)
+        return squares(x.contiguous(), axis, add, scale)
     if add:
-        sums = zeros(x.device, read.units).view(torch.float64)
+        sums = launch.zeros(x.device, read.units).view(torch.float64)
     else:
         sums = torch.empty((read.units, read.splits), dtype=torch.float64, device=x.device)
     squaring = _squaring(read, isinstance(scale, Tensor), add, launch.is_big(0, x))

@@ -272,10 +272,11 @@ def draw_seed(device: torch.device, generator: torch.Generator | None = None) ->
 def zeros(device: torch.device, number: int = 1) -> Tensor:
     """New counts on a device, as int64. Each chunk of them is allocated by one launch.
 
-    Operators of compiled code take `zeros_of_call`.
+    Operators of compiled code can't take them: torch.compile runs code once in the memory of a CUDA
+    graph before it captures it, and a chunk that lived on there would be an error.
     """
     if is_capturing(device):  # each replay must begin at 0
-        return zeros_of_call(device, number)
+        return torch.zeros(number, dtype=torch.int64, device=device)
     wanted = number
     number += number % 2  # Triton compiles another form for addresses that 16 does not divide
     stream = raw_cuda_stream(device.index) if device.type == "cuda" else 0
@@ -287,15 +288,6 @@ def zeros(device: torch.device, number: int = 1) -> Tensor:
         used = 0
     chunks[device, stream] = chunk, used + number
     return chunk.narrow(0, used, wanted)
-
-
-def zeros_of_call(device: torch.device, number: int = 1) -> Tensor:
-    """New counts on a device, as int64, whose memory is free after their last use.
-
-    torch.compile runs code once in the memory of a CUDA graph before it captures it. A chunk that
-    lived on there would be an error.
-    """
-    return torch.zeros(number, dtype=torch.int64, device=device)
 
 
 def power_of_two(number: int) -> int:

@@ -25,7 +25,7 @@ import triton.language as tl
 from torch import Tensor
 
 from . import launch
-from .clip import UnitLayout, Zeros, loss_scale, squares, tile_of, units_of
+from .clip import UnitLayout, loss_scale, square_sum, squares, tile_of, units_of
 
 _SIZE = 4096  # elements in a step of a program
 _PROGRAMS = 256  # that measure a tensor, or fewer
@@ -57,9 +57,25 @@ class Places:
 
 
 @triton.jit
-def _is_due(state, training: tl.constexpr, calls_at, every, GATED: tl.constexpr):
-    """Whether the site is on and this call is measured; always, if there is no gate."""
-    if GATED:
+def _is_due(
+    state,
+    training: tl.constexpr,
+    calls_at,
+    every,
+    GATED: tl.constexpr,
+    PLANNED: tl.constexpr = False,
+):
+    """Whether the site is on and this call is measured; always, if there is no gate.
+
+    With PLANNED, `every` is the place of the distance of measured calls in the state; see
+    `measures.is_planned`.
+    """
+    if PLANNED:
+        turn = tl.load(state + calls_at).to(tl.int64) + 1
+        distance = tl.maximum(tl.load(state + every).to(tl.int64), 1)
+        chosen = ((turn & (turn - 1)) == 0) | (turn % distance == 0)
+        due = chosen & (tl.load(state + training) > 0)
+    elif GATED:
         calls = tl.load(state + calls_at).to(tl.int64)
         due = (calls % every == 0) & (tl.load(state + training) > 0)
     else:
@@ -256,6 +272,7 @@ def _alive_kernel(
     x_column,
     TRAINING: tl.constexpr,
     GATED: tl.constexpr,
+    PLANNED: tl.constexpr,
     UNITS: tl.constexpr,
     COLUMNS: tl.constexpr,
     BIG: tl.constexpr,
@@ -269,7 +286,7 @@ def _alive_kernel(
     inside = unit < units
     known = tl.load(flags + unit, mask=inside, other=1)
     wanted = tl.min(known.to(tl.int32), axis=0) == 0  # a living channel stays alive
-    if wanted & _is_due(state, TRAINING, calls_at, every, GATED):
+    if wanted & _is_due(state, TRAINING, calls_at, every, GATED, PLANNED):
         most = tl.full([], zero, tl.float32)  # inductor passes numbers as float64
         found = tl.zeros([UNITS], dtype=tl.int32)
         for step in range(split, outer * n_columns, splits):
@@ -329,6 +346,9 @@ def _largest_kernel(
     x,
     y,
     found,
+    state,
+    turn_at,
+    distance_at,
     x_outer_places,
     x_columns,
     x_programs,
@@ -341,6 +361,8 @@ def _largest_kernel(
     y_steps,
     y_outer,
     y_column,
+    TRAINING: tl.constexpr,
+    PLANNED: tl.constexpr,
     X_ROLE: tl.constexpr,
     Y_ROLE: tl.constexpr,
     X_SIZE: tl.constexpr,
@@ -349,34 +371,64 @@ def _largest_kernel(
 ):
     """The largest values of two tensors, each of which has a role; the second may be left out."""
     program = tl.program_id(0)
-    if program < x_programs:
-        largest, positive = _largest_of(
-            x,
-            program,
-            x_outer_places,
-            x_columns,
-            x_programs,
-            x_steps,
-            x_outer,
-            x_column,
-            X_SIZE,
-            BIG,
-        )
-        _keep_largest(found, largest, positive, X_ROLE)
-    else:
-        largest, positive = _largest_of(
-            y,
-            program - x_programs,
-            y_outer_places,
-            y_columns,
-            y_programs,
-            y_steps,
-            y_outer,
-            y_column,
-            Y_SIZE,
-            BIG,
-        )
-        _keep_largest(found, largest, positive, Y_ROLE)
+    if _is_due(state, TRAINING, turn_at, distance_at, PLANNED, PLANNED):
+        if program < x_programs:
+            largest, positive = _largest_of(
+                x,
+                program,
+                x_outer_places,
+                x_columns,
+                x_programs,
+                x_steps,
+                x_outer,
+                x_column,
+                X_SIZE,
+                BIG,
+            )
+            _keep_largest(found, largest, positive, X_ROLE)
+        else:
+            largest, positive = _largest_of(
+                y,
+                program - x_programs,
+                y_outer_places,
+                y_columns,
+                y_programs,
+                y_steps,
+                y_outer,
+                y_column,
+                Y_SIZE,
+                BIG,
+            )
+            _keep_largest(found, largest, positive, Y_ROLE)
+
+
+@triton.jit
+def _square_kernel(
+    x,
+    square,
+    state,
+    turn_at,
+    distance_at,
+    outer,
+    columns,
+    programs,
+    n_columns,
+    x_outer,
+    x_column,
+    TRAINING: tl.constexpr,
+    SIZE: tl.constexpr,
+    BIG: tl.constexpr,
+):
+    """Add up the squares of a gradient in compiled code, where it is measured."""
+    program = tl.program_id(0)
+    if _is_due(state, TRAINING, turn_at, distance_at, True, True):
+        total = tl.zeros([1], dtype=tl.float64)
+        for step in range(program, outer * n_columns, programs):
+            place, column = tile_of(step, n_columns, SIZE, BIG)
+            exists = column < columns
+            value = tl.load(x + place * x_outer + column * x_column, mask=exists, other=0.0)
+            total += square_sum(value.to(tl.float32)[None, :])
+        tl.atomic_add(square + tl.arange(0, 1), total)
 
 
 @triton.jit
@@ -392,16 +444,22 @@ def _note_call_kernel(
     first_made_at,
     first_worse_at,
     near_at,
+    measured_at,
+    turn_at,
+    distance_at,
     TRAINING: tl.constexpr,
     HAS_NEAR: tl.constexpr,
 ):
-    """Add a call to what a Watchdog keeps in compiled code."""
+    """Add a call to what a Watchdog keeps in compiled code, and begin the found numbers anew."""
+    due = _is_due(state, TRAINING, turn_at, distance_at, True, True)
     calls = tl.load(state + calls_at)
     bad_calls = tl.load(state + bad_calls_at)
     first_bad = tl.load(state + first_bad_at)
     first_made = tl.load(state + first_made_at)
     first_worse = tl.load(state + first_worse_at)
     near_before = tl.load(state + near_at)
+    measured = tl.load(state + measured_at)
+    turn = tl.load(state + turn_at)
     infinite = float("inf")
     bad = (tl.load(found) < infinite) == 0
     worse = (tl.load(found + 1) < infinite) == 0
@@ -409,6 +467,9 @@ def _note_call_kernel(
     on = _begin_call(state, TRAINING, counted_at, off_at, True)
     if on:
         tl.store(state + calls_at, calls + 1)
+        tl.store(state + turn_at, turn + 1)
+    if due:
+        tl.store(state + measured_at, measured + 1)
         if bad:
             tl.store(state + bad_calls_at, bad_calls + 1)
             tl.store(state + first_bad_at, tl.minimum(first_bad, calls))
@@ -418,6 +479,10 @@ def _note_call_kernel(
             tl.store(state + first_worse_at, tl.minimum(first_worse, calls))
         if HAS_NEAR:
             tl.store(state + near_at, near_before + tl.load(near).to(tl.float64))
+        zero = tl.full([], 0.0, tl.float64)
+        tl.store(found, zero)
+        tl.store(found + 1, zero)
+        tl.store(found + 2, zero)
 
 
 @triton.jit
@@ -425,14 +490,20 @@ def _note_gradient_kernel(
     state,
     square,
     scale,
+    seen_at,
     gradients_at,
     norm_at,
     first_bad_at,
+    turn_at,
+    distance_at,
     TRAINING: tl.constexpr,
     SCALE_ON_DEVICE: tl.constexpr,
 ):
-    """Add a gradient to what a Watchdog keeps in compiled code."""
+    """Add a gradient to what a Watchdog keeps in compiled code, and begin its square anew."""
+    due = _is_due(state, TRAINING, turn_at, distance_at, True, True)
     on = tl.load(state + TRAINING)
+    seen = tl.load(state + seen_at)
+    turn = tl.load(state + turn_at)
     gradients = tl.load(state + gradients_at)
     norms = tl.load(state + norm_at)
     first_bad = tl.load(state + first_bad_at)
@@ -440,11 +511,15 @@ def _note_gradient_kernel(
     finite = norm < float("inf")
     tl.debug_barrier()  # all threads have read before one writes
     if on > 0:
+        tl.store(state + seen_at, seen + 1)
+        tl.store(state + turn_at, turn + 1)
+    if due:
         tl.store(state + gradients_at, gradients + 1)
+        tl.store(square, tl.full([], 0.0, tl.float64))
         if finite:
             tl.store(state + norm_at, norms + norm)
         else:
-            tl.store(state + first_bad_at, tl.minimum(first_bad, gradients))
+            tl.store(state + first_bad_at, tl.minimum(first_bad, seen))
 
 
 @dataclass(frozen=True)
@@ -457,6 +532,8 @@ class Gate:
         counts: whether it is a call of the layer, and not a gradient.
         calls: where the number of calls stands in which the site was on.
         every: each n-th of these is measured.
+        planned: whether a Watchdog plans the calls. Then `calls` and `every` are the places of the
+            number of calls since the beginning, and of the distance of measured ones.
     """
 
     state: Tensor
@@ -464,6 +541,7 @@ class Gate:
     counts: bool
     calls: int
     every: int = 1
+    planned: bool = False
 
 
 @dataclass(frozen=True)
@@ -620,6 +698,7 @@ def alive(x: Tensor, flags: Tensor, zero: float, gate: Gate | None = None) -> No
         *read.strides,
         TRAINING=int(gate is not None and gate.training),
         GATED=gate is not None,
+        PLANNED=gate is not None and gate.planned,
         UNITS=read.together,
         COLUMNS=read.step,
         BIG=launch.is_big(0, x),
@@ -627,9 +706,9 @@ def alive(x: Tensor, flags: Tensor, zero: float, gate: Gate | None = None) -> No
 
 
 def largest_of_call(
-    outputs: Sequence[Tensor], given: Sequence[Tensor], zeros: Zeros = launch.zeros
-) -> Tensor:
-    """Three numbers of a call of a layer, in float64: one kernel for each two tensors.
+    outputs: Sequence[Tensor], given: Sequence[Tensor], found: Tensor, gate: Gate | None = None
+) -> None:
+    """Find three numbers of a call of a layer, in float64: one kernel for each two tensors.
 
     They are the largest magnitude and the largest positive value in the outputs, and the largest
     magnitude in the arguments. Of the arguments after the first one, which may be masks of
@@ -638,13 +717,12 @@ def largest_of_call(
     Args:
         outputs: the floating-point tensors in the output.
         given: those among the arguments.
-        zeros: allocates the numbers.
+        found: the numbers, which are 0 before.
+        gate: in compiled code, whether the call is measured.
     """
     roles = [*((x, _OUTPUT) for x in outputs), *((x, _GIVEN) for x in given[:1])]
     roles += [(x, _MASK) for x in given[1:]]
     parts = [(_OneUnit.of(x), role) for x, role in roles if x.numel()]
-    device = roles[0][0].device
-    found = zeros(device, 3).view(torch.float64)
     for first in range(0, len(parts), 2):
         pair = parts[first : first + 2]
         one, role = pair[0]
@@ -653,24 +731,28 @@ def largest_of_call(
         launch.start(
             _largest_kernel,
             one.programs + (0 if is_alone else other.programs),
-            device,
+            found.device,
             one.x,
             other.x,
             found,
+            found if gate is None else gate.state,
+            0 if gate is None else gate.calls,
+            0 if gate is None else gate.every,
             *one.places,
             *other.places,
+            TRAINING=int(gate is not None and gate.training),
+            PLANNED=gate is not None,
             X_ROLE=role,
             Y_ROLE=role_of_other,
             X_SIZE=one.size,
             Y_SIZE=other.size,
             BIG=launch.is_big(0, one.x, other.x),
         )
-    return found
 
 
-def square_of(x: Tensor, scale: float | Tensor = 1.0, zeros: Zeros = launch.zeros) -> Tensor:
+def square_of(x: Tensor, scale: float | Tensor = 1.0) -> Tensor:
     """The sum of squares of a tensor divided by a scale, in float64, by one kernel."""
-    return squares(x, add=True, scale=scale, zeros=zeros).view(())
+    return squares(x, add=True, scale=scale).view(())
 
 
 def note_call(gate: Gate, found: Tensor, near: Tensor | None, at: Any) -> None:
@@ -681,8 +763,9 @@ def note_call(gate: Gate, found: Tensor, near: Tensor | None, at: Any) -> None:
         found: of `largest_of_call`.
         near: the share of values near their bounds; None without.
         at: where the numbers stand: calls of the layer in this mode, calls while switched off,
-            measured calls, calls with NaN or Inf, the first of these, the first of these with a
-            finite input, the first with NaN or +Inf, and shares near bounds.
+            calls while switched on, measured ones with NaN or Inf, the first of these, the first of
+            these with a finite input, the first with NaN or +Inf, shares near bounds, and all
+            measured ones.
     """
     launch.start(
         _note_call_kernel,
@@ -692,29 +775,49 @@ def note_call(gate: Gate, found: Tensor, near: Tensor | None, at: Any) -> None:
         found,
         found if near is None else near,
         *at,
+        gate.calls,
+        gate.every,
         TRAINING=int(gate.training),
         HAS_NEAR=near is not None,
     )
 
 
-def note_gradient(gate: Gate, square: Tensor, scale: float | Tensor, at: Any) -> None:
-    """Add a gradient to the state of a Watchdog in compiled code.
+def note_gradient(gate: Gate, grad: Tensor, square: Tensor, scale: Tensor | None, at: Any) -> None:
+    """Add a gradient to the state of a Watchdog in compiled code: two kernels.
 
     Args:
         gate: the state.
-        square: of `square_of`.
-        scale: the factor of the loss, by which the norm is divided.
-        at: where the numbers stand: gradients, the sum of their norms, and the first one with NaN
-            or Inf.
+        grad: the gradient.
+        square: where its squares are added up; 0 before and after.
+        scale: the factor of the loss, by which the norm is divided; None is 1.
+        at: where the numbers stand: gradients, measured ones, the sum of their norms, and the first
+            one with NaN or Inf.
     """
+    unit = _OneUnit.of(grad)
+    launch.start(
+        _square_kernel,
+        unit.programs,
+        grad.device,
+        unit.x,
+        square,
+        gate.state,
+        gate.calls,
+        gate.every,
+        *unit.places,
+        TRAINING=int(gate.training),
+        SIZE=unit.size,
+        BIG=launch.is_big(0, unit.x),
+    )
     launch.start(
         _note_gradient_kernel,
         1,
         gate.state.device,
         gate.state,
         square,
-        scale,
+        1.0 if scale is None else scale,
         *at,
+        gate.calls,
+        gate.every,
         TRAINING=int(gate.training),
-        SCALE_ON_DEVICE=isinstance(scale, Tensor),
+        SCALE_ON_DEVICE=scale is not None,
     )
