@@ -42,10 +42,7 @@ def find_nonfinite(run: Run, sights: list[Sight]) -> Iterator[Finding]:
             first = min(sights, key=lambda sight: sight.watched.bad)
         yield _of_forward(first, sights, clock)
     else:
-        last = clock.last
-        if run.ticker is not None:
-            last = clock.forwards - max(sight.watched.unmeasured for sight in sights)
-        yield from _after_the_last_measured(sights, clock, last)
+        yield from _after_the_last_measured(sights, clock, compiled=run.ticker is not None)
 
 
 def _of_forward(first: Sight, sights: Sequence[Sight], clock: Clock) -> Finding:
@@ -78,7 +75,7 @@ def _gap_before(first: Sight, clock: Clock) -> Gap | None:
     watched = first.watched
     if not watched.gap:
         return clock.gap
-    bad_forward = max(clock.forwards - watched.bad_ago, watched.gap + 1)
+    bad_forward = max(clock.forwards, watched.turn) - watched.bad_ago
     return Gap(before=bad_forward - watched.gap - 1, after=bad_forward, time=-1)
 
 
@@ -92,13 +89,21 @@ def _made_bad_values(sight: Sight, first: Sight) -> bool:
     return any(f"{name}.".startswith(prefix) for name in names_of_first)
 
 
-def _after_the_last_measured(sights: Sequence[Sight], clock: Clock, last: int) -> Iterator[Finding]:
+def _after_the_last_measured(
+    sights: Sequence[Sight], clock: Clock, compiled: bool
+) -> Iterator[Finding]:
     """Find bad parameters that forwards have left which were not measured.
 
     An update has put NaN or Inf into parameters since then. Therefore the first layer with bad
     values need not be the one that made them.
     """
-    if last == clock.forwards:
+    last = clock.last
+    forwards = clock.forwards
+    if compiled:
+        # between two looks, the clock does not count
+        forwards = max(forwards, *(sight.watched.turn for sight in sights))
+        last = forwards - max(sight.watched.unmeasured for sight in sights)
+    if last == forwards:
         return
     bad_by_sight = [(sight, _bad_parameters([sight])) for sight in sights if sight.trained]
     bad = [name for _, names in bad_by_sight for name in names]
@@ -106,7 +111,7 @@ def _after_the_last_measured(sights: Sequence[Sight], clock: Clock, last: int) -
         clock.closely = True
         first = next(sight for sight, names in bad_by_sight if names)
         when = f"after forward {last}"
-        values = {"forward": clock.forwards, "when": when, "parameters": listed(bad, 3)}
+        values = {"forward": forwards, "when": when, "parameters": listed(bad, 3)}
         yield first.finding(messages.BAD_PARAMETERS_LATER, **values)
 
 

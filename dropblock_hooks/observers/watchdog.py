@@ -364,6 +364,7 @@ class Watched:
     grads: int = 0  # the number of gradients
     norm: float = 0.0  # the sum of the finite gradient norms, in units of the unscaled loss
     near: Tensor | float = 0.0  # the sum over calls of the share of values at the bounds
+    turn: int = 0  # all calls since the beginning, in compiled code
     unmeasured: int = 0  # the calls since the last measured one, in compiled code
     gap: int = 0  # how many calls before the first bad one were not measured, in compiled code
     bad_ago: int = 0  # how many calls came after that one, in compiled code
@@ -471,6 +472,7 @@ class Watched:
         """Note how many calls were not measured at the end, and before the first bad one."""
         turn = round(values[TURN])
         distance = max(round(values[DISTANCE]), 1)
+        self.turn = turn
         self.unmeasured = turn - last_planned(turn, distance)
         if values[FIRST_BAD] < _INF and self.bad == _INF:
             bad_turn = turn - calls + round(values[FIRST_BAD]) + 1

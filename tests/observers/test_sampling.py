@@ -426,7 +426,8 @@ def test_compiled_code_tells_of_nan_after_the_last_measured_forward():
     train(model, 3)
     attached.step()
     assert [each.layer for each in found] == ["layers.2"]
-    assert "came after forward" in found[0].text
+    assert "after training forward 67." in found[0].text
+    assert "came after forward 64," in found[0].text
     attached.remove()
 
 
