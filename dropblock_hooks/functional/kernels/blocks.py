@@ -219,7 +219,7 @@ def _place_of(index, words_per_row, channels, rows, LAST: tl.constexpr):
 
 @triton.jit
 def _quotient(number, divisor, BIG: tl.constexpr):
-    """number // divisor for numbers from 0, without the steps that negative ones need."""
+    """Number // divisor for numbers from 0, without the steps that negative ones need."""
     if BIG:
         result = number // divisor
     else:
