@@ -219,7 +219,7 @@ def _place_of(index, words_per_row, channels, rows, LAST: tl.constexpr):
 
 @triton.jit
 def _quotient(number, divisor, BIG: tl.constexpr):
-    """Number // divisor for numbers from 0, without the steps that negative ones need."""
+    """The quotient of numbers from 0, rounded down, without the steps that negative ones need."""
     if BIG:
         result = number // divisor
     else:
@@ -287,7 +287,17 @@ def _carried_over(before, EDGE: tl.constexpr):
     return carried
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=[
+        "words_per_sample",
+        "height",
+        "rows",
+        "seed_height",
+        "seed_rows",
+        "width",
+        "weight",
+    ]
+)
 def _grow_kernel(
     seeds,
     words,
@@ -415,7 +425,16 @@ def _word_at(words, index, n_words, words_per_map, channels, SHARED: tl.constexp
     return _unsigned(word)
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=[
+        "n_words",
+        "words_per_map",
+        "channels",
+        "width",
+        "n_elements",
+        "n_per_sample",
+    ]
+)
 def _apply_flat_kernel(
     x,
     y,
@@ -662,7 +681,7 @@ class Plan:
         """How many rows of seeds are drawn by one thread, a power of two: at most 64 places."""
         if self.words_per_row > 1:
             return 1
-        return launch.power_of_two(64 // self.places[-1] + 1) // 2
+        return launch.power_of_two(64 // max(self.places[-1], 1) + 1) // 2
 
     def reach(self, strip: int) -> int:
         """The most words that so many neighboring places of a contiguous map have.
