@@ -244,7 +244,8 @@ def _unsigned(word):
 @triton.jit
 def _bits_in(word):
     """The number of bits that are set in words of uint32 or uint64, as int32."""
-    if word.dtype.primitive_bitwidth == 64:
+    BITS: tl.constexpr = word.dtype.primitive_bitwidth
+    if BITS == 64:
         number = _bits_in_32(word.to(tl.uint32)) + _bits_in_32((word >> 32).to(tl.uint32))
     else:
         number = _bits_in_32(word)
