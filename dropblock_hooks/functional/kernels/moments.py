@@ -15,9 +15,11 @@ The sums of a tensor come from several programs, in float64. Another kernel of o
 up in one order, and leaves them out if a value was not finite.
 """
 
+import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -25,7 +27,7 @@ import triton.language as tl
 from torch import Tensor
 
 from . import launch
-from .clip import UnitLayout, loss_scale, square_sum, squares, tile_of, units_of
+from .clip import loss_scale, square_sum, squares, tile_of, units_of
 
 _SIZE = 4096  # elements in a step of a program
 _PROGRAMS = 256  # that measure a tensor, or fewer
@@ -544,41 +546,44 @@ class Gate:
     planned: bool = False
 
 
-@dataclass(frozen=True)
-class _OneUnit:
-    """A tensor, or a copy of it, that several programs read as one unit."""
+class _Steps(NamedTuple):
+    """How several programs read a tensor as one unit.
 
-    x: Tensor
-    layout: UnitLayout
+    Attributes:
+        programs: how many programs read the tensor.
+        size: the number of columns that a program reads at once.
+        places: the numbers of `_measure_kernel` and `_largest_kernel` that tell where.
+    """
 
-    @classmethod
-    def of(cls, x: Tensor) -> "_OneUnit":
-        layout = units_of(tuple(x.shape), x.stride(), None)
-        if layout is None:
-            x = x.contiguous()
-            layout = units_of(tuple(x.shape), x.stride(), None)
-            assert layout is not None  # a contiguous tensor is one row
-        return cls(x, layout)
+    programs: int
+    size: int
+    places: tuple[int, int, int, int, int, int]
 
-    @property
-    def programs(self) -> int:
-        """How many programs read the tensor."""
-        if not self.x.numel():
-            return 0
-        return min(_PROGRAMS, self.layout.outer * launch.parts(self.layout.columns, _SIZE))
 
-    @property
-    def size(self) -> int:
-        """The number of columns that a program reads at once."""
-        return min(_SIZE, launch.power_of_two(self.layout.columns))
+@functools.lru_cache(maxsize=4096)
+def _steps_of(shape: tuple[int, ...], strides: tuple[int, ...]) -> _Steps | None:
+    """How a tensor is read; None if it must be copied first."""
+    layout = units_of(shape, strides, None)
+    if layout is None:
+        return None
+    size = min(_SIZE, launch.power_of_two(layout.columns))
+    steps = launch.parts(layout.columns, size)
+    programs = 0
+    if math.prod(shape):
+        programs = min(_PROGRAMS, layout.outer * launch.parts(layout.columns, _SIZE))
+    _, outer_stride, column_stride = layout.strides
+    places = layout.outer, layout.columns, programs, steps, outer_stride, column_stride
+    return _Steps(programs, size, places)
 
-    @property
-    def places(self) -> tuple[int, int, int, int, int, int]:
-        """Where a program reads: the numbers of `_measure_kernel` and `_largest_kernel`."""
-        layout = self.layout
-        _, outer_stride, column_stride = layout.strides
-        steps = launch.parts(layout.columns, self.size)
-        return layout.outer, layout.columns, self.programs, steps, outer_stride, column_stride
+
+def _one_unit(x: Tensor) -> tuple[Tensor, _Steps]:
+    """A tensor, or a copy of it, that several programs read as one unit, and how they read it."""
+    steps = _steps_of(tuple(x.shape), x.stride())
+    if steps is None:
+        x = x.contiguous()
+        steps = _steps_of(tuple(x.shape), x.stride())
+        assert steps is not None  # a contiguous tensor is one row
+    return x, steps
 
 
 def measure(
@@ -604,8 +609,7 @@ def measure(
     first, last = exponents
     bins = last - first + 2
     width = launch.power_of_two(bins + 3)
-    unit = _OneUnit.of(x)
-    x = unit.x
+    x, unit = _one_unit(x)
     programs = unit.programs
     rows = max(programs, 1)
     parts = torch.empty(rows * _PARTS, dtype=torch.float64, device=x.device)
@@ -722,31 +726,31 @@ def largest_of_call(
     """
     roles = [*((x, _OUTPUT) for x in outputs), *((x, _GIVEN) for x in given[:1])]
     roles += [(x, _MASK) for x in given[1:]]
-    parts = [(_OneUnit.of(x), role) for x, role in roles if x.numel()]
+    parts = [(*_one_unit(x), role) for x, role in roles if x.numel()]
     for first in range(0, len(parts), 2):
         pair = parts[first : first + 2]
-        one, role = pair[0]
-        other, role_of_other = pair[-1]
+        x, of_x, role_of_x = pair[0]
+        y, of_y, role_of_y = pair[-1]
         is_alone = len(pair) == 1
         launch.start(
             _largest_kernel,
-            one.programs + (0 if is_alone else other.programs),
+            of_x.programs + (0 if is_alone else of_y.programs),
             found.device,
-            one.x,
-            other.x,
+            x,
+            y,
             found,
             found if gate is None else gate.state,
             0 if gate is None else gate.calls,
             0 if gate is None else gate.every,
-            *one.places,
-            *other.places,
+            *of_x.places,
+            *of_y.places,
             TRAINING=int(gate is not None and gate.training),
             PLANNED=gate is not None,
-            X_ROLE=role,
-            Y_ROLE=role_of_other,
-            X_SIZE=one.size,
-            Y_SIZE=other.size,
-            BIG=launch.is_big(0, one.x, other.x),
+            X_ROLE=role_of_x,
+            Y_ROLE=role_of_y,
+            X_SIZE=of_x.size,
+            Y_SIZE=of_y.size,
+            BIG=launch.is_big(0, x, y),
         )
 
 
@@ -793,12 +797,12 @@ def note_gradient(gate: Gate, grad: Tensor, square: Tensor, scale: Tensor | None
         at: where the numbers stand: gradients, measured ones, the sum of their norms, and the first
             one with NaN or Inf.
     """
-    unit = _OneUnit.of(grad)
+    grad, unit = _one_unit(grad)
     launch.start(
         _square_kernel,
         unit.programs,
         grad.device,
-        unit.x,
+        grad,
         square,
         gate.state,
         gate.calls,
@@ -806,7 +810,7 @@ def note_gradient(gate: Gate, grad: Tensor, square: Tensor, scale: Tensor | None
         *unit.places,
         TRAINING=int(gate.training),
         SIZE=unit.size,
-        BIG=launch.is_big(0, unit.x),
+        BIG=launch.is_big(0, grad),
     )
     launch.start(
         _note_gradient_kernel,
