@@ -4,7 +4,7 @@ An operator of ``torch.library`` is opaque: compiled code calls its Python at ea
 AOTAutograd traces into the operators that call `look_into`, as into those of
 ``torch.library.triton_op``. Then inductor starts their kernels from the code that it writes.
 
-Where such an operator can't be traced, it stays opaque.
+Where such an operator can't be traced, it stays opaque, and a warning tells the reason.
 """
 
 import inspect
@@ -15,8 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import messages
 from .._torch import allowing_constants, analyze_kernels_once, look_into_operator
 from ..compiling import is_exporting
+from ..warn import warn
 from .kernels import launch
 
 SWITCH = "DROPBLOCK_HOOKS_IN_GRAPH"
@@ -25,8 +27,7 @@ enabled = os.environ.get(SWITCH) != "0"
 """Whether operators are traced; a test or a comparison changes it."""
 CHANGED = ("state", "alive", "batches")
 """The names of the arguments that operators change."""
-failures: list[Exception] = []
-"""Why operators that should have been traced were not, at most a few of them."""
+_told: set[str] = set()  # the operators of which a warning has told that they can't be traced
 
 
 def look_into(
@@ -53,14 +54,22 @@ def look_into(
                 try:
                     return run(*args, **kwargs)
                 except Exception as error:  # of a compiler
-                    failures.append(error)
-                    del failures[8:]
                     for x, value in zip(changed, before, strict=True):
                         x.copy_(value)
+                    _tell(name, error)
         return mode.__torch_dispatch__(operator, types, args, kwargs)
 
     names = list(inspect.signature(run).parameters)
     look_into_operator(f"dropblock_hooks::{name}", rule, library)
+
+
+def _tell(name: str, error: Exception) -> None:
+    """Warn, once for each operator, that it can't be traced."""
+    if name in _told:
+        return
+    _told.add(name)
+    reason = f"{type(error).__name__}: {str(error)[:500]}"
+    warn(messages.NOT_IN_GRAPH.format(operator=name, error=reason))
 
 
 def kernels_run(x: Tensor, *others: Tensor | None) -> bool:
