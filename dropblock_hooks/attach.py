@@ -1,7 +1,8 @@
 """``attach``: put regularizers on the layers of a model, by name."""
 
 from collections import defaultdict
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, cast
 
 from torch import nn
 
@@ -121,13 +122,38 @@ def attachments(model: nn.Module) -> list[Attachment]:
 
     attached = []
     for run, hooks in hooks_of.items():
-        base = find_module(bare, run.root) or bare
-        hooks.sort(key=lambda pair: pair[1].site.order)
-        attachment = Attachment(base, run, hooks)
+        base = _base_of(run, bare, hooks)
+        installed = dict.fromkeys(hooks) | dict.fromkeys(_hooks_of(run, base))
+        in_order = sorted(installed, key=lambda pair: pair[1].site.order)
+        attachment = Attachment(base, run, in_order)
         attachment._put()
         attachment._watch_forwards()
         attached.append(attachment)
     return attached
+
+
+def _base_of(run: Run, bare: nn.Module, hooks: Iterable[tuple[nn.Module, SiteHook]]) -> nn.Module:
+    """The module to which a run is attached: the model itself, one inside it or one around it.
+
+    A copy does not know it. There it is the module in which the names of all sites are right.
+    """
+    attached_to = None if run.model_hook is None else run.model_hook.model
+    if attached_to is not None:
+        return cast(nn.Module, attached_to)
+
+    likely = find_module(bare, run.root) or bare
+    for base in (likely, *bare.modules()):
+        if all(find_module(base, hook.site.owner) is module for module, hook in hooks):
+            return base
+    return likely
+
+
+def _hooks_of(run: Run, base: nn.Module) -> Iterator[tuple[nn.Module, SiteHook]]:
+    """All hooks of a run in a module, with the modules that they are on."""
+    for module in base.modules():
+        for hook in hooks_on(module):
+            if hook.run is run:
+                yield module, hook
 
 
 def detach_all(model: nn.Module) -> int:

@@ -175,6 +175,14 @@ NO_STEP = Message(
     "Pass all optimizers: attached.optimizer = [first, second]",
     Severity.ERROR,
 )
+UPDATES_WITHOUT_IT = Message(
+    Kind.NEVER_ACTIVE,
+    "its gradient was not regularized at any optimizer step: it had no gradient, and others of the "
+    "optimizer had one",
+    "Look for a layer that the forward does not use, or for a detach() behind it; "
+    "requires_grad_(False) on the parameter silences this",
+    Severity.ERROR,
+)
 
 # a site that does something else than is meant
 

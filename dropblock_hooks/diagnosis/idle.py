@@ -5,6 +5,7 @@ A cause takes the `IdleSite` and returns its `Cause` from ``messages``, or None 
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
@@ -14,6 +15,7 @@ from ..selectors.wrappers import find_module
 from ..sites.counter import Snapshot
 from ..sites.held import ParameterHook
 from ..sites.hooks import SiteHook
+from ..sites.updates import updated_by
 from ..sites.windows import Window
 from ..tables import counted
 from .lost import find_frozen, find_lost
@@ -117,8 +119,25 @@ def _no_update(site: IdleSite) -> Finding | None:
     """Find out why a regularizer of accumulated gradients saw no step of an optimizer."""
     if not (site.trained and site.enabled):
         return None
-    optimizer_is_known = bool(site.hook.run.optimizers)
-    return _finding(messages.NO_STEP if optimizer_is_known else messages.STEP_UNKNOWN, site)
+    if not site.hook.run.optimizers:
+        return _finding(messages.STEP_UNKNOWN, site)
+    message = messages.UPDATES_WITHOUT_IT if _others_updated(site) else messages.NO_STEP
+    return _finding(message, site)
+
+
+def _others_updated(site: IdleSite) -> bool:
+    """Whether the only optimizer holds the parameter, and has made a step with other ones."""
+    run = site.hook.run
+    if len(run.optimizers) > 1:
+        return False  # which of them has made a step is not known
+
+    optimizer = run.optimizers[0].optimizer
+    hook: Any = site.hook
+    parameter = hook.held(site.owner)
+    if optimizer is None or id(parameter) not in updated_by(optimizer):
+        return False
+    others = [other for other in run.sites if other.regularizer.accumulates]
+    return any(site.window.sites[other.key].active for other in others)
 
 
 def _idle_site(site: IdleSite) -> Finding | None:

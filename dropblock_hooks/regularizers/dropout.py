@@ -65,13 +65,11 @@ class Dropout(_DropsUnits):
         p: expected share of the elements to drop, a number in [0, 1] or a schedule.
         at: regularize the layer's ``"output"`` or its ``"input"``.
         index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
-            keyword. None takes the only tensor.
+            keyword. None is the output itself, or the first argument.
         layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
             for tokens. ``"auto"`` reads them from the model, or refuses.
-        grid: size of the map that tokens form, ``(height, width)``, each at least 1; None asks the
-            model.
-        prefix_tokens: number of class and register tokens before the map, at least 0, which stay
-            unchanged. None asks the model.
+        grid: None; no other value is allowed.
+        prefix_tokens: None; no other value is allowed.
         active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
             dropout in evaluation).
 
@@ -99,13 +97,11 @@ class Dropout1d(_DropsUnits):
         p: expected share of the elements to drop, a number in [0, 1] or a schedule.
         at: regularize the layer's ``"output"`` or its ``"input"``.
         index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
-            keyword. None takes the only tensor.
+            keyword. None is the output itself, or the first argument.
         layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
             for tokens. ``"auto"`` reads them from the model, or refuses.
-        grid: size of the map that tokens form, ``(height, width)``, each at least 1; None asks the
-            model.
-        prefix_tokens: number of class and register tokens before the map, at least 0, which stay
-            unchanged. None asks the model.
+        grid: None; no other value is allowed.
+        prefix_tokens: None; no other value is allowed.
         active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
             dropout in evaluation).
 
@@ -134,7 +130,7 @@ class Dropout2d(_DropsUnits):
         p: expected share of the elements to drop, a number in [0, 1] or a schedule.
         at: regularize the layer's ``"output"`` or its ``"input"``.
         index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
-            keyword. None takes the only tensor.
+            keyword. None is the output itself, or the first argument.
         layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
             for tokens. ``"auto"`` reads them from the model, or refuses.
         grid: size of the map that tokens form, ``(height, width)``, each at least 1; None asks the
@@ -169,7 +165,7 @@ class Dropout3d(_DropsUnits):
         p: expected share of the elements to drop, a number in [0, 1] or a schedule.
         at: regularize the layer's ``"output"`` or its ``"input"``.
         index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
-            keyword. None takes the only tensor.
+            keyword. None is the output itself, or the first argument.
         layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
             for tokens. ``"auto"`` reads them from the model, or refuses.
         grid: size of the map that tokens form, ``(height, width)``, each at least 1; None asks the
@@ -205,13 +201,11 @@ class DropPath(DropsShare, Regularizer):
         scale_by_keep: True multiplies the kept samples by 1 / (1 - p).
         at: regularize the layer's ``"output"`` or its ``"input"``.
         index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
-            keyword. None takes the only tensor.
+            keyword. None is the output itself, or the first argument.
         layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
             for tokens. ``"auto"`` reads them from the model, or refuses.
-        grid: size of the map that tokens form, ``(height, width)``, each at least 1; None asks the
-            model.
-        prefix_tokens: number of class and register tokens before the map, at least 0, which stay
-            unchanged. None asks the model.
+        grid: None; no other value is allowed.
+        prefix_tokens: None; no other value is allowed.
         active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
             dropout in evaluation).
 
@@ -247,15 +241,13 @@ class StochasticDepth(DropsShare, Regularizer):
     Args:
         p: expected share of the elements to drop, a number in [0, 1] or a schedule.
         mode: ``"row"`` decides for each sample, ``"batch"`` for all at once.
-        at: regularize the layer's ``"output"`` or its ``"input"``.
+        at: ``"output"``; no other value is allowed.
         index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
-            keyword. None takes the only tensor.
+            keyword. None is the output itself, or the first argument.
         layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
             for tokens. ``"auto"`` reads them from the model, or refuses.
-        grid: size of the map that tokens form, ``(height, width)``, each at least 1; None asks the
-            model.
-        prefix_tokens: number of class and register tokens before the map, at least 0, which stay
-            unchanged. None asks the model.
+        grid: None; no other value is allowed.
+        prefix_tokens: None; no other value is allowed.
         active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
             dropout in evaluation).
 
@@ -303,13 +295,11 @@ class GaussianNoise(Regularizer):
         std: standard deviation in the units of the tensor, a number >= 0.
         at: regularize the layer's ``"output"`` or its ``"input"``.
         index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
-            keyword. None takes the only tensor.
+            keyword. None is the output itself, or the first argument.
         layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
             for tokens. ``"auto"`` reads them from the model, or refuses.
-        grid: size of the map that tokens form, ``(height, width)``, each at least 1; None asks the
-            model.
-        prefix_tokens: number of class and register tokens before the map, at least 0, which stay
-            unchanged. None asks the model.
+        grid: None; no other value is allowed.
+        prefix_tokens: None; no other value is allowed.
         active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
             dropout in evaluation).
 
@@ -342,13 +332,11 @@ class GaussianDropout(Regularizer):
         p: sets the variance of the noise to p / (1 - p), a number in [0, 1).
         at: regularize the layer's ``"output"`` or its ``"input"``.
         index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
-            keyword. None takes the only tensor.
+            keyword. None is the output itself, or the first argument.
         layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
             for tokens. ``"auto"`` reads them from the model, or refuses.
-        grid: size of the map that tokens form, ``(height, width)``, each at least 1; None asks the
-            model.
-        prefix_tokens: number of class and register tokens before the map, at least 0, which stay
-            unchanged. None asks the model.
+        grid: None; no other value is allowed.
+        prefix_tokens: None; no other value is allowed.
         active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
             dropout in evaluation).
 
@@ -464,13 +452,11 @@ class DropBlock1d(_DropBlocks):
         share_channels: True draws one set of blocks for all channels of a sample.
         at: regularize the layer's ``"output"`` or its ``"input"``.
         index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
-            keyword. None takes the only tensor.
+            keyword. None is the output itself, or the first argument.
         layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
             for tokens. ``"auto"`` reads them from the model, or refuses.
-        grid: size of the map that tokens form, ``(height, width)``, each at least 1; None asks the
-            model.
-        prefix_tokens: number of class and register tokens before the map, at least 0, which stay
-            unchanged. None asks the model.
+        grid: None; no other value is allowed.
+        prefix_tokens: None; no other value is allowed.
         active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
             dropout in evaluation).
         border: ``"inside"`` puts whole blocks inside the map, as in the paper, so elements at the
@@ -507,7 +493,7 @@ class DropBlock2d(_DropBlocks):
         share_channels: True draws one set of blocks for all channels of a sample.
         at: regularize the layer's ``"output"`` or its ``"input"``.
         index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
-            keyword. None takes the only tensor.
+            keyword. None is the output itself, or the first argument.
         layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
             for tokens. ``"auto"`` reads them from the model, or refuses.
         grid: size of the map that tokens form, ``(height, width)``, each at least 1; None asks the
@@ -549,7 +535,7 @@ class DropBlock3d(_DropBlocks):
         share_channels: True draws one set of blocks for all channels of a sample.
         at: regularize the layer's ``"output"`` or its ``"input"``.
         index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
-            keyword. None takes the only tensor.
+            keyword. None is the output itself, or the first argument.
         layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
             for tokens. ``"auto"`` reads them from the model, or refuses.
         grid: size of the map that tokens form, ``(height, width)``, each at least 1; None asks the
@@ -589,7 +575,7 @@ class Disout(_Blocks):
         share_channels: True draws one set of blocks for all channels of a sample.
         at: regularize the layer's ``"output"`` or its ``"input"``.
         index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
-            keyword. None takes the only tensor.
+            keyword. None is the output itself, or the first argument.
         layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
             for tokens. ``"auto"`` reads them from the model, or refuses.
         grid: size of the map that tokens form, ``(height, width)``, each at least 1; None asks the

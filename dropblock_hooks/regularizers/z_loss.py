@@ -28,13 +28,11 @@ class ZLoss(Penalty):
         dim: the axis of the classes or experts, an integer in [-n, n) for n axes.
         at: regularize the layer's ``"output"`` or its ``"input"``.
         index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
-            keyword. None takes the only tensor.
+            keyword. None is the output itself, or the first argument.
         layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
             for tokens. ``"auto"`` reads them from the model, or refuses.
-        grid: size of the map that tokens form, ``(height, width)``, each at least 1; None asks the
-            model.
-        prefix_tokens: number of class and register tokens before the map, at least 0, which stay
-            unchanged. None asks the model.
+        grid: None; no other value is allowed.
+        prefix_tokens: None; no other value is allowed.
         active: ``"train"``; no other value is allowed.
 
     Equation:

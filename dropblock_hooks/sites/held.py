@@ -243,6 +243,10 @@ class ParameterHook(SiteHook):
     def __init__(self, site: LiveSite, local: str = "") -> None:
         super().__init__(site, local)
         self.direct = False
+        self.hooked: list[weakref.ref[Tensor]] = []  # all tensors that have a hook
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "hooked": []}  # a copy has other parameters
 
     @classmethod
     def refusals(cls, target: Target, regularizer: Regularizer) -> Iterator[str | None]:
@@ -266,6 +270,8 @@ class ParameterHook(SiteHook):
     def restore(self, module: nn.Module) -> None:
         super().restore(module)
         self._unhook(self.held(module))
+        for reference in self.hooked:  # former parameters, and those of a functional_call
+            self._unhook(reference())
 
     def _unhook(self, parameter: Any) -> None:
         for hooks in (hooks_of_tensor(parameter), accumulate_hooks_of(parameter)):
@@ -350,6 +356,8 @@ class ParameterHook(SiteHook):
 
     def _hook(self, parameter: Any, module: nn.Module) -> None:
         """Hook a parameter of the module."""
+        living = [reference for reference in self.hooked if reference() is not None]
+        self.hooked = [*living, weakref.ref(parameter)]
         if is_distributed(parameter):
             hook = AccumulatedHook(self, weakref.ref(module))
             parameter.register_post_accumulate_grad_hook(hook)

@@ -318,6 +318,34 @@ def test_an_optimizer_of_another_model_is_refused():
     ]
 
 
+class Unused(nn.Module):
+    """A model with a layer that its forward does not use."""
+
+    def __init__(self):
+        super().__init__()
+        self.used = nn.Linear(3, 2)
+        self.unused = nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.used(x)
+
+
+def test_an_unused_parameter_is_told_until_it_is_frozen():
+    model = Unused()
+    optimizer = SGD(model.parameters())
+    attached = attach(model, {"param:**": ClipGradNorm(0.1, group=True)}, optimizer=optimizer)
+    training(model, optimizer, 1)
+    found = attached.verify()
+    keys = [key for finding in found for key in finding.sites]
+    assert keys == ["unused.weight/ClipGradNorm", "unused.bias/ClipGradNorm"]
+    for finding in found:
+        assert "it had no gradient, and others of the optimizer had one" in finding.text
+        assert "requires_grad_(False)" in finding.cure
+
+    model.unused.requires_grad_(False)
+    assert attached.verify() == []
+
+
 @pytest.mark.parametrize("given", ["adam", SGD, 3, [3]])
 def test_what_is_no_optimizer_is_refused(given):
     model = net()
