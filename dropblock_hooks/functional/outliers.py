@@ -38,27 +38,37 @@ def add_outliers(state: dict[str, Any], x: Tensor, mapped: Tensor | None) -> Non
 
     distances, moments = central_moments(x)
     is_finite = moments.isfinite().all()
-    combined = combined_moments(state["moments"], moments)
-    state["moments"] = torch.where(is_finite, combined, state["moments"])
-    state["outliers"] = state["outliers"] + outlier_count(distances, moments)  # NaN is not above
 
-    if mapped is None:
-        return
+    before = state["moments"]
+    combined = combined_moments(before, moments)
+    state["moments"] = torch.where(is_finite, combined, before)
+    state["outliers"] += outlier_count(distances, moments)  # 0 if there is NaN or Inf
+
+    if mapped is not None:
+        _add_peaks(state, mapped, is_finite)
+
+
+def _add_peaks(state: dict[str, Any], mapped: Tensor, is_finite: Tensor) -> None:
+    """Add the largest magnitudes of the channels of a call."""
     peaks = channel_peaks(mapped)
     before = state.get("peaks")
     if before is None or before.shape != peaks.shape:
         before = torch.zeros_like(peaks)
-    state["peaks"] = torch.where(is_finite, torch.maximum(before, peaks), before)
+
+    larger = torch.maximum(before, peaks)
+    state["peaks"] = torch.where(is_finite, larger, before)
 
 
 def central_moments(x: Tensor) -> tuple[Tensor, Tensor]:
     """The distances of the values from their mean, flat, and the moments; in float64."""
-    values = x.to(wide_dtype(x.device))
+    dtype = wide_dtype(x.device)
+    values = x.to(dtype)
     mean = values.mean()
-    distances = (values - mean).flatten()
-    squares = distances.square()
+    distances = values - mean
+    distances = distances.flatten()
 
     count = torch.full_like(mean, x.numel())
+    squares = distances.square()
     second = squares.sum()
     third = torch.dot(squares, distances)
     fourth = torch.dot(squares, squares)
@@ -70,30 +80,39 @@ def combined_moments(a: Tensor, b: Tensor) -> Tensor:
 
     The moments of each set are moved from its own mean to that of both, and added.
     """
-    counts, means, second, third, fourth = torch.stack((a, b)).unbind(1)
+    both = torch.stack((a, b))
+    counts, means, second, third, fourth = both.unbind(1)
     count = counts.sum()
-    mean = (counts * means).sum() / count
+    total = (counts * means).sum()
+    mean = total / count
 
     step = means - mean
     of_means = counts * step.square()
     moved_second = second + of_means
     moved_third = third + step * (3 * second + of_means)
     moved_fourth = fourth + step * (4 * third + step * (6 * second + of_means))
-    sums = torch.stack((moved_second, moved_third, moved_fourth)).sum(1)
-    return torch.cat((torch.stack((count, mean)), sums))
+    moved = (
+        moved_second.sum(),
+        moved_third.sum(),
+        moved_fourth.sum(),
+    )
+    return torch.stack((count, mean, *moved))
 
 
 def outlier_count(distances: Tensor, moments: Tensor) -> Tensor:
     """The number of values beyond `LIMIT` standard deviations of their call."""
     variance = moments[2] / moments[0]
-    is_beyond = distances.abs() > LIMIT * variance.sqrt()
+    limit = LIMIT * variance.sqrt()
+    is_beyond = distances.abs() > limit
     return is_beyond.sum()
 
 
 def channel_peaks(x: Tensor) -> Tensor:
     """The largest magnitude of each channel of (N, C, ...), in float64."""
     others = [0, *range(2, x.ndim)]
-    return x.abs().amax(others).to(wide_dtype(x.device))
+    peaks = x.abs().amax(others)
+    dtype = wide_dtype(x.device)
+    return peaks.to(dtype)
 
 
 def kurtosis(moments: Tensor) -> float | None:
@@ -107,7 +126,9 @@ def kurtosis(moments: Tensor) -> float | None:
     variance = second / count
     if variance <= (_EQUAL * mean) ** 2:
         return None
-    return float(fourth / count / variance**2)
+
+    mean_fourth = fourth / count
+    return float(mean_fourth / variance**2)
 
 
 def peak_ratio(peaks: Tensor) -> float | None:
@@ -116,4 +137,6 @@ def peak_ratio(peaks: Tensor) -> float | None:
     median = statistics.median(values)
     if not median:
         return None
-    return float(max(values) / median)
+
+    largest = max(values)
+    return float(largest / median)
