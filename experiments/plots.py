@@ -9,7 +9,12 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-COLORS = {"better": "C2", "worse": "C3", "same": "C0", "open": "0.5"}
+COLORS = {
+    "better": "C2",
+    "worse": "C3",
+    "same": "C0",
+    "open": "0.5",
+}
 
 
 def forest(compared: pd.DataFrame, unit: str = "points") -> Figure:
@@ -20,14 +25,17 @@ def forest(compared: pd.DataFrame, unit: str = "points") -> Figure:
         unit: of the differences.
     """
     tests = compared["test"].unique().tolist()
+    number_of_tests = len(tests)
     labels = _labels_of(compared).unique().tolist()
     number = len(labels)
     positions = range(number)
 
-    width = 2.2 + 2.4 * len(tests)
+    width = 2.2 + 2.4 * number_of_tests
     height = 1.2 + 0.34 * number
-    figure = Figure(figsize=(width, height), layout="constrained")
-    grid = figure.subplots(1, len(tests), squeeze=False, sharey=True)
+    size = width, height
+    figure = Figure(figsize=size, layout="constrained")
+
+    grid = figure.subplots(1, number_of_tests, squeeze=False, sharey=True)
     columns = grid[0]
 
     for axes, test in zip(columns, tests, strict=True):
@@ -55,7 +63,8 @@ def _draw_differences(axes: Axes, rows: pd.DataFrame, labels: list[str]) -> None
     if not math.isnan(margin):
         axes.axvspan(-margin, margin, color="0.92", zorder=0)
 
-    for label, row in zip(_labels_of(rows), rows.itertuples(), strict=True):
+    labels_of_rows = _labels_of(rows)
+    for label, row in zip(labels_of_rows, rows.itertuples(), strict=True):
         height = labels.index(label)
         color = COLORS[row.word]
         inside = color if row.primary else "white"

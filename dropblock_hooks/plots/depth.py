@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from ..attachment.attachment import Attachment
 from ..attachment.report import SiteRow
@@ -10,6 +10,9 @@ from ..observers.stats import ActivationStats, GradientStats
 from ..selectors.index import Index
 from ..sites.site import LiveSite
 from .maps import figure_of
+
+_Measured: TypeAlias = tuple[LiveSite, SiteRow]
+"""A site that has values, and its row of the report."""
 
 
 def plot_gradient_flow(attached: Attachment, ax: Any = None) -> Any:
@@ -84,7 +87,7 @@ def _draw_norms(ax: Any, positions: list[int], results: list[Any]) -> None:
     _mark(ax, nonfinite, "xC3", "NaN or Inf")
 
 
-def _draw_bounds(ax: Any, names: list[str], bounded: list[tuple[LiveSite, SiteRow]]) -> None:
+def _draw_bounds(ax: Any, names: list[str], bounded: list[_Measured]) -> None:
     """Draw the bounds of the sites that clip, and the norms before these bounds."""
     positions = []
     bounds = []
@@ -145,20 +148,23 @@ def plot_activations(attached: Attachment, ax: Any = None) -> Any:
     ax.set_ylabel("magnitude")
 
     shares = _shares_of_bins(histograms)
-    sides = [position - 0.5 for position in range(len(labels) + 1)]
+    number = len(labels)
+    sides = [position - 0.5 for position in range(number + 1)]
     mesh = ax.pcolormesh(sides, edges, shares, cmap="Blues", vmin=0.0)
     ax.plot(rms, "o-", color="C1", ms=3, label="rms")
     _mark(ax, nonfinite, "xC3", "NaN or Inf")
 
     first, last = _used_bins(shares)
-    ax.set_ylim(edges[first], edges[last + 1])
+    lowest = edges[first]
+    highest = edges[last + 1]
+    ax.set_ylim(lowest, highest)
 
     ax.legend(fontsize=8, framealpha=0.6)
     figure.colorbar(mesh, ax=ax, label="share of the values that are not 0")
     return figure
 
 
-def _common_edges(measured: list[tuple[LiveSite, SiteRow]]) -> tuple[float, ...]:
+def _common_edges(measured: list[_Measured]) -> tuple[float, ...]:
     """Return the edges of the bins of all sites, or raise an error if they differ."""
     observers: list[Any] = [site.regularizer for site, _ in measured]
     edges: tuple[float, ...] = observers[0].edges
@@ -197,9 +203,7 @@ def _used_bins(shares: list[list[float]]) -> tuple[int, int]:
     return used[0], used[-1]
 
 
-def _measured(
-    attached: Attachment, observer: type, with_bounds: bool = False
-) -> list[tuple[LiveSite, SiteRow]]:
+def _measured(attached: Attachment, observer: type, with_bounds: bool = False) -> list[_Measured]:
     """Return the sites of an observer class that have values, in model order.
 
     With `with_bounds`, include the sites that clip by a norm and have seen a gradient.
@@ -212,8 +216,9 @@ def _measured(
         has_norms = "max_norm" in site.values and row.mean_norm is not None
         return with_bounds and has_norms
 
+    rows = attached.report()
     measured = []
-    for site, row in zip(attached._sites, attached.report(), strict=True):
+    for site, row in zip(attached._sites, rows, strict=True):
         if is_drawn(site, row):
             measured.append((site, row))
     if not measured:
@@ -225,7 +230,7 @@ def _measured(
     modules = Index(attached._base).modules
     positions = {name: position for position, name in enumerate(modules)}
 
-    def position_of(pair: tuple[LiveSite, SiteRow]) -> tuple[int, str]:
+    def position_of(pair: _Measured) -> tuple[int, str]:
         site, _ = pair
         position = positions.get(site.owner, 0)
         return position, site.name

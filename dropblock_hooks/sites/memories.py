@@ -115,7 +115,7 @@ def _rates(sites: Sequence[LiveSite], regularizer: WithMemory, norms: Tensor) ->
     rates = {}
     for name in first:
         values = [site.values[name] for site in sites]
-        rates[name] = torch.tensor(values, dtype=norms.dtype, device=norms.device)
+        rates[name] = norms.new_tensor(values)
     return rates
 
 
@@ -127,18 +127,19 @@ def _clip(entry: Sequence[Any], norms: Tensor, bounds: Tensor) -> Tensor:
 
     for positions in lists:
         several = [grads[i] for i in positions]
-        device = several[0].device
-        norms_here = _picked(norms, positions, len(grads)).to(device)
-        bounds_here = _picked(bounds, positions, len(grads)).to(device)
         units = foreach.whole_tensors(several)
+        norms_here = _picked(norms, positions, grads)
+        bounds_here = _picked(bounds, positions, grads)
+
         norm_of_each = norms_here.expand(len(several))
         foreach.shrink_(several, units, norm_of_each, bounds_here)
 
     for i in others:
         grad = grads[i]
-        norm = _picked(norms, [i], len(grads)).reshape(()).to(grad.device)
-        bound = _picked(bounds, [i], len(grads)).reshape(()).to(grad.device)
-        clipped, _ = gradients.scale_counted(grad, bound, norm)
+        norm = _picked(norms, [i], grads)
+        bound = _picked(bounds, [i], grads)
+
+        clipped, _ = gradients.scale_counted(grad, bound.squeeze(0), norm.squeeze(0))
         grad.copy_(clipped)
 
     is_over = (norms > bounds) & (norms < math.inf)
@@ -146,14 +147,19 @@ def _clip(entry: Sequence[Any], norms: Tensor, bounds: Tensor) -> Tensor:
     return is_over * sizes
 
 
-def _picked(numbers: Tensor, positions: Sequence[int], total: int) -> Tensor:
-    """The numbers at these positions of so many in total; a number that all share stays alone."""
-    is_shared = len(numbers) == 1
-    if is_shared or len(positions) == total:
-        return numbers
+def _picked(numbers: Tensor, positions: Sequence[int], grads: Sequence[Tensor]) -> Tensor:
+    """The numbers of the gradients at these positions, on the device of the first of them.
 
-    picked = [numbers[i] for i in positions]
-    return torch.stack(picked)
+    A number that all gradients share stays alone.
+    """
+    is_shared = len(numbers) == 1
+    has_all = len(positions) == len(grads)
+    if not (is_shared or has_all):
+        picked = [numbers[i] for i in positions]
+        numbers = torch.stack(picked)
+
+    first = grads[positions[0]]
+    return numbers.to(first.device)
 
 
 def _leave_out(entry: Sequence[Any], norms: Tensor, skipped: Tensor) -> Tensor:
@@ -161,9 +167,10 @@ def _leave_out(entry: Sequence[Any], norms: Tensor, skipped: Tensor) -> Tensor:
 
     This reads the device: no optimizer can be told later that there was no update.
     """
-    flags = skipped.expand(len(entry)).tolist()
+    number = len(entry)
+    flags = skipped.expand(number).tolist()
     if not any(flags):
-        return torch.zeros(len(entry), dtype=norms.dtype, device=norms.device)
+        return norms.new_zeros(number)
 
     keys = []
     for held, is_skipped in zip(entry, flags, strict=True):
@@ -173,7 +180,8 @@ def _leave_out(entry: Sequence[Any], norms: Tensor, skipped: Tensor) -> Tensor:
 
     run: Run = entry[0].site.run
     worst = norms[skipped].amax().item()
-    finding = messages.SKIPPED_UPDATE.finding(*keys, epoch=run.epoch, norm=worst)
+    message = messages.SKIPPED_UPDATE
+    finding = message.finding(*keys, epoch=run.epoch, norm=worst)
     tell([finding], run.told)
 
     grads = [held.grad for held in entry]
