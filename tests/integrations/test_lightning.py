@@ -278,12 +278,17 @@ class Spikes(Batches):
 
 
 @pytest.mark.filterwarnings("ignore:.*left out")
-def test_updates_that_are_left_out_are_resumed(pl, tmp_path):
+@pytest.mark.parametrize("frozen", [False, True], ids=["alone", "with a frozen norm"])
+def test_updates_that_are_left_out_are_resumed(pl, tmp_path, frozen):
     spec = {"param:**": SkipUpdate(z=6.0, warmup=3)}
+    mixins = ()
+    if frozen:  # a batch of NaN must not reach the running statistics either
+        spec["model.1"] = FreezeNorm(parameters=True)
+        mixins = (WithNorm,)
 
     def run(folder, *callbacks, ckpt_path=None):
         torch.manual_seed(5 if ckpt_path is None else 6)
-        callback, net = Regularize(spec), module(pl)
+        callback, net = Regularize(spec), module(pl, *mixins)
         saver = pl.callbacks.ModelCheckpoint(
             tmp_path / folder, every_n_train_steps=1, save_top_k=-1, filename="{step}"
         )
@@ -298,6 +303,9 @@ def test_updates_that_are_left_out_are_resumed(pl, tmp_path):
     assert site.active_calls == 16
     assert site.total_realized_rate == 4 / 16
     assert all(x.isfinite().all() for x in net.state_dict().values())
+    if frozen:
+        assert net.model[1].num_batches_tracked == 0
+        assert whole.attached["model.1/FreezeNorm"].active_calls == 16
     run("first", interrupt(pl, 11))
     resumed, other = run("then", ckpt_path=tmp_path / "first" / "step=11.ckpt")
     for name, tensor in net.state_dict().items():

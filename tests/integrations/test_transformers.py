@@ -241,19 +241,33 @@ def test_what_keeps_parameters_is_refused():
         Regularize({"param:**": r.L2SP(0.1)})
 
 
-def test_a_resumed_training_with_neftune_and_z_loss(tmp_path):
-    spec = {"bert.embeddings.word_embeddings": r.NEFTune(5.0), "classifier": r.ZLoss(0.1)}
-    options = {"save_strategy": "steps", "save_steps": 3}
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_a_resumed_training_with_neftune_z_loss_and_adagc(tmp_path, accumulation):
+    spec = {
+        "bert.embeddings.word_embeddings": r.NEFTune(5.0),
+        "classifier": r.ZLoss(0.1),
+        "param:**": r.AdaGC(1.0, 0.5, decay=0.5, warmup=1),
+    }
+    options = {
+        "save_strategy": "steps",
+        "save_steps": 2,
+        "max_grad_norm": 0.0,
+        "gradient_accumulation_steps": accumulation,
+    }
     whole = bert()
     callback = Regularize(spec)
     trainer(tmp_path / "whole", callback, model=whole, **options).train()
     plain = bert()
-    trainer(tmp_path / "plain", model=plain).train()
+    trainer(tmp_path / "plain", model=plain, **options).train()
     assert not same(weights(whole), weights(plain))
+    updates = EPOCHS * STEPS // accumulation
+    clippings = callback.attached.select(r.AdaGC)
+    assert [site.active_calls for site in clippings] == [updates] * len(clippings)
+    assert sum(site.total_realized_rate for site in clippings) > 1
 
     with pytest.raises(KeyboardInterrupt):
-        trainer(tmp_path / "broken", Regularize(spec), Rates(4), **options).train()
+        trainer(tmp_path / "broken", Regularize(spec), Rates(3), **options).train()
     made = trainer(tmp_path / "broken", Regularize(spec), **options)
-    made.train(resume_from_checkpoint=str(tmp_path / "broken" / "checkpoint-3"))
+    made.train(resume_from_checkpoint=str(tmp_path / "broken" / "checkpoint-2"))
     assert same(weights(made.model), weights(whole))
     assert made.state.log_history[-2]["reg/classifier/ZLoss/penalty"] > 0
