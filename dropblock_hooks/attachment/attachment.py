@@ -18,6 +18,7 @@ from ..findings import Finding, tell
 from ..observers.capture import Capture, Record
 from ..quoting import kind_of
 from ..selectors.select import Select
+from ..sites.history import History
 from ..sites.hooks import SiteHook, take_off
 from ..sites.processes import world_size
 from ..sites.public import Site
@@ -26,6 +27,7 @@ from ..sites.scaler import checked_scaler
 from ..sites.site import LiveSite
 from ..sites.updates import checked_optimizers, use_optimizers
 from ..tables import Table, counted
+from .history import close_last, history_of
 from .lookup import (
     Suggestion,
     Which,
@@ -160,6 +162,9 @@ class Attachment:
         faults = find_before_step(t, self._base, run, self._hooks)
         window_ends = self._is_in_another_epoch(t)
         alerts = new_alerts(self._base, run, self._hooks) if window_ends else []
+        if window_ends and run.installed:
+            run.history.note_findings(faults)
+            run.history.note_end(math.floor(self.epoch), self._sites)
 
         self._move(t, values)
         run.stepped = True
@@ -229,7 +234,10 @@ class Attachment:
     def remove(self) -> None:
         """Take every hook off, after the backward; warns of rates that never moved, or stayed 0."""
         run = self._run
-        forgotten = find_forgotten(run, self._sites) if run.installed else []
+        forgotten = []
+        if run.installed:
+            forgotten = find_forgotten(run, self._sites)
+            close_last(self._base, run, self._hooks)
         run.installed = False
 
         if run.ticker is not None:
@@ -297,6 +305,17 @@ class Attachment:
             numbers = summed(numbers, self._sites)
             title = f"{title}, {world_size()} ranks"
         return site_table(self._sites, numbers, title)
+
+    @property
+    def history(self) -> History:
+        """What each site did in each epoch: a row for each, oldest first. Waits for the device.
+
+        `step` adds the rows of the epoch that ends, and `remove` those of the last one. The rows of
+        the present epoch come last. All are in `state_dict`. At more than 20,000 rows, but not
+        below 64 epochs, every second epoch is forgotten. The rows print as a table;
+        ``history.to_dicts()`` and ``history.to_pandas()`` convert them.
+        """
+        return history_of(self._base, self._run, self._hooks)
 
     @property
     def alerts(self) -> list[Finding]:
