@@ -62,7 +62,8 @@ MODULES = {
 MEMBERS = {
     "Attachment": """
         alerts always captured enabled epoch grad_scaler history load_state_dict log optimizer
-        paused rates remove report scalars select set sites state_dict step suggest verify
+        paused rates remove report same_masks scalars select set sites state_dict step suggest
+        verify
     """,
     "Site": """
         active_calls aliases at block_size calls expected_rate key layout map_size module_type

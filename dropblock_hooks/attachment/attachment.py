@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from torch import nn
@@ -39,6 +39,7 @@ from .lookup import (
     with_rates,
 )
 from .report import SiteRow, readings, site_table, summed
+from .same_masks import same_masks
 from .state import check, restore, save
 
 
@@ -230,6 +231,25 @@ class Attachment:
         finally:
             self._run.always = before
             self._run.write()
+
+    def same_masks(self) -> AbstractContextManager[None]:
+        """Let each site draw one mask within a ``with`` block, and use it in all of its calls.
+
+        It is for several passes of a model that belong together, such as both sides of a siamese
+        network, the steps of a recurrent cell, or samples of Monte-Carlo dropout that are compared.
+        The first call of a site in the block draws; a call with another shape is a SiteError.
+        Regularizers of gradients and dropouts of the model itself draw as always. Compiled code
+        runs in eager mode in the block. RuntimeError for a `Retune` of a layer that drops by
+        itself.
+
+        Example:
+            >>> attached = attach(model := nn.Linear(3, 50), {".": Dropout(0.5)})
+            >>> with attached.same_masks():
+            ...     first, second = model(torch.ones(2, 3)), model(torch.zeros(2, 3))
+            >>> torch.equal(first == 0, second == 0)
+            True
+        """
+        return same_masks(self._run, self._hooks)
 
     def remove(self) -> None:
         """Take every hook off, after the backward; warns of rates that never moved, or stayed 0."""

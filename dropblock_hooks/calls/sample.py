@@ -99,6 +99,10 @@ def sample(
 def _acting_sites(model: nn.Module) -> list[LiveSite]:
     """Return the sites of a model that draw random numbers in evaluation, at least one."""
     sites = [site for attached in attachments(model) for site in attached._sites if site.draws]
+    if any(site.run.seeds is not None and site.run.seeds.is_open for site in sites):
+        raise RuntimeError(
+            "all samples would be equal in a block of same_masks(): sample outside of it"
+        )
     acting = [site for site in sites if site.acts(False) and site.rate != 0.0]
     if not acting:
         keys = listed([site.key for site in sites], 3) or "the model without such a regularizer"

@@ -14,6 +14,7 @@ from .board import Board
 from .counter import Counter
 from .history import Recorder
 from .scaler import loss_scale
+from .seeds import Seeds
 
 
 @dataclass(eq=False)
@@ -43,6 +44,7 @@ class Run:
     told: set[tuple[str, str]] = field(default_factory=set)  # reported findings: site and kind
     optimizers: list[Any] = field(default_factory=list)  # the `StepHooks` of each
     grids: Grids = field(default_factory=Grids)  # the sizes of the maps behind rows of tokens
+    seeds: Seeds | None = None  # once somebody has used `Attachment.same_masks`
     shared: dict[str, Any] = field(default_factory=dict)  # the state that observers share
     history: Recorder = field(default_factory=Recorder)  # of the epochs that have ended
     sites: tuple[Any, ...] = ()  # all sites, in the order of the spec
@@ -59,6 +61,7 @@ class Run:
             "optimizers": [],
             "always": False,
             "boards": {},
+            "seeds": None,
             "ticker": None,
         }
 
