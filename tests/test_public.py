@@ -74,7 +74,7 @@ MEMBERS = {
     "SpecError": "findings problems",
     "WatchdogError": "findings",
     "CAM": "layer maps raw target",
-    "Sampled": "mean samples std",
+    "Sampled": "entropy mean mutual_information samples std",
     "Record": "call epoch grad training value",
     "Spec": "from_json from_yaml load save to_json to_plain to_yaml",
     "Regularizer": "apply",
