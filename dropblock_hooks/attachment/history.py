@@ -7,6 +7,7 @@ from torch import nn
 
 from ..diagnosis.now import find_before_step
 from ..findings import Finding
+from ..sites.counter import Snapshot
 from ..sites.history import History, mean_rates
 from ..sites.hooks import SiteHook
 from ..sites.run import Run
@@ -16,21 +17,26 @@ def history_of(base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> History:
     """Return the rows of all epochs, which waits for the device."""
     run.take_counts()
     rows = run.history.rows()
-    if run.installed and _was_trained(run):
-        windows = [site.tally.window() for site in run.sites]
+    windows = _open_windows(run)
+    if run.installed and _is_trained(windows):
+        epoch = math.floor(run.epoch)
         faults = _faults_now(base, run, hooks)
-        rows += run.history.open_rows(math.floor(run.epoch), run.sites, windows, faults)
+        rows += run.history.open_rows(epoch, run.sites, windows, faults)
     return History(rows)
 
 
 def close_last(base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> None:
     """Add the rows of the present epoch, because no step will end it."""
     run.take_counts()
-    if not _was_trained(run):
+    windows = _open_windows(run)
+    if not _is_trained(windows):
         return
-    run.history.note_findings(_faults_now(base, run, hooks))
-    run.history.note_end(math.floor(run.epoch), run.sites)
-    run.history.close(run.sites, [site.tally.window() for site in run.sites])
+
+    faults = _faults_now(base, run, hooks)
+    epoch = math.floor(run.epoch)
+    run.history.note_findings(faults)
+    run.history.note_end(epoch, run.sites)
+    run.history.close(run.sites, windows)
 
 
 def rates_now(run: Run) -> tuple[float, float] | None:
@@ -39,12 +45,17 @@ def rates_now(run: Run) -> tuple[float, float] | None:
     None if no element has passed them. This waits for the device.
     """
     run.take_counts()
-    return mean_rates(run.sites, [site.tally.shown() for site in run.sites])
+    shown = [site.tally.shown() for site in run.sites]
+    return mean_rates(run.sites, shown)
 
 
-def _was_trained(run: Run) -> bool:
-    """Return whether the open window has a call in training mode, or a gradient."""
-    windows = [site.tally.window() for site in run.sites]
+def _open_windows(run: Run) -> list[Snapshot]:
+    """Return what was counted for each site since the last window closed."""
+    return [site.tally.window() for site in run.sites]
+
+
+def _is_trained(windows: Sequence[Snapshot]) -> bool:
+    """Return whether a site had a call in training mode, or a gradient."""
     return any(window.trained or window.active for window in windows)
 
 

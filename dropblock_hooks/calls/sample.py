@@ -169,7 +169,7 @@ def _entropy(probabilities: Tensor) -> Tensor:
 def _acting_sites(model: nn.Module) -> list[LiveSite]:
     """Return the sites of a model that draw random numbers in evaluation, at least one."""
     sites = [site for attached in attachments(model) for site in attached._sites if site.draws]
-    if any(site.run.seeds is not None and site.run.seeds.is_open for site in sites):
+    if any(site.uses_same_masks for site in sites):
         raise RuntimeError(
             "all samples would be equal in a block of same_masks(): sample outside of it"
         )

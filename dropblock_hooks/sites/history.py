@@ -152,11 +152,17 @@ class _Epoch:
 
 
 def _by_device(tensors: Mapping[int, Tensor]) -> list[tuple[list[int], Tensor]]:
-    """Stack tensors that are on the same device; return their places with each stack."""
-    groups: dict[torch.device, list[int]] = {}
+    """Stack tensors of one device and dtype; return their places with each stack."""
+    groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
     for place, tensor in tensors.items():
-        groups.setdefault(tensor.device, []).append(place)
-    return [(places, torch.stack([tensors[i] for i in places])) for places in groups.values()]
+        group = tensor.device, tensor.dtype
+        groups.setdefault(group, []).append(place)
+
+    stacks = []
+    for places in groups.values():
+        stack = torch.stack([tensors[place] for place in places])
+        stacks.append((places, stack))
+    return stacks
 
 
 def _summary(cells: Tensor) -> Tensor:

@@ -187,10 +187,15 @@ class LiveSite:
         if self.scaled and has_scale_tensor(scaler) and scale_tensor(scaler) is None:
             scaler.scale(torch.zeros((), device=device))  # it makes the tensor now
 
+    @property
+    def uses_same_masks(self) -> bool:
+        """Whether its mask is drawn once, because a block of `Attachment.same_masks` is open."""
+        seeds = self.run.seeds
+        return seeds is not None and seeds.is_open and self.draws
+
     def refuse_same_masks(self) -> None:
         """Raise SiteError in a block of `Attachment.same_masks`, which compiled code can't know."""
-        seeds = self.run.seeds
-        if seeds is not None and seeds.is_open and self.draws:
+        if self.uses_same_masks:
             raise self.error(
                 "compiled code can't draw the same masks again: call the model without "
                 "torch.compile in a block of same_masks()"

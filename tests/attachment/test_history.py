@@ -21,10 +21,13 @@ from dropblock_hooks import (
     GaussianNoise,
     HookWarning,
     LinearSchedule,
+    Probability,
+    Regularizer,
     Retune,
     StepSchedule,
     attach,
     attachments,
+    register,
 )
 
 RISING = StepSchedule({0: 0.1, 1: 0.3, 2: 0.5})
@@ -356,6 +359,30 @@ def test_memory_is_bounded(monkeypatch):
         again.step(epoch)
         train(resumed, 1)
     assert sorted({row.epoch for row in again.history}) == [0, 8, 16, 24, 32, 40, 48, 49]
+
+
+def test_counts_of_several_dtypes(own_registry):
+    @register
+    class CountsInFloats(Regularizer):
+        unit = "elements"
+        p: Probability = 0.5
+
+        def apply(self, x, now):
+            return x * 1.0, torch.tensor(x.numel() / 4)
+
+    class CountsALot(Regularizer):
+        """Its numbers are none that float32 can hold."""
+
+        def apply(self, x, now):
+            return x * 1.0, torch.tensor(2**40 + 1)
+
+    model = net()
+    attached = attach(model, {"0": CountsInFloats(), "1": CountsALot(), "2": Dropout(0.5)})
+    train(model, 3)
+    attached.step()
+    first, second, _ = attached.history
+    assert (first.realized_rate, first.expected_rate) == (0.25, 0.5)
+    assert second.realized_rate == (2**40 + 1) / (8 * 40)
 
 
 def test_rates_that_the_model_holds_have_rows_without_a_share():
