@@ -43,6 +43,7 @@ def new_alerts(
 
     before = clock.alerts
     findings = _judge(base, run, sights, statistics)
+    run.history.note_findings(findings.values())
     if any(sight.measured for sight in sights):
         run.told -= before.keys() - findings.keys()  # these have cleared, and may come again
         clock.alerts = findings

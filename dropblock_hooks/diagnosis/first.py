@@ -44,7 +44,9 @@ class ForwardChecks:
         opened, _ = windows(run, hook.hooks)
         window = replace(opened, backward=False)
         called = [site_hook for site_hook in hook.hooks if site_hook.by_call]
-        tell(find_idle(model, called, window), run.told)
+        idle = find_idle(model, called, window)
+        run.history.note_findings(idle)
+        tell(idle, run.told)
         run.first_calls = {key: counts.trained for key, counts in window.sites.items()}
 
         sites = [site_hook.site for site_hook in hook.hooks]
@@ -52,6 +54,7 @@ class ForwardChecks:
         findings = [*run.no_batch, *_without_optimizer(hook), *find_unknown_scaler(run)]
         findings += find_overwritten(model, run, hook.parameters)
         findings += find_split_groups(model, run, hook.parameters)
+        run.history.note_findings(findings)
         tell(findings, run.told)
 
     def new_alerts(self, hook: ModelHook, model: nn.Module, statistics: bool) -> list[Finding]:

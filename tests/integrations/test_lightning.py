@@ -14,6 +14,7 @@ from dropblock_hooks import (
     ClampGrad,
     ClipGradNorm,
     DropBlock2d,
+    Dropout,
     FreezeNorm,
     HookWarning,
     LinearSchedule,
@@ -392,9 +393,34 @@ def logged(folder, tag):
 )
 def test_the_logger_gets_the_rates(pl, tmp_path, every, expected):
     options = {"logger": pl.loggers.CSVLogger(tmp_path), "log_every_n_steps": 1}
-    _, _, runner = fitted(pl, drop(), options=options, log_every_n_steps=every)
+    arguments = {"log_every_n_steps": every, "log_sites": True}
+    _, _, runner = fitted(pl, drop(), options=options, **arguments)
     assert dict(logged(tmp_path, "reg/model.1/DropBlock2d/p")) == pytest.approx(expected)
     assert "reg/model.1/DropBlock2d/realized_rate" in runner.logged_metrics
+
+
+def test_the_logger_gets_means_without_being_asked(pl, tmp_path):
+    options = {"logger": pl.loggers.CSVLogger(tmp_path), "log_every_n_steps": 1}
+    spec = {**drop(), "model.2": Dropout(0.5), "param:model.4.*": ClipGradNorm(1.0)}
+    callback, _, runner = fitted(pl, spec, options=options)
+    assert not [name for name in runner.logged_metrics if name.startswith("reg/")]
+    rows = [row for row in callback.attached.history if row.expected_rate is not None]
+    for name in ("expected_rate", "realized_rate"):
+        tag = f"dropblock_hooks/{name.replace('expected', 'nominal')}"
+        values = [[getattr(row, name) for row in rows if row.epoch == epoch] for epoch in (0, 1)]
+        assert [len(of_epoch) for of_epoch in values] == [2, 2]
+        means = [sum(of_epoch) / 2 for of_epoch in values]
+        assert [value for _, value in logged(tmp_path, tag)] == pytest.approx(means)
+    assert [value for _, value in logged(tmp_path, "dropblock_hooks/findings")] == [0, 0]
+
+
+def test_the_number_of_findings_is_logged(pl, tmp_path):
+    options = {"logger": pl.loggers.CSVLogger(tmp_path), "log_every_n_steps": 1}
+    with pytest.warns(HookWarning, match="the rate was 0"):
+        fitted(pl, drop(0.0), options=options)
+    seen = [value for _, value in logged(tmp_path, "dropblock_hooks/findings")]
+    assert len(seen) == 2
+    assert seen[-1] >= 1
 
 
 def test_the_scaler_of_the_precision_plugin(pl):
