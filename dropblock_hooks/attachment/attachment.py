@@ -16,6 +16,7 @@ from ..diagnosis.now import find_before_step, find_faults
 from ..diagnosis.ranks import compare, tell_equal_seeds
 from ..findings import Finding, tell
 from ..observers.capture import Capture, Record
+from ..observers.watchdog import Clock
 from ..quoting import kind_of
 from ..selectors.select import Select
 from ..sites.history import History
@@ -162,7 +163,10 @@ class Attachment:
         run = self._run
         faults = find_before_step(t, self._base, run, self._hooks)
         window_ends = self._is_in_another_epoch(t)
-        alerts = new_alerts(self._base, run, self._hooks) if window_ends else []
+        alerts = []
+        if window_ends:
+            alerts = new_alerts(self._base, run, self._hooks)
+            Clock.of(run.shared).end_epoch()
         if window_ends and run.installed:
             run.history.note_findings(faults)
             run.history.note_end(math.floor(self.epoch), self._sites)

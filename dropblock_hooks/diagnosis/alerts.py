@@ -37,9 +37,9 @@ def new_alerts(
 
     if is_enabled(run.scaler):
         clock.note_scale(run.scaler.get_scale())
+    statistics = statistics and any(sight.judged for sight in sights)
     if statistics:
         clock.begin()
-    statistics = statistics and any(sight.judged for sight in sights)
 
     before = clock.alerts
     findings = _judge(base, run, sights, statistics)
