@@ -291,7 +291,7 @@ class ActivationStats(Measuring):
             observer of gradients alone sees them after, or before, the gradient regularizers.
         outliers: True also measures kurtosis, the share of values beyond 6 standard deviations of
             their call, and the largest magnitude of a channel over that of the median channel. A
-            measured call then starts 50 more operators of torch, holds up to three float64 copies
+            measured call then starts about 50 more operators, holds up to three float64 copies
             of the tensor, and takes about 6 times as long on a CPU. Compiled code runs Python for
             it in each call.
     """
