@@ -1,5 +1,6 @@
 """Checks in forwards of the model, mostly in the first training forward of a window."""
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,6 +19,9 @@ from .alerts import new_alerts, tell_alerts
 from .endings import not_stepped
 from .idle import find_idle
 from .lost import find_overwritten, find_split_groups
+
+_BATCH_OF_IMAGES = 4  # axes; a tensor in a list with fewer is one sample
+_MOST_VIEWS = 64  # tensors in a list, of which any neighbors may be put together
 
 
 class ForwardChecks:
@@ -103,18 +107,32 @@ def find_no_batch(sites: Iterable[LiveSite], inputs: Any) -> list[Finding]:
     sizes = [x.shape[0] for x in tensors]
     if not sizes:
         return []
-    # images may come in a list, or in several sizes
-    lists = [value for value in tree_leaves(inputs, is_leaf=_is_list) if _is_list(value)]
-    batches = {*sizes, *map(len, lists), sum(sizes)}
+    # images may come in a list, or in several sizes, of which some are put together
+    first = sizes[0]
+    batches = {*sizes, sum(sizes)}
+    for values in tree_leaves(inputs, is_leaf=_is_list):
+        if not _is_list(values):
+            continue
+        if values and values[0] is tensors[0] and values[0].ndim < _BATCH_OF_IMAGES:
+            first = len(values)  # each is a sample
+        batches |= {len(values), *_sums_of_neighbors(values)}
 
     findings = []
     for site in sites:
         if site.samples is None or site.samples in batches:
             continue
-        values = {"samples": site.samples, "batch": sizes[0]}
+        values = {"samples": site.samples, "batch": first}
         findings.append(messages.NO_BATCH.finding(site.key, epoch=site.run.epoch, **values))
     return findings
 
 
 def _is_list(value: Any) -> bool:
     return isinstance(value, list)
+
+
+def _sums_of_neighbors(values: list[Any]) -> set[int]:
+    """The lengths of axis 0 if neighbors in a list of tensors are put together."""
+    if len(values) > _MOST_VIEWS or not all(isinstance(x, Tensor) and x.ndim for x in values):
+        return set()
+    ends = [0, *itertools.accumulate(x.shape[0] for x in values)]
+    return {last - first for first, last in itertools.combinations(ends, 2)}

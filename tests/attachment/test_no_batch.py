@@ -104,6 +104,11 @@ CALLS = {
         ([X, X[:, :4], X[:, :2]],),
         {},
     ),
+    "crops of one size together": (
+        lambda layer, crops: layer(torch.cat([c.mean(1) for c in crops[2:5]])),
+        ([X, X, X[:, :4], X[:, :4], X[:, :4], X[:, :2]],),
+        {},
+    ),
     "two views": (lambda layer, a, b: layer(torch.cat([a, b])), (X, X), {}),
     "numbers only": (lambda layer, n: layer(torch.ones(n, 16)), (5,), {}),
 }
@@ -117,6 +122,16 @@ def test_batches_that_come_in_other_ways_are_silent(name, regularizer):
     attached = attach(model, {"layer": regularizer})
     model(*args, **kwargs).sum().backward()
     assert attached.verify() == []
+
+
+@pytest.mark.parametrize("axes", [3, 4])
+def test_the_length_of_a_batch_in_a_list(axes):
+    """A list of images is a batch, and a list of batches has several."""
+    images = [torch.randn(5, 6, 16)] * 2 if axes == 3 else [torch.randn(2, 5, 6, 16)] * 4
+    model = Calls(lambda layer, images: layer(images[0].flatten(0, -2)))
+    attach(model, {"layer": DropPath(0.5)})
+    with pytest.warns(HookWarning, match="and the batch has 2, so it does not act on whole"):
+        model(images).sum().backward()
 
 
 FAMILIES = ["vit_tiny_patch16_224", "convnext_atto", "swin_tiny_patch4_window7_224", "coat_tiny"]
