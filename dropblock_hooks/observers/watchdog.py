@@ -126,7 +126,7 @@ class Watchdog(Observer):
         max_dead: the largest share of a layer's channels that may be dead, in (0, 1).
         max_saturated: the largest share of a layer's values that may be saturated, in (0, 1).
         min_calls: a layer that was called less often, or of which fewer than 4 calls or gradients
-            were measured, waits for the next look, but for ``nonfinite``. At least 1; below 4, as
+            were measured, waits for the next look, but for ``nonfinite``; at least 1. Below 4, as
             many are measured.
     """
 

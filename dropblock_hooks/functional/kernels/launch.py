@@ -45,11 +45,12 @@ class KernelError(RuntimeError):
 
 def takes(x: Tensor) -> bool:
     """Whether kernels are used for a tensor on a GPU: a plain one, or one of `tracing`."""
+    if x.device.type not in DEVICES:  # first, because most tensors on a CPU end here
+        return False
     if is_traced():
         return is_on(x.device, x.dtype)
     return (
-        x.device.type in DEVICES  # first, because most tensors on a CPU end here
-        and not torch.compiler.is_compiling()
+        not torch.compiler.is_compiling()
         and type(x) in (Tensor, torch.nn.Parameter)
         and not is_tracing()
         and not transforming()
