@@ -410,6 +410,15 @@ STEP_IN_BACKWARD = (
     "step() was called during a backward: activation checkpoints that are recomputed after it use "
     "the new rates, and their gradients are wrong; call step() after backward()"
 )
+AFTER_THE_END = (
+    "step({t:g}) is later than the {epochs} epochs that attach was given, so rates keep their last "
+    "values: step takes the epoch, and epoch + i / n inside it, not the number of a batch"
+)
+ANCHOR_BEFORE_LOADING = (
+    "{sites}: the parameter has changed between attach and the first forward, and it is pulled to "
+    "its value at attach; call attach after the weights are loaded, or load_state_dict of the "
+    "attachment too"
+)
 NO_SITE_OF_STATE = "the state has none of these sites, so only its epoch is restored"
 NO_STATE_OF_CALLBACK = (
     "the checkpoint has no state of Regularize, because it was written without it: counts begin "

@@ -111,3 +111,34 @@ def test_set_follows_the_training_too(net):
     with pytest.raises(ValueError, match="does not say its epochs"):
         unsaid.set("layer1.*", p=LinearSchedule(0.0, 0.4))
     assert {site.rate for site in unsaid.sites} == {0.1}
+
+
+def stepped(rate, epochs, times):
+    """Train a model, with a step before each batch."""
+    model = nn.Identity()
+    attached = attach(model, {".": Dropout2d(p=rate)}, epochs=epochs)
+    for t in times:
+        attached.step(t)
+        model(torch.ones(1, 2, 2, 2))
+    return attached
+
+
+def test_a_step_for_each_batch_is_told_once():
+    text = r"step\(4\) is later than the 3 epochs that attach was given.*not the number of a batch"
+    with pytest.warns(HookWarning, match=text) as caught:
+        stepped(LinearSchedule(0.0, 0.1), 3, range(12))
+    assert len(caught) == 1
+
+
+@pytest.mark.parametrize(
+    ("rate", "epochs", "times"),
+    [
+        (LinearSchedule(0.0, 0.1), 3, [i / 5 for i in range(16)]),
+        (LinearSchedule(0.0, 0.1), 3, [0, 1, 2, None]),
+        (LinearSchedule(0.0, 0.1, epochs=3), None, range(9)),
+        (0.1, 3, range(9)),
+    ],
+    ids=["fractions", "epochs and the end", "no length", "no schedule"],
+)
+def test_other_steps_are_silent(rate, epochs, times):
+    stepped(rate, epochs, times)

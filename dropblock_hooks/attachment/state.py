@@ -267,6 +267,7 @@ def restore(saved: Saved, sites: Sequence[LiveSite], run: Run) -> None:
         anchor = saved.anchors.get(site.key)
         if anchor is not None and _shape_of(anchor) == _shape_of(site.anchor):
             site.anchor = anchor.to(site.anchor, copy=True)
+            site.anchored_at = None
 
     run.history.load(saved.history, sites)
     run.looked = False

@@ -3,6 +3,7 @@
 now        everything that is wrong now, for ``verify``, and faults of an epoch that ends
 first      what the first training forward of an epoch shows, such as a tensor without a batch axis
 idle       why a site did nothing: one function for each cause
+routed     lists from whose layers a model chooses some, such as experts
 behind     layers that compiled code has almost stopped to call
 skipped    updates of the optimizer that `SkipUpdate` has left out
 lost       sites that can't act any more, because the layer or the parameter is another one

@@ -10,15 +10,19 @@ from torch import Tensor, nn
 from .. import messages
 from .._torch import tree_leaves
 from ..findings import Finding, tell
+from ..quoting import listed
 from ..regularizers.memory import WithMemory
+from ..sites.hooks import SiteHook
 from ..sites.model_hook import ModelHook
 from ..sites.run import Run
 from ..sites.site import LiveSite
-from ..sites.windows import windows
+from ..sites.windows import Window, windows
+from ..warn import warn
 from .alerts import new_alerts, tell_alerts
 from .endings import not_stepped
 from .idle import find_idle
-from .lost import find_overwritten, find_split_groups
+from .lost import find_overwritten, find_split_groups, old_anchors
+from .routed import around, routed_lists
 
 _BATCH_OF_IMAGES = 4  # axes; a tensor in a list with fewer is one sample
 _MOST_VIEWS = 64  # tensors in a list, of which any neighbors may be put together
@@ -47,8 +51,9 @@ class ForwardChecks:
         run = hook.run
         opened, _ = windows(run, hook.hooks)
         window = replace(opened, backward=False)
-        called = [site_hook for site_hook in hook.hooks if site_hook.by_call]
-        idle = find_idle(model, called, window)
+        by_call = [site_hook for site_hook in hook.hooks if site_hook.by_call]
+        expected = _not_left_out(model, by_call, window)
+        idle = find_idle(model, expected, window)
         run.history.note_findings(idle)
         tell(idle, run.told)
         run.first_calls = {key: counts.trained for key, counts in window.sites.items()}
@@ -61,6 +66,10 @@ class ForwardChecks:
         run.history.note_findings(findings)
         tell(findings, run.told)
 
+        keys = old_anchors(model, hook.parameters)
+        if keys:
+            warn(messages.ANCHOR_BEFORE_LOADING.format(sites=listed(keys, 5)))
+
     def new_alerts(self, hook: ModelHook, model: nn.Module, statistics: bool) -> list[Finding]:
         """Return the new findings of a `Watchdog`, without `statistics` those about NaN and Inf."""
         return new_alerts(model, hook.run, hook.hooks, statistics)
@@ -68,6 +77,17 @@ class ForwardChecks:
     def tell_alerts(self, hook: ModelHook, alerts: Sequence[Finding]) -> None:
         """Report what a `Watchdog` has found."""
         tell_alerts(hook.run, hook.hooks, alerts)
+
+
+def _not_left_out(model: nn.Module, hooks: list[SiteHook], window: Window) -> list[SiteHook]:
+    """Return the hooks without those whose layers this one forward may have left out."""
+    called = [hook.site.owner for hook in hooks if window.sites[hook.site.key].calls]
+    routed = routed_lists(model, called)
+    return [
+        hook
+        for hook in hooks
+        if window.sites[hook.site.key].calls or routed.isdisjoint(around(hook.site.owner))
+    ]
 
 
 def _waiting(hook: ModelHook) -> list[LiveSite]:

@@ -121,8 +121,12 @@ def _no_update(site: IdleSite) -> Finding | None:
         return None
     if not site.hook.run.optimizers:
         return _finding(messages.STEP_UNKNOWN, site)
-    message = messages.UPDATES_WITHOUT_IT if _others_updated(site) else messages.NO_STEP
-    return _finding(message, site)
+    if site.counts.calls and not site.counts.trained:
+        return _idle_site(site)  # the layer was in evaluation mode
+    if not _others_updated(site):
+        return _finding(messages.NO_STEP, site)
+    # heads of several tasks may take turns
+    return None if site.hook.site.active_calls else _finding(messages.UPDATES_WITHOUT_IT, site)
 
 
 def _others_updated(site: IdleSite) -> bool:
@@ -204,8 +208,8 @@ _CAUSES: tuple[Callable[[IdleSite], Cause | None], ...] = (
     _not_called,
     _paused,
     _needs_no_gradient,
-    _no_gradient,
     _not_while_training,
+    _no_gradient,
     _only_evaluated,
 )
 

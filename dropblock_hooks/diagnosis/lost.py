@@ -3,6 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 
+import torch
 from torch import nn
 
 from .. import messages
@@ -95,6 +96,29 @@ def find_overwritten(base: nn.Module, run: Run, hooks: Iterable[SiteHook]) -> li
     if not keys:
         return []
     return [messages.OVERWRITTEN.finding(*keys, epoch=run.epoch)]
+
+
+def old_anchors(base: nn.Module, hooks: Iterable[SiteHook]) -> list[str]:
+    """Return the keys of sites that pull a parameter to a value of before it was loaded.
+
+    Values are compared only where the parameter was written since `attach`, because a comparison
+    waits for the device.
+    """
+    keys = []
+    for hook in hooks:
+        site = hook.site
+        version = site.anchored_at
+        site.anchored_at = None  # from here on, the training changes the parameter
+        owner = hook.find(base)
+        if version is None or owner is None or not isinstance(hook, ParameterHook):
+            continue
+
+        parameter = hook.held(owner)
+        if parameter is not None and not site.active_calls and parameter._version != version:
+            anchor = site.anchor_of(parameter).to(parameter.dtype)
+            if not torch.equal(parameter, anchor):
+                keys.append(site.key)
+    return keys
 
 
 def find_split_groups(base: nn.Module, run: Run, hooks: Iterable[SiteHook]) -> list[Finding]:

@@ -80,6 +80,7 @@ def find_before_step(
         warn(messages.STEP_IN_BACKWARD)
     if not run.installed:
         return [messages.REMOVED.finding(epoch=run.epoch)]
+    _check_end(t, run, hooks)
     epochs = math.floor(t) - math.floor(run.epoch)
     if not epochs:
         return []
@@ -95,6 +96,17 @@ def find_before_step(
     if was_off or time_was_set or _leaves_no_trace(hooks):
         return []
     return [_not_trained(base, run, window)]
+
+
+def _check_end(t: float, run: Run, hooks: Iterable[SiteHook]) -> None:
+    """Warn once if the time is later than the end of the training, and schedules depend on it."""
+    told = (".", "after_the_end")
+    if run.epochs is None or t < run.epochs + 1 or told in run.told:
+        return
+    rates = [rate for hook in hooks for rate in hook.site.regularizer.rates.values()]
+    if any(map(callable, rates)):
+        run.told.add(told)
+        warn(messages.AFTER_THE_END.format(t=t, epochs=run.epochs))
 
 
 def _had_backward(base: nn.Module, hooks: Iterable[SiteHook], window: Window) -> bool:

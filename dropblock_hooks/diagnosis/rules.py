@@ -10,7 +10,7 @@ from torch import nn
 from .. import messages
 from ..findings import Finding, Kind, Message
 from ..observers.watchdog import Clock
-from ..selectors.wrappers import find_module
+from .routed import around, routed_lists
 from .sights import Sight, with_rule
 from .updated import find_no_update
 
@@ -136,7 +136,8 @@ def _no_gradient(
     """
     has_enough = any(sight.is_enough(sight.watched.grads) for sight in all_sights)
     model_has_gradients = any(_has_gradient(p) for p in base.parameters())
-    routed = _routed(base, all_sights)
+    called = [sight.site.name for sight in all_sights if sight.watched.calls]
+    routed = routed_lists(base, called)
     for sight in sights:
         trained = sight.trained  # empty for a frozen layer, which is meant to have no gradient
         if not has_enough or not trained:
@@ -145,7 +146,7 @@ def _no_gradient(
             continue
 
         never_called = model_has_gradients and not sight.watched.called
-        unused = never_called and routed.isdisjoint(_around(sight.site.name))
+        unused = never_called and routed.isdisjoint(around(sight.site.name))
         if unused or _got_no_gradient(sight):
             yield sight.finding(messages.NO_GRADIENT, calls=sight.watched.calls)
 
@@ -169,32 +170,6 @@ def _got_no_gradient(sight: Sight) -> bool:
     none = sight.is_enough(watched.calls) and not watched.grads
     zeros = sight.is_enough(watched.grads) and not watched.norm and math.isinf(watched.grad_bad)
     return none or zeros
-
-
-def _routed(base: nn.Module, sights: Sequence[Sight]) -> set[str]:
-    """Return the names of lists from whose layers the model chooses some, such as experts.
-
-    The layers of a list have the same class, and some of them, or layers in them, are called.
-    """
-    called: set[str] = set()
-    for sight in sights:
-        if sight.watched.calls:
-            called.update(_around(sight.site.name))
-    return {name for name in called if _is_list_of_equals(find_module(base, name))}
-
-
-def _is_list_of_equals(module: nn.Module | None) -> bool:
-    """Return whether a module is a list or dict of layers of one class."""
-    if not isinstance(module, nn.ModuleList | nn.ModuleDict):
-        return False
-    classes = {type(child) for child in module.children()}
-    return len(classes) == 1
-
-
-def _around(name: str) -> list[str]:
-    """Return the names of all modules around a layer."""
-    parts = name.split(".")
-    return [".".join(parts[:n]) for n in range(len(parts))]
 
 
 def _has_gradient(p: nn.Parameter) -> bool:

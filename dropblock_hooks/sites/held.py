@@ -264,7 +264,9 @@ class ParameterHook(SiteHook):
     def install(self, module: nn.Module) -> None:
         module.register_forward_pre_hook(self.__call__)
         if self.site.regularizer.anchored:
-            self.site.anchor = self.held(module).detach().clone()
+            parameter = self.held(module)
+            self.site.anchor = parameter.detach().clone()
+            self.site.anchored_at = parameter._version
         self.put(module)
 
     def restore(self, module: nn.Module) -> None:

@@ -89,6 +89,7 @@ class LiveSite:
         self.rose = False  # whether the rate was ever above 0
         self.differentiable = True  # whether a gradient may come to the last tensor
         self.anchor: Any = None  # the value of its parameter at attaching, if it is anchored
+        self.anchored_at: int | None = None  # the version of the parameter then; None if loaded
         self.frozen = False  # whether the parameter got no gradient when it was last looked at
 
         # the part of the board, once compiled code has called the site

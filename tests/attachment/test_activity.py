@@ -173,3 +173,42 @@ def test_a_converted_norm_was_replaced():
     with pytest.warns(HookWarning) as caught:
         model(IMAGE).sum().backward()
     assert told(caught) == ids(attached.verify()) == [("1/Dropout2d", "replaced")]
+
+
+class Skips(nn.Module):
+    """Blocks of which each forward leaves out others, as LayerDrop does."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+        self.left_out = [1]
+
+    def forward(self, x):
+        for i, block in enumerate(self.blocks):
+            if i not in self.left_out:
+                x = x + block(x)
+        return x
+
+
+def test_a_block_that_a_forward_leaves_out_is_told_after_the_epoch_only():
+    model = Skips()
+    attached = attach(model, {"blocks.*": Dropout(0.1)})
+    x = torch.ones(2, 4)
+    for model.left_out in ([1], [0, 2]):
+        model(x).sum().backward()
+    attached.step(1)  # no warning
+    assert attached.verify() == []
+
+    for model.left_out in ([2], [1, 2]):
+        model(x).sum().backward()
+    with pytest.warns(HookWarning, match="the layer was never called") as caught:
+        attached.step(2)
+    assert told(caught) == [("blocks.2/Dropout", "never_called")]
+
+
+def test_blocks_of_which_no_forward_calls_one_are_told_at_once():
+    model = Skips()
+    model.left_out = [0, 1, 2]
+    attach(model, {"blocks.*": Dropout(0.1)})
+    with pytest.warns(HookWarning, match="the layer was never called"):
+        model(torch.ones(2, 4, requires_grad=True)).sum().backward()

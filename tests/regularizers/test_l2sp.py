@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dropblock_hooks import (
     L2SP,
+    HookWarning,
     Kind,
     LinearSchedule,
     SpecError,
@@ -310,6 +311,7 @@ def test_a_state_with_another_shape_is_refused():
     assert torch.equal(other.sites[0]._live.anchor, before)
 
 
+@pytest.mark.filterwarnings("ignore:.*has changed between attach and the first forward")
 def test_set_and_schedules_keep_the_values():
     net = make()
     attached = attach(net, {"param:head.weight": L2SP(LinearSchedule(0.0, 0.2, epochs=3))})
@@ -387,3 +389,45 @@ def test_without_an_optimizer_it_is_told():
     with pytest.warns(UserWarning, match="no optimizer is known"):
         train(net)
     assert {finding.kind for finding in attached.verify()} == {Kind.NO_OPTIMIZER}
+
+
+LOADS = {
+    "in place": lambda model, state: model.load_state_dict(state),
+    "assigned": lambda model, state: model.load_state_dict(state, assign=True),
+}
+
+
+@pytest.mark.parametrize("load", LOADS)
+@pytest.mark.parametrize("spec", [SPEC, ONCE], ids=["backward", "accumulated"])
+def test_weights_that_are_loaded_after_attach_are_told(load, spec):
+    state = {name: value + 1 for name, value in make().state_dict().items()}
+    model = make()
+    attached = attach(model, spec, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    LOADS[load](model, state)
+    text = "inner.weight/L2SP.*has changed between attach and the first forward"
+    if load == "assigned":
+        attached.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.warns(HookWarning, match=text):
+        model(batch(0)).sum().backward()
+    model(batch(1)).sum().backward()  # once
+
+
+@pytest.mark.parametrize("spec", [SPEC, ONCE], ids=["backward", "accumulated"])
+def test_weights_with_their_values_at_attach_are_silent(spec):
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    attached = attach(model, spec, optimizer=optimizer)
+    for p in model.parameters():
+        p.data.copy_(p.detach().clone())  # as DistributedDataParallel does
+    for epoch in range(2):
+        attached.step(epoch)
+        model(batch(epoch)).sum().backward()
+        optimizer.step()
+
+    # a resumed training
+    other = make()
+    optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
+    resumed = attach(other, spec, optimizer=optimizer)
+    other.load_state_dict(model.state_dict())
+    resumed.load_state_dict(attached.state_dict())
+    other(batch(2)).sum().backward()

@@ -346,6 +346,50 @@ def test_an_unused_parameter_is_told_until_it_is_frozen():
     assert attached.verify() == []
 
 
+class Heads(nn.Module):
+    """A model with a head for each of two tasks."""
+
+    def __init__(self):
+        super().__init__()
+        self.heads = nn.ModuleList([nn.Linear(3, 2), nn.Linear(3, 2)])
+        self.task = 0
+
+    def forward(self, x):
+        return self.heads[self.task](x)
+
+
+def test_heads_that_take_turns_are_silent_once_each_has_had_its_turn():
+    model = Heads()
+    optimizer = SGD(model.parameters())
+    attached = attach(model, {"param:**": ClipGradNorm(0.1, group=True)}, optimizer=optimizer)
+    training(model, optimizer, 1)
+    model.task = 1
+    training(model, optimizer, 1)
+    attached.step(1)
+    for epoch in (2, 3, 4):
+        model.task = epoch % 2
+        training(model, optimizer, 1)
+        attached.step(epoch)  # no warning
+        assert attached.verify() == []
+
+
+@pytest.mark.parametrize("now", ["train", "eval"])
+def test_a_layer_in_evaluation_mode_is_the_cause(now):
+    model = net()
+    optimizer = SGD(model.parameters())
+    attached = attach(model, {"param:**": ClipGradNorm(0.1, group=True)}, optimizer=optimizer)
+    model[0].eval()
+    training(model, optimizer, 1)
+    model.train(now == "train")
+    if now == "train":
+        model[0].eval()
+    found = attached.verify()
+    keys = [key for finding in found for key in finding.sites]
+    assert keys == ["0.weight/ClipGradNorm", "0.bias/ClipGradNorm"]
+    assert all("evaluation mode" in finding.text for finding in found)
+    assert all("optimizer" not in finding.text for finding in found)
+
+
 @pytest.mark.parametrize("given", ["adam", SGD, 3, [3]])
 def test_what_is_no_optimizer_is_refused(given):
     model = net()
