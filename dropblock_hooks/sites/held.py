@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
+from torch.utils.hooks import RemovableHandle
 
 from .. import messages
 from .._torch import (
@@ -243,10 +244,10 @@ class ParameterHook(SiteHook):
     def __init__(self, site: LiveSite, local: str = "") -> None:
         super().__init__(site, local)
         self.direct = False
-        self.hooked: list[weakref.ref[Tensor]] = []  # all tensors that have a hook
+        self.handles: list[RemovableHandle] = []  # of the hooks on all tensors that live
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "hooked": []}  # a copy has other parameters
+        return {**self.__dict__, "handles": []}  # a copy has other parameters
 
     @classmethod
     def refusals(cls, target: Target, regularizer: Regularizer) -> Iterator[str | None]:
@@ -272,8 +273,8 @@ class ParameterHook(SiteHook):
     def restore(self, module: nn.Module) -> None:
         super().restore(module)
         self._unhook(self.held(module))
-        for reference in self.hooked:  # former parameters, and those of a functional_call
-            self._unhook(reference())
+        for handle in self.handles:  # also of former parameters, and those of a functional_call
+            handle.remove()
 
     def _unhook(self, parameter: Any) -> None:
         for hooks in (hooks_of_tensor(parameter), accumulate_hooks_of(parameter)):
@@ -358,16 +359,18 @@ class ParameterHook(SiteHook):
 
     def _hook(self, parameter: Any, module: nn.Module) -> None:
         """Hook a parameter of the module."""
-        living = [reference for reference in self.hooked if reference() is not None]
-        self.hooked = [*living, weakref.ref(parameter)]
+        # a handle has a weak reference to the hooks of its tensor; one to the tensor itself would
+        # be in the way of torch.utils.swap_tensors
+        self.handles = [handle for handle in self.handles if handle.hooks_dict_ref() is not None]
         if is_distributed(parameter):
             hook = AccumulatedHook(self, weakref.ref(module))
-            parameter.register_post_accumulate_grad_hook(hook)
+            self.handles.append(parameter.register_post_accumulate_grad_hook(hook))
             return
         # a leaf is found in the module; others may be gone by the backward
         leaf = parameter.is_leaf and not transforming()
         value, owner = None if leaf else parameter.detach(), weakref.ref(module)
-        parameter.register_hook(GradHook(self, owner, address_of(parameter), value))
+        handle = parameter.register_hook(GradHook(self, owner, address_of(parameter), value))
+        self.handles.append(handle)
         hooks = hooks_of_tensor(parameter)
         for key, each in list(hooks.items()):  # hooks of a layer stand in reverse
             if isinstance(each, GradHook) and each.hook.turn < self.turn:

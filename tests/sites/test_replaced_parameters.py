@@ -84,4 +84,4 @@ def test_former_parameters_are_not_kept_alive():
     gc.collect()
     assert not any(reference() is not None for reference in references)
     hook = attached._hooks[0]
-    assert len(hook.hooked) <= 2
+    assert len(hook.handles) <= 2
