@@ -4,12 +4,13 @@ Tried with torch 2.6 to 2.14. The package imports without each of them. The text
 is missing without it: often a less precise answer, or else a `MissingNameError` in one feature.
 """
 
+import functools
 import importlib
 import importlib.abc
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, NoReturn, TypeVar
@@ -429,6 +430,94 @@ def keep_address(tensor: Tensor) -> None:
     mark = find_private("torch._dynamo.mark_static_address", None)
     if mark is not None:
         mark(tensor, guard=False)
+
+
+def look_into_operator(name: str, rule: Callable[..., Any], library: torch.library.Library) -> None:
+    """Have AOTAutograd call ``rule(mode, operator, types, args, kwargs)`` in place of an operator.
+
+    ``torch.library.triton_op`` does it. Without the private name, the operator stays opaque.
+    """
+    mode = find_private("torch._subclasses.functional_tensor.FunctionalTensorMode", None)
+    register = getattr(torch.library, "register_torch_dispatch", None)
+    if mode is not None and register is not None:
+        register(name, mode, rule, lib=library)
+
+
+def outside_of_trace() -> Any:
+    """A context manager in which tensors have values, also while operators are traced.
+
+    Without the private name, this is not known while they are traced, which is refused.
+    """
+    if not _dispatch_modes():
+        return nullcontext()
+    disable = find_private("torch.utils._python_dispatch._disable_current_modes", None)
+    if disable is not None:
+        return disable()
+    if _is_traced_by_mode():
+        _missing("_disable_current_modes", "a trace")
+    return nullcontext()
+
+
+@contextmanager
+def allowing_constants() -> Iterator[None]:
+    """Let operators that are traced use tensors that have values, which the graph then keeps.
+
+    Without the private names, torch may refuse them.
+    """
+    fake = None if _MODE_KEYS is None else _dispatch_mode(_MODE_KEYS.FAKE)
+    before = getattr(fake, _ALLOWED, None)
+    if before is not None:
+        setattr(fake, _ALLOWED, True)
+    try:
+        yield
+    finally:
+        if before is not None:
+            setattr(fake, _ALLOWED, before)
+
+
+_ALLOWED = "allow_non_fake_inputs"
+
+
+def analyze_kernels_once(is_ours: Callable[[Any], bool]) -> None:
+    """Have torch find only once what a variant of a Triton kernel writes to, for our kernels.
+
+    It compiles each kernel for that at each place where it is started, three times. Without the
+    private names, it does so for ours, too.
+    """
+    module = sys.modules.get("torch._higher_order_ops.triton_kernel_wrap")
+    for name in ("identify_accessed_tensors", "identify_mutated_tensors"):
+        analyze = getattr(module, name, None)
+        if analyze is not None and not hasattr(analyze, "_known"):
+            setattr(module, name, _analyzing_once(analyze, is_ours))
+
+
+def _analyzing_once(
+    analyze: Callable[..., Any], is_ours: Callable[[Any], bool]
+) -> Callable[..., Any]:
+    """The function, which remembers its results for our kernels."""
+    known: dict[Any, Any] = {}
+
+    @functools.wraps(analyze)
+    def analyze_once(kernel: Any, arguments: dict[str, Any], *others: Any) -> Any:
+        if not is_ours(kernel):
+            return analyze(kernel, arguments, *others)
+        constants = {each.name for each in kernel.params if each.is_constexpr}
+        kinds = [
+            (name, str(value) if name in constants else _kind_of(value))
+            for name, value in arguments.items()
+        ]
+        key = id(kernel), *kinds
+        if key not in known:
+            known[key] = analyze(kernel, arguments, *others)
+        return known[key]
+
+    analyze_once._known = known  # type: ignore[attr-defined]  # on a function
+    return analyze_once
+
+
+def _kind_of(value: Any) -> str:
+    """What of an argument of a kernel changes the kernel's code."""
+    return str(getattr(value, "dtype", type(value)))
 
 
 def forget_compiled() -> None:

@@ -450,3 +450,8 @@ KERNEL_FAILED = (
     "operations, which start more kernels. Set DROPBLOCK_HOOKS_TRITON=0 to use them without this "
     "warning"
 )
+NOT_IN_GRAPH = (
+    "torch.compile can't put the kernels of {operator} into its graph ({error}), so compiled code "
+    "calls Python at each step. Results are the same. Set DROPBLOCK_HOOKS_IN_GRAPH=0 to have this "
+    "without the warning"
+)

@@ -9,7 +9,12 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-COLORS = {"better": "C2", "worse": "C3", "same": "C0", "open": "0.5"}
+COLORS = {
+    "better": "C2",
+    "worse": "C3",
+    "same": "C0",
+    "open": "0.5",
+}
 
 
 def forest(compared: pd.DataFrame, unit: str = "points") -> Figure:
@@ -19,23 +24,29 @@ def forest(compared: pd.DataFrame, unit: str = "points") -> Figure:
         compared: what `experiments.stats.compare` returned.
         unit: of the differences.
     """
-    tests = list(dict.fromkeys(compared["test"]))
-    labels = list(dict.fromkeys(_labels_of(compared)))
-    rows = range(len(labels))
-    width = 2.2 + 2.4 * len(tests)
-    height = 1.2 + 0.34 * len(labels)
+    tests = compared["test"].unique().tolist()
+    number_of_tests = len(tests)
+    labels = _labels_of(compared).unique().tolist()
+    number = len(labels)
+    positions = range(number)
 
-    figure = Figure(figsize=(width, height), layout="constrained")
-    grid = figure.subplots(1, len(tests), squeeze=False, sharey=True)
+    width = 2.2 + 2.4 * number_of_tests
+    height = 1.2 + 0.34 * number
+    size = width, height
+    figure = Figure(figsize=size, layout="constrained")
+
+    grid = figure.subplots(1, number_of_tests, squeeze=False, sharey=True)
     columns = grid[0]
+
     for axes, test in zip(columns, tests, strict=True):
         of_test = compared["test"] == test
-        _draw_differences(axes, compared[of_test], labels)
+        rows = compared[of_test]
+        _draw_differences(axes, rows, labels)
         axes.set_title(test, fontsize=10)
         axes.set_xlabel(unit, fontsize=9)
-        axes.set_yticks(rows, labels, fontsize=8)
+        axes.set_yticks(positions, labels, fontsize=8)
 
-    lowest = len(labels) - 0.5
+    lowest = number - 0.5
     columns[0].set_ylim(lowest, -0.5)
     return figure
 
@@ -52,13 +63,15 @@ def _draw_differences(axes: Axes, rows: pd.DataFrame, labels: list[str]) -> None
     if not math.isnan(margin):
         axes.axvspan(-margin, margin, color="0.92", zorder=0)
 
-    heights = [labels.index(label) for label in _labels_of(rows)]
-    for y, row in zip(heights, rows.itertuples(), strict=True):
+    labels_of_rows = _labels_of(rows)
+    for label, row in zip(labels_of_rows, rows.itertuples(), strict=True):
+        height = labels.index(label)
         color = COLORS[row.word]
         inside = color if row.primary else "white"
+
         ends = [row.low, row.high]
-        axes.plot(ends, [y, y], color=color, lw=2)
-        axes.plot(row.difference, y, "o", color=color, ms=5, mfc=inside)
+        axes.plot(ends, [height, height], color=color, lw=2)
+        axes.plot(row.difference, height, "o", color=color, ms=5, mfc=inside)
 
 
 def learning(epochs: pd.DataFrame) -> Figure:
@@ -76,13 +89,15 @@ def learning(epochs: pd.DataFrame) -> Figure:
     for index, (name, rows) in enumerate(conditions):
         color = f"C{index}"
         epoch = rows["epoch"]
-        losses.plot(epoch, rows["loss"], color=color, label=name)
-
+        loss = rows["loss"]
         nominal = rows["nominal"]
+        realized = rows["realized"]
+
+        losses.plot(epoch, loss, color=color, label=name)
         has_rate = nominal.notna().any()
         if has_rate:
             rates.plot(epoch, nominal, color=color, lw=1, ls=":")
-            rates.plot(epoch, rows["realized"], color=color, label=name)
+            rates.plot(epoch, realized, color=color, label=name)
 
     losses.legend(fontsize=8)
     return figure

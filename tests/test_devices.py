@@ -9,6 +9,9 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from dropblock_hooks import (
@@ -37,6 +40,7 @@ from dropblock_hooks import (
     ZLoss,
     attach,
 )
+from dropblock_hooks.sites.counter import CELLS, Counter, with_norms
 
 pytestmark = pytest.mark.filterwarnings("ignore:Synchronization debug mode")  # of torch, once
 
@@ -89,8 +93,36 @@ class Scaler:
         raise AssertionError("this waits for the device")
 
 
+class NoAssignedNumbers(TorchFunctionMode):
+    """Refuse ``x[i] = 0.0``: on a GPU it copies the number from the host, and waits."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function is torch.Tensor.__setitem__:
+            x, _, value = args
+            on_device = isinstance(value, torch.Tensor) and value.device == x.device
+            if x.device.type != "cpu" and not on_device:
+                raise AssertionError("this copies from the host")
+        return function(*args, **(kwargs or {}))
+
+
+class NoCopies(TorchDispatchMode):
+    """Refuse operators that copy a tensor from the host to the meta device."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        given = [x.device.type for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        results = [x.device.type for x in tree_leaves(result) if isinstance(x, torch.Tensor)]
+        if "copy" in function.__name__ and "cpu" in given and "meta" in results:
+            raise AssertionError(f"{function} copies from the host")
+        return result
+
+
 @contextlib.contextmanager
 def no_reading(device):
+    if device == "meta":
+        with NoAssignedNumbers(), NoCopies():
+            yield
+        return
     mode = torch.cuda.get_sync_debug_mode() if device == "cuda" else None
     try:
         if device == "cuda":
@@ -108,6 +140,37 @@ def hosted(regularizer, device):
     x = torch.ones(SHAPES[regularizer.spatial or 2], device=device, requires_grad=True)
     model(x).sum().backward()  # the first step sets up the device
     return model, attached, x
+
+
+def assign(x):
+    x[-1] = 0.0
+
+
+WAITS = {
+    "assigned number": assign,
+    "copy_": lambda x: x.copy_(torch.ones(3)),
+    "to": lambda x: torch.ones(3).to(x.device),
+    "read": lambda x: float(x[0]),
+}
+
+
+@pytest.mark.parametrize("name", WAITS)
+@pytest.mark.parametrize("device", DEVICES)
+def test_what_waits_is_noticed(device, name):
+    x = torch.ones(3, device=device)
+    with no_reading(device), pytest.raises((AssertionError, RuntimeError)):
+        WAITS[name](x)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_window_of_norms_waits_for_nothing(device):
+    counter = Counter()
+    counter.cells = torch.zeros(CELLS, device=device)  # a counter keeps no norms of a meta device
+    with no_reading(device):
+        for begin in (counter.close_window, counter.forget_elements):
+            begin()
+            counter.cells = with_norms(counter.cells, torch.ones(3, device=device))
+            counter.window()
 
 
 @pytest.mark.parametrize("device", DEVICES)

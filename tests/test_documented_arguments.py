@@ -215,12 +215,12 @@ def pages_with(pattern):
 def test_examples_drop_in_evaluation_only_where_monte_carlo_dropout_is_meant():
     assert len(examples()) > 100
     drops = r"(Drop\w+|Disout|StochasticDepth|Gaussian\w+)\([^()]*active=.always"
-    assert pages_with(drops) == {"dropblock_hooks/calls/sample.py"}
+    assert pages_with(drops) == {"dropblock_hooks/calls/sample.py", "docs/observers.md"}
 
 
-def test_no_example_counts_the_mask_of_each_sample():
-    """It takes about four times as long as the default."""
-    assert pages_with("normalize=.sample") == set()
+def test_examples_count_the_mask_of_each_sample_only_where_it_is_needed():
+    """It takes about four times as long as the default. `sample(batched=True)` needs it."""
+    assert pages_with("normalize=.sample") == {"docs/observers.md"}
 
 
 @pytest.mark.parametrize("name", CLASSES)

@@ -33,7 +33,9 @@ INTERNAL = [
     "tests/functional/compile_kernels.py",
     "tests/functional/conftest.py",
     "tests/functional/test_border.py",
+    "tests/functional/test_in_graph.py",
     "tests/functional/test_kernels.py",
+    "tests/functional/trace_kernels.py",
     "tests/functional/test_launches.py",
     "tests/functional/test_operators.py",
     "tests/sites/test_together.py",
@@ -42,10 +44,12 @@ INTERNAL = [
     "tests/functional/test_sparse.py",
     "tests/observers/test_moments.py",
     "tests/observers/test_operators.py",
+    "tests/observers/test_sampling.py",
     "tests/regularizers/test_gradients.py",
     "tests/selectors/test_kinds.py",
     "tests/selectors/test_select.py",
     "tests/selectors/test_stages.py",
+    "tests/test_devices.py",
     "tests/test_findings.py",
     "tests/test_schedules.py",
     "tests/test_tables.py",
@@ -53,8 +57,9 @@ INTERNAL = [
     "tests/test_troubleshooting.py",
 ]
 """Files that import internals. Only those about kernels, about private names of torch, about the
-table of messages and about extensions of the package may be added, because nothing public tells how
-many kernels were started, or adds a kind of target.
+table of messages, about the forwards that a Watchdog measures and about extensions of the package
+may be added, because nothing public tells how many kernels were started or which forwards were
+planned, or adds a kind of target.
 """
 
 FOLDERS = ("experiments", "scripts", "tests", "docs/recipes")

@@ -61,8 +61,9 @@ MODULES = {
 
 MEMBERS = {
     "Attachment": """
-        alerts always captured enabled epoch grad_scaler load_state_dict log optimizer paused rates
-        remove report scalars select set sites state_dict step suggest verify
+        alerts always captured enabled epoch grad_scaler history load_state_dict log optimizer
+        paused rates remove report same_masks scalars select set sites state_dict step suggest
+        verify
     """,
     "Site": """
         active_calls aliases at block_size calls expected_rate key layout map_size module_type
@@ -73,7 +74,7 @@ MEMBERS = {
     "SpecError": "findings problems",
     "WatchdogError": "findings",
     "CAM": "layer maps raw target",
-    "Sampled": "mean samples std",
+    "Sampled": "entropy mean mutual_information samples std",
     "Record": "call epoch grad training value",
     "Spec": "from_json from_yaml load save to_json to_plain to_yaml",
     "Regularizer": "apply",
@@ -172,9 +173,12 @@ def columns():
     """What a row of each table holds: the columns in pandas, and the keys in JSON."""
     model = nn.Sequential(nn.ReLU(), nn.Linear(2, 2), nn.Dropout())
     attached = attach(model, {"0": Dropout(), "param:1.bias": ClipGradNorm(1.0)})
+    model(torch.ones(3, 2)).sum().backward()
+    history = attached.history
     tables = {
         "Attachment.report": attached.report(),
         "Attachment.suggest": attached.suggest(),
+        "Attachment.history": history,
         "plan": plan(nn.Sequential(nn.ReLU()), {"0": Dropout()}),
         "layers": layers(model),
         "builtin": builtin(model),

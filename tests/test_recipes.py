@@ -1,5 +1,6 @@
 """The recipes of the documentation run, each as its user runs it, and are short."""
 
+import math
 import runpy
 import sys
 from pathlib import Path
@@ -8,8 +9,10 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 RECIPES = sorted((ROOT / "docs" / "recipes").glob("*.py"))
+FOLDER = RECIPES[0].parent
 NEEDS = {
     **dict.fromkeys((path.stem for path in RECIPES), ("matplotlib", "sklearn")),
+    "early_late_dropout": ("timm", "matplotlib"),
     **dict.fromkeys(
         ("feature_maps", "first_nan", "gradcam", "masks"), ("timm", "matplotlib", "sklearn")
     ),
@@ -18,13 +21,16 @@ NEEDS = {
 by_recipe = pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 
 
-def run(path, folder, monkeypatch):
-    """The script in a folder of its own, for one epoch if it takes a number."""
+def run(path, folder, monkeypatch, epochs=1):
+    """Run a script in a folder of its own, for so many epochs if it takes a number.
+
+    Return its variables.
+    """
     for package in NEEDS.get(path.stem, ()):
         pytest.importorskip(package)
-    monkeypatch.setattr(sys, "argv", [str(path), str(folder), "1"])
+    monkeypatch.setattr(sys, "argv", [str(path), str(folder), str(epochs)])
     monkeypatch.chdir(folder)
-    runpy.run_path(str(path), run_name="__main__")
+    return runpy.run_path(str(path), run_name="__main__")
 
 
 def check_pictures(path, folder):
@@ -51,3 +57,60 @@ def test_a_recipe_runs(path, tmp_path, monkeypatch, capsys):
     run(path, tmp_path, monkeypatch)
     assert capsys.readouterr().out
     check_pictures(path, tmp_path)
+
+
+def test_the_factors_of_gradient_reversal_are_those_of_dann(tmp_path, monkeypatch):
+    path = FOLDER / "gradient_reversal.py"
+    factor = run(path, tmp_path, monkeypatch, epochs=4)["reversed_scale"]
+    for update in range(5):
+        progress = update / 4
+        assert factor(update) == pytest.approx(-math.tanh(5 * progress))  # the same function
+
+
+def test_the_rates_of_curriculum_dropout_are_those_of_the_paper(tmp_path, monkeypatch):
+    path = FOLDER / "curriculum_dropout.py"
+    rate = run(path, tmp_path, monkeypatch, epochs=2)["curriculum"]
+    assert rate(0) == 0.0
+    assert rate(0.2) == pytest.approx(0.5 * (1 - 1 / math.e))  # a tenth of the training
+    assert rate(2) == pytest.approx(0.5, abs=1e-4)
+
+
+def test_the_rates_of_early_and_late_dropout_are_those_of_the_paper(tmp_path, monkeypatch):
+    found = run(FOLDER / "early_late_dropout.py", tmp_path, monkeypatch)
+    early = found["EARLY"]
+    assert [early(epoch) for epoch in (0, 25, 50, 299)] == pytest.approx([0.1, 0.05, 0.0, 0.0])
+    early_depth = found["EARLY_DEPTH"]
+    assert [early_depth(epoch) for epoch in (0, 25, 50)] == pytest.approx([0.5, 0.25, 0.0])
+    late_depth = found["LATE_DEPTH"]
+    assert [late_depth(epoch) for epoch in (0, 49, 50, 299)] == [0.0, 0.0, 0.4, 0.4]
+
+
+def test_gradual_unfreezing_moves_one_layer_more_in_each_epoch(tmp_path, monkeypatch):
+    found = run(FOLDER / "gradual_unfreezing.py", tmp_path, monkeypatch, epochs=2)
+    moved = [[update > 0 for update in updates] for updates in found["updates"]]
+    assert moved == [[False, False, False, True], [False, False, True, True]]
+
+    before = found["model"].state_dict()
+    after = found["tuned"].state_dict()
+    for layer, stays in {"0.1": True, "1.1": True, "2.1": False}.items():
+        name = f"{layer}.running_mean"
+        assert before[name].equal(after[name]) == stays, name
+
+
+def test_each_parameter_has_its_bound(tmp_path, monkeypatch):
+    found = run(FOLDER / "bounds_by_parameter.py", tmp_path, monkeypatch)
+    rates = {name.partition("/")[0]: values for name, values in found["attached"].rates.items()}
+    biases = {"min": -0.1, "max": 0.1}
+    assert rates == {
+        "rnn.weight_hh_l0": {"max_norm": 0.5},
+        "head.weight": {"max_norm": 5.0},
+        "rnn.bias_ih_l0": biases,
+        "rnn.bias_hh_l0": biases,
+        "head.bias": biases,
+    }
+
+
+def test_the_noise_of_a_router_has_the_variance_of_the_switch_transformer(tmp_path, monkeypatch):
+    specs = run(FOLDER / "router_noise.py", tmp_path, monkeypatch)["specs"]
+    p = specs["as Switch"]["router"].p
+    assert p / (1 - p) == pytest.approx(0.01**2 / 3)  # of a uniform number in [1 - eps, 1 + eps]

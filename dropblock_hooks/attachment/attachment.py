@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from torch import nn
@@ -16,8 +16,10 @@ from ..diagnosis.now import find_before_step, find_faults
 from ..diagnosis.ranks import compare, tell_equal_seeds
 from ..findings import Finding, tell
 from ..observers.capture import Capture, Record
+from ..observers.watchdog import Clock
 from ..quoting import kind_of
 from ..selectors.select import Select
+from ..sites.history import History
 from ..sites.hooks import SiteHook, take_off
 from ..sites.processes import world_size
 from ..sites.public import Site
@@ -26,6 +28,7 @@ from ..sites.scaler import checked_scaler
 from ..sites.site import LiveSite
 from ..sites.updates import checked_optimizers, use_optimizers
 from ..tables import Table, counted
+from .history import close_last, history_of
 from .lookup import (
     Suggestion,
     Which,
@@ -37,6 +40,7 @@ from .lookup import (
     with_rates,
 )
 from .report import SiteRow, readings, site_table, summed
+from .same_masks import same_masks
 from .state import check, restore, save
 
 
@@ -159,7 +163,13 @@ class Attachment:
         run = self._run
         faults = find_before_step(t, self._base, run, self._hooks)
         window_ends = self._is_in_another_epoch(t)
-        alerts = new_alerts(self._base, run, self._hooks) if window_ends else []
+        alerts = []
+        if window_ends:
+            alerts = new_alerts(self._base, run, self._hooks)
+            Clock.of(run.shared).end_epoch()
+        if window_ends and run.installed:
+            run.history.note_findings(faults)
+            run.history.note_end(math.floor(self.epoch), self._sites)
 
         self._move(t, values)
         run.stepped = True
@@ -226,10 +236,32 @@ class Attachment:
             self._run.always = before
             self._run.write()
 
+    def same_masks(self) -> AbstractContextManager[None]:
+        """Let each site draw one mask within a ``with`` block, and use it in all of its calls.
+
+        It is for several passes of a model that belong together, such as both sides of a siamese
+        network, the steps of a recurrent cell, or samples of Monte-Carlo dropout that are compared.
+        The first call of a site in the block draws; a call with another shape is a SiteError.
+        Regularizers of gradients and dropouts of the model itself draw as always. Compiled code
+        runs in eager mode in the block. RuntimeError for a `Retune` of a layer that drops by
+        itself.
+
+        Example:
+            >>> attached = attach(model := nn.Linear(3, 50), {".": Dropout(0.5)})
+            >>> with attached.same_masks():
+            ...     first, second = model(torch.ones(2, 3)), model(torch.zeros(2, 3))
+            >>> torch.equal(first == 0, second == 0)
+            True
+        """
+        return same_masks(self._run, self._hooks)
+
     def remove(self) -> None:
         """Take every hook off, after the backward; warns of rates that never moved, or stayed 0."""
         run = self._run
-        forgotten = find_forgotten(run, self._sites) if run.installed else []
+        forgotten = []
+        if run.installed:
+            forgotten = find_forgotten(run, self._sites)
+            close_last(self._base, run, self._hooks)
         run.installed = False
 
         if run.ticker is not None:
@@ -297,6 +329,17 @@ class Attachment:
             numbers = summed(numbers, self._sites)
             title = f"{title}, {world_size()} ranks"
         return site_table(self._sites, numbers, title)
+
+    @property
+    def history(self) -> History:
+        """What each site did in each epoch: a row for each, oldest first. Waits for the device.
+
+        `step` adds the rows of the epoch that ends, and `remove` those of the last one. The rows of
+        the present epoch come last. All are in `state_dict`. At more than 20,000 rows, but not
+        below 64 epochs, every second epoch is forgotten. The rows print as a table;
+        ``history.to_dicts()`` and ``history.to_pandas()`` convert them.
+        """
+        return history_of(self._base, self._run, self._hooks)
 
     @property
     def alerts(self) -> list[Finding]:

@@ -17,6 +17,7 @@ from ..regularizers.base import Regularizer
 from ..regularizers.foreign import Foreign
 from ..schedules import without_epochs
 from ..sites.counter import Snapshot
+from ..sites.history import Recorder, read_state
 from ..sites.run import Run
 from ..sites.site import LiveSite
 from ..warn import warn
@@ -35,6 +36,7 @@ class Saved(NamedTuple):
     counts: dict[str, tuple[Snapshot, Snapshot]]  # the totals and the open window
     anchors: dict[str, Any]  # the values of parameters at attaching, where these are kept
     memories: dict[str, Any]  # of the sites whose regularizer has a memory
+    history: Recorder
 
 
 class Description(NamedTuple):
@@ -77,6 +79,7 @@ def save(sites: Sequence[LiveSite], run: Run) -> dict[str, Any]:
         "stepped": run.stepped,
         "forwards": run.counter.life().calls,
         "sites": saved_sites,
+        "history": run.history.state_dict(sites),
     }
 
 
@@ -208,6 +211,7 @@ def _read(state: Mapping[str, Any]) -> Saved:
         counts=counts,
         anchors=anchors,
         memories=memories,
+        history=read_state(state["history"]) if "history" in state else Recorder(),
     )
 
 
@@ -265,5 +269,6 @@ def restore(saved: Saved, sites: Sequence[LiveSite], run: Run) -> None:
             site.anchor = anchor.to(site.anchor, copy=True)
             site.anchored_at = None
 
+    run.history.load(saved.history, sites)
     run.looked = False
     run.fresh = True

@@ -1,4 +1,9 @@
-"""``sample``: Monte-Carlo dropout, many forwards in evaluation with a new mask each."""
+"""``sample``: Monte-Carlo dropout, many forwards in evaluation with a new mask each.
+
+Equations, with the probabilities p of a pass, and means over the passes:
+    entropy = H(mean(p)), where H(p) = -sum(p log p) over the classes
+    mutual information = H(mean(p)) - mean(H(p))
+"""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -14,7 +19,10 @@ from ..quoting import listed
 from ..selectors.wrappers import unwrap
 from ..sites.site import LiveSite
 from ..warn import warn
+from .batched import in_one_batch
 from .once import evaluation, main_tensor, summary
+
+_TOLERANCE = 0.02  # of the sum of probabilities, which may be in bfloat16
 
 
 class Sampled(NamedTuple):
@@ -35,6 +43,34 @@ class Sampled(NamedTuple):
     std: Tensor
     samples: Tensor
 
+    def entropy(self, axis: int = 1) -> Tensor:
+        """The entropy of the mean probabilities, in nats: the whole uncertainty of a class.
+
+        Args:
+            axis: the axis of the classes in an output, without the axis of the samples. The samples
+                must be probabilities that add up to 1 there, else ValueError: sample with
+                ``target=lambda y: y.softmax(1)``.
+        """
+        probabilities = _probabilities(self.samples, axis)
+        return _entropy(probabilities.mean(0))
+
+    def mutual_information(self, axis: int = 1) -> Tensor:
+        """The mutual information of class and mask, in nats (BALD): the uncertainty of the model.
+
+        It is the entropy of the mean probabilities without the mean entropy of the passes, which is
+        the noise of the data. It is 0 where all passes agree.
+
+        Args:
+            axis: as for `entropy`.
+
+        Reference:
+            Houlsby et al., 2011 (https://arxiv.org/abs/1112.5745).
+        """
+        probabilities = _probabilities(self.samples, axis)
+        whole = _entropy(probabilities.mean(0))
+        of_passes = _entropy(probabilities).mean(0)
+        return (whole - of_passes).clamp_min(0.0)
+
     def __repr__(self) -> str:
         shape = tuple(self.samples.shape)
         return f"Sampled(mean={summary(self.mean)}, std={summary(self.std)}, samples={shape})"
@@ -46,6 +82,7 @@ def sample(
     n: int = 30,
     *,
     target: Callable[[Any], Any] | None = None,
+    batched: bool = False,
 ) -> Sampled:
     """Run a model n times in evaluation, each time with a new mask: Monte-Carlo dropout.
 
@@ -67,11 +104,15 @@ def sample(
         n: the number of forwards, at least 2.
         target: a function of each output that returns the tensor to sample. By default the output
             is taken, or its ``logits`` or ``out``.
+        batched: True runs one forward in eager mode, on n copies of `x` along axis 0. It needs n
+            times the memory of a forward, and a model that treats each row of axis 0 by itself.
 
     Raises:
-        RuntimeError: if nothing random is active in evaluation.
+        RuntimeError: if nothing random is active in evaluation; with `batched`, if the model or a
+            site may treat rows together, such as `DropBlock2d` with ``normalize="batch"``.
         TypeError: if an output, or the result of `target`, is no tensor.
-        ValueError: if n is below 2.
+        ValueError: if n is below 2; with `batched`, if tensors of `x` differ in the length of
+            axis 0, or the output has another one.
 
     Reference:
         Gal and Ghahramani, 2016 (https://arxiv.org/abs/1506.02142).
@@ -83,8 +124,11 @@ def sample(
     calls_before = sum(site.calls for site in acting)
 
     with evaluation(model), torch.no_grad():
-        outputs = [main_tensor(model(*args, **kwargs), target).clone() for _ in range(n)]
-        samples = torch.stack(outputs)
+        if batched:
+            samples = in_one_batch(model, (args, kwargs), n, target)
+        else:
+            outputs = [main_tensor(model(*args, **kwargs), target).clone() for _ in range(n)]
+            samples = torch.stack(outputs)
         numbers = samples.to(torch.result_type(samples, 1.0))
         std, mean = torch.std_mean(numbers, 0)
 
@@ -96,9 +140,39 @@ def sample(
     return Sampled(mean, std, samples)
 
 
+def _probabilities(samples: Tensor, axis: int) -> Tensor:
+    """Return the samples with their classes on the last axis, in at least float32.
+
+    ValueError if they are no probabilities.
+    """
+    shape = samples.shape[1:]
+    is_integer = isinstance(axis, int) and not isinstance(axis, bool)
+    if not is_integer or not -len(shape) <= axis < len(shape):
+        raise ValueError(f"axis must be an axis of the outputs of shape {tuple(shape)}, got {axis}")
+
+    place = axis % len(shape) + 1
+    wide = samples.to(torch.promote_types(samples.dtype, torch.float32)).movedim(place, -1)
+    errors = (wide.sum(-1) - 1).abs()
+    if not bool((wide >= 0).all() and (errors < _TOLERANCE).all()):  # NaN is neither
+        raise ValueError(
+            f"needs probabilities that add up to 1 on axis {axis} of the outputs, got "
+            f"{summary(samples)}: sample with target=lambda y: y.softmax({axis})"
+        )
+    return wide
+
+
+def _entropy(probabilities: Tensor) -> Tensor:
+    """Return the entropy over the classes, which are on the last axis, in nats."""
+    return -torch.xlogy(probabilities, probabilities).sum(-1)
+
+
 def _acting_sites(model: nn.Module) -> list[LiveSite]:
     """Return the sites of a model that draw random numbers in evaluation, at least one."""
     sites = [site for attached in attachments(model) for site in attached._sites if site.draws]
+    if any(site.uses_same_masks for site in sites):
+        raise RuntimeError(
+            "all samples would be equal in a block of same_masks(): sample outside of it"
+        )
     acting = [site for site in sites if site.acts(False) and site.rate != 0.0]
     if not acting:
         keys = listed([site.key for site in sites], 3) or "the model without such a regularizer"

@@ -37,12 +37,13 @@ def new_alerts(
 
     if is_enabled(run.scaler):
         clock.note_scale(run.scaler.get_scale())
+    statistics = statistics and any(sight.judged for sight in sights)
     if statistics:
         clock.begin()
-    statistics = statistics and any(sight.judged for sight in sights)
 
     before = clock.alerts
     findings = _judge(base, run, sights, statistics)
+    run.history.note_findings(findings.values())
     if any(sight.measured for sight in sights):
         run.told -= before.keys() - findings.keys()  # these have cleared, and may come again
         clock.alerts = findings

@@ -53,7 +53,9 @@ class ForwardChecks:
         window = replace(opened, backward=False)
         by_call = [site_hook for site_hook in hook.hooks if site_hook.by_call]
         expected = _not_left_out(model, by_call, window)
-        tell(find_idle(model, expected, window), run.told)
+        idle = find_idle(model, expected, window)
+        run.history.note_findings(idle)
+        tell(idle, run.told)
         run.first_calls = {key: counts.trained for key, counts in window.sites.items()}
 
         sites = [site_hook.site for site_hook in hook.hooks]
@@ -61,6 +63,7 @@ class ForwardChecks:
         findings = [*run.no_batch, *_without_optimizer(hook), *find_unknown_scaler(run)]
         findings += find_overwritten(model, run, hook.parameters)
         findings += find_split_groups(model, run, hook.parameters)
+        run.history.note_findings(findings)
         tell(findings, run.told)
 
         keys = old_anchors(model, hook.parameters)

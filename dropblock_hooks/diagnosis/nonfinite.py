@@ -8,7 +8,7 @@ import torch
 from .. import messages
 from .._torch import local_values
 from ..findings import Finding
-from ..observers.watchdog import Clock
+from ..observers.watchdog import Clock, Gap
 from ..quoting import listed
 from ..sites.run import Run
 from ..sites.scaler import is_enabled
@@ -41,8 +41,8 @@ def find_nonfinite(run: Run, sights: list[Sight]) -> Iterator[Finding]:
         if worst.watched.made != worst.watched.worse:  # -Inf in its input may have made it
             first = min(sights, key=lambda sight: sight.watched.bad)
         yield _of_forward(first, sights, clock)
-    elif run.ticker is None:  # compiled code measures each forward
-        yield from _after_the_last_measured(sights, clock)
+    else:
+        yield from _after_the_last_measured(sights, clock, compiled=run.ticker is not None)
 
 
 def _of_forward(first: Sight, sights: Sequence[Sight], clock: Clock) -> Finding:
@@ -55,7 +55,7 @@ def _of_forward(first: Sight, sights: Sequence[Sight], clock: Clock) -> Finding:
     sight = max(makers, key=lambda maker: (maker is first, len(maker.site.name)), default=first)
 
     bad = _bad_parameters(sights)
-    gap = clock.gap
+    gap = _gap_before(first, clock)
     if bad and gap is not None and first.watched.bad > gap.time:
         clock.closely = True
         when = f"between forward {gap.before} and forward {gap.after}"
@@ -70,6 +70,15 @@ def _of_forward(first: Sight, sights: Sequence[Sight], clock: Clock) -> Finding:
     return sight.finding(message, bad=watched.bad_calls, calls=watched.calls, more=more)
 
 
+def _gap_before(first: Sight, clock: Clock) -> Gap | None:
+    """Return the forwards before the first bad one that were not measured; None without any."""
+    watched = first.watched
+    if not watched.gap:
+        return clock.gap
+    bad_forward = max(clock.forwards, watched.turn) - watched.bad_ago
+    return Gap(before=bad_forward - watched.gap - 1, after=bad_forward, time=-1)
+
+
 def _made_bad_values(sight: Sight, first: Sight) -> bool:
     """Return whether a layer is `first`, or around it, and made bad values of a finite input."""
     watched = sight.watched
@@ -80,21 +89,29 @@ def _made_bad_values(sight: Sight, first: Sight) -> bool:
     return any(f"{name}.".startswith(prefix) for name in names_of_first)
 
 
-def _after_the_last_measured(sights: Sequence[Sight], clock: Clock) -> Iterator[Finding]:
+def _after_the_last_measured(
+    sights: Sequence[Sight], clock: Clock, compiled: bool
+) -> Iterator[Finding]:
     """Find bad parameters that forwards have left which were not measured.
 
     An update has put NaN or Inf into parameters since then. Therefore the first layer with bad
     values need not be the one that made them.
     """
-    if clock.last == clock.forwards:
+    last = clock.last
+    forwards = clock.forwards
+    if compiled:
+        # between two looks, the clock does not count
+        forwards = max(forwards, *(sight.watched.turn for sight in sights))
+        last = forwards - max(sight.watched.unmeasured for sight in sights)
+    if last == forwards:
         return
     bad_by_sight = [(sight, _bad_parameters([sight])) for sight in sights if sight.trained]
     bad = [name for _, names in bad_by_sight for name in names]
     if bad:
         clock.closely = True
         first = next(sight for sight, names in bad_by_sight if names)
-        when = f"after forward {clock.last}"
-        values = {"forward": clock.forwards, "when": when, "parameters": listed(bad, 3)}
+        when = f"after forward {last}"
+        values = {"forward": forwards, "when": when, "parameters": listed(bad, 3)}
         yield first.finding(messages.BAD_PARAMETERS_LATER, **values)
 
 

@@ -16,7 +16,7 @@ from ..sites.run import Run
 from ..sites.windows import Window, windows
 from ..tables import counted
 from ..warn import warn
-from .alerts import new_alerts, tell_alerts
+from .alerts import alerts_now, new_alerts, tell_alerts
 from .behind import find_behind
 from .endings import find_zero_rates, not_stepped
 from .first import find_unknown_scaler
@@ -60,13 +60,16 @@ def find_faults(base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> list[Fi
     return findings + not_stepped(sites)
 
 
-def tell_faults(attached: Any) -> None:
-    """Warn of each fault once, and let each `Watchdog` look and act."""
+def tell_faults(attached: Any) -> list[Finding]:
+    """Warn of each fault once, let each `Watchdog` look and act; return all that is wrong."""
     base = attached._base
     run = attached._run
     hooks = attached._hooks
-    tell(find_faults(base, run, hooks), run.told)
+    faults = find_faults(base, run, hooks)
+    run.history.note_findings(faults)
+    tell(faults, run.told)
     tell_alerts(run, hooks, new_alerts(base, run, hooks))
+    return faults + alerts_now(base, run, hooks)
 
 
 def find_before_step(

@@ -27,7 +27,7 @@ def judge_statistics(base: nn.Module, clock: Clock, sights: list[Sight]) -> Iter
             yield from _of_activation(sight, is_output=sight is output)
     yield from _no_gradient(base, sights, with_rule(Kind.NO_GRADIENT, sights))
     yield from find_no_update(with_rule(Kind.NO_UPDATE, sights))
-    yield from _eval_norms(with_rule(Kind.EVAL_NORM, sights))
+    yield from _eval_norms(sights, with_rule(Kind.EVAL_NORM, sights))
 
 
 class _Norms(NamedTuple):
@@ -55,9 +55,7 @@ class _Norms(NamedTuple):
 
 def _norms_along_depth(sights: list[Sight]) -> _Norms | None:
     """Return the gradient norms of the first and the last layers; None with too few layers."""
-    layers = [
-        sight for sight in sights if sight.watched.grads >= sight.dog.min_calls and sight.trained
-    ]
+    layers = [sight for sight in sights if sight.is_enough(sight.watched.grads) and sight.trained]
     if len(layers) < _FEW:
         return None
 
@@ -136,12 +134,12 @@ def _no_gradient(
         all_sights: all sites of a `Watchdog`.
         sights: those of them that have the rule.
     """
-    most_gradients = max((sight.watched.grads for sight in all_sights), default=0)
+    has_enough = any(sight.is_enough(sight.watched.grads) for sight in all_sights)
     model_has_gradients = any(_has_gradient(p) for p in base.parameters())
     routed = routed_lists(base, _called(all_sights))
     for sight in sights:
         trained = sight.trained  # empty for a frozen layer, which is meant to have no gradient
-        if most_gradients < sight.dog.min_calls or not trained:
+        if not has_enough or not trained:
             continue
         if any(map(_has_gradient, trained)):
             continue
@@ -152,11 +150,16 @@ def _no_gradient(
             yield sight.finding(messages.NO_GRADIENT, calls=sight.watched.calls)
 
 
-def _eval_norms(sights: list[Sight]) -> Iterator[Finding]:
-    """Find trained norms in evaluation mode; frozen ones, and those of FreezeNorm, are meant."""
+def _eval_norms(all_sights: list[Sight], sights: list[Sight]) -> Iterator[Finding]:
+    """Find trained norms in evaluation mode; frozen ones, and those of FreezeNorm, are meant.
+
+    Their own calls are not in training mode, so those of other layers count.
+    """
+    most_called = max((sight.watched.called for sight in all_sights), default=0)
     for sight in sights:
         forwards = sight.watched.evaluated
-        if forwards >= sight.dog.min_calls and sight.trained:
+        often = most_called >= sight.dog.min_calls and forwards >= sight.dog.enough
+        if often and sight.trained:
             yield sight.finding(messages.EVAL_NORM, forwards=forwards)
 
 
@@ -168,9 +171,8 @@ def _called(sights: Sequence[Sight]) -> list[str]:
 def _got_no_gradient(sight: Sight) -> bool:
     """Return whether a layer was called often, and got no gradient or only zeros."""
     watched = sight.watched
-    fewest = sight.dog.min_calls
-    none = watched.calls >= fewest and not watched.grads
-    zeros = watched.grads >= fewest and not watched.norm and math.isinf(watched.grad_bad)
+    none = sight.is_enough(watched.calls) and not watched.grads
+    zeros = sight.is_enough(watched.grads) and not watched.norm and math.isinf(watched.grad_bad)
     return none or zeros
 
 

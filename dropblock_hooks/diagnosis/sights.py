@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from ..findings import Finding, Kind, Message
-from ..observers.watchdog import Watchdog, Watched
+from ..observers.watchdog import Watchdog, Watched, read_together
 from ..selectors.wrappers import find_module
 from ..sites.hooks import SiteHook
 from ..sites.site import LiveSite
@@ -29,7 +29,11 @@ class Sight(NamedTuple):
     @property
     def judged(self) -> bool:
         """Whether the layer was called often enough to judge statistics."""
-        return self.watched.calls >= self.dog.min_calls
+        return self.is_enough(self.watched.calls)
+
+    def is_enough(self, measured: int) -> bool:
+        """Whether so many measured calls, or gradients, show something of the layer."""
+        return self.watched.called >= self.dog.min_calls and measured >= self.dog.enough
 
     @property
     def trained(self) -> list[nn.Parameter]:
@@ -49,9 +53,8 @@ def sights_of(base: nn.Module, hooks: Sequence[SiteHook]) -> list[Sight]:
         dog = site.regularizer
         module = find_module(base, site.name)
         if isinstance(dog, Watchdog) and module is not None:
-            watched: Watched = site.bound.open["watched"]
-            watched.read()
-            sights.append(Sight(site, module, dog, watched))
+            sights.append(Sight(site, module, dog, site.bound.open["watched"]))
+    read_together([sight.watched for sight in sights])
     return sights
 
 

@@ -45,7 +45,7 @@ def _number(sight: Sight) -> int:
 def _gets_gradients(sight: Sight) -> bool:
     """Return whether a layer has trained parameters and often gets gradients that are not 0."""
     watched = sight.watched
-    often = watched.grads >= sight.dog.min_calls and watched.norm > 0
+    often = sight.is_enough(watched.grads) and watched.norm > 0
     return often and bool(watched.updates.parameters)
 
 

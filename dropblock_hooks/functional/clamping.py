@@ -1,5 +1,7 @@
 """Bounds of activations: a clamp, or a soft cap."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -24,13 +26,29 @@ def clamp_counted(
     A bound in a tensor is that of compiled code, which has one graph for all bounds.
     """
     if cap is None:
-        y = x.clamp(fit(min, x.dtype), fit(max, x.dtype)).to(x.dtype)
-        beyond = (y != x) & ~x.isnan()
-        return y, beyond.sum()
+        low = fit(min, x.dtype)
+        high = fit(max, x.dtype)
+        y = x.clamp(low, high).to(x.dtype)
+        return y, _number_beyond(x, low, high)
 
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     y = torch.tanh(wide / cap) * cap
     return y.to(x.dtype), (wide.abs() > cap).sum()
+
+
+def _number_beyond(x: Tensor, low: Any, high: Any) -> Tensor:
+    """The number of values below `low` or above `high`, one of which may be None.
+
+    NaN is neither.
+    """
+    if low is None:
+        beyond = x > high
+    elif high is None:
+        beyond = x < low
+    else:
+        beyond = (x < low) | (x > high)
+    number: Tensor = beyond.sum()
+    return number
 
 
 def clamp_activation(

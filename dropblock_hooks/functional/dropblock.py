@@ -414,7 +414,8 @@ def drop_block2d(
         border: ``"inside"`` puts whole blocks inside the map, as in the paper, so elements at the
             border are dropped less often than those in the center. With ``"across"`` blocks may
             reach across the border, and each element is dropped with chance p.
-        generator: source of random numbers; torch's global one by default.
+        generator: source of random numbers, on the CPU or on the device of `input`; torch's global
+            one by default.
 
     Reference:
         Ghiasi, Lin and Le, 2018 (https://arxiv.org/abs/1810.12890).
@@ -468,7 +469,8 @@ def drop_block1d(
         border: ``"inside"`` puts whole blocks inside the map, as in the paper, so elements at the
             border are dropped less often than those in the center. With ``"across"`` blocks may
             reach across the border, and each element is dropped with chance p.
-        generator: source of random numbers; torch's global one by default.
+        generator: source of random numbers, on the CPU or on the device of `input`; torch's global
+            one by default.
 
     Reference:
         Ghiasi, Lin and Le, 2018 (https://arxiv.org/abs/1810.12890).
@@ -522,7 +524,8 @@ def drop_block3d(
         border: ``"inside"`` puts whole blocks inside the map, as in the paper, so elements at the
             border are dropped less often than those in the center. With ``"across"`` blocks may
             reach across the border, and each element is dropped with chance p.
-        generator: source of random numbers; torch's global one by default.
+        generator: source of random numbers, on the CPU or on the device of `input`; torch's global
+            one by default.
 
     Reference:
         Ghiasi, Lin and Le, 2018 (https://arxiv.org/abs/1810.12890).
@@ -573,7 +576,8 @@ def disout(
         border: ``"inside"`` puts whole blocks inside the map, as in the paper, so elements at the
             border are dropped less often than those in the center. With ``"across"`` blocks may
             reach across the border, and each element is dropped with chance p.
-        generator: source of random numbers; torch's global one by default.
+        generator: source of random numbers, on the CPU or on the device of `input`; torch's global
+            one by default.
 
     Reference:
         Tang et al., 2020 (https://arxiv.org/abs/2002.11022); https://github.com/huawei-noah/Disout.

@@ -188,7 +188,8 @@ def dropout(
         p: chance of an element, channel or sample to be dropped, in [0, 1].
         training: False returns `input`.
         inplace: write the result into `input`.
-        generator: source of random numbers; torch's global one by default.
+        generator: source of random numbers, on the CPU or on the device of `input`; torch's global
+            one by default.
 
     Reference:
         Srivastava et al., 2014, "Dropout" (https://jmlr.org/papers/v15/srivastava14a.html).
@@ -215,7 +216,8 @@ def dropout1d(
         p: chance of a channel to be dropped, in [0, 1].
         training: False returns `input`.
         inplace: write the result into `input`.
-        generator: source of random numbers; torch's global one by default.
+        generator: source of random numbers, on the CPU or on the device of `input`; torch's global
+            one by default.
 
     Reference:
         Srivastava et al., 2014, "Dropout" (https://jmlr.org/papers/v15/srivastava14a.html).
@@ -242,7 +244,8 @@ def dropout2d(
         p: chance of a channel to be dropped, in [0, 1].
         training: False returns `input`.
         inplace: write the result into `input`.
-        generator: source of random numbers; torch's global one by default.
+        generator: source of random numbers, on the CPU or on the device of `input`; torch's global
+            one by default.
 
     Reference:
         Tompson et al., 2015 (https://arxiv.org/abs/1411.4280).
@@ -269,7 +272,8 @@ def dropout3d(
         p: chance of a channel to be dropped, in [0, 1].
         training: False returns `input`.
         inplace: write the result into `input`.
-        generator: source of random numbers; torch's global one by default.
+        generator: source of random numbers, on the CPU or on the device of `input`; torch's global
+            one by default.
 
     Reference:
         Tompson et al., 2015 (https://arxiv.org/abs/1411.4280).
@@ -296,7 +300,8 @@ def drop_path(
         p: chance of a sample to be dropped, in [0, 1].
         training: False returns `input`.
         scale_by_keep: True multiplies the kept samples by 1 / (1 - p).
-        generator: source of random numbers; torch's global one by default.
+        generator: source of random numbers, on the CPU or on the device of `input`; torch's global
+            one by default.
 
     Reference:
         Larsson et al., 2017, "FractalNet" (https://arxiv.org/abs/1605.07648).
@@ -327,7 +332,8 @@ def stochastic_depth(
         training: False returns `input`.
         shortcut: the input of the block, of the same shape; gives
             ``shortcut + drop(input - shortcut)``, so dropped samples pass the block unchanged.
-        generator: source of random numbers; torch's global one by default.
+        generator: source of random numbers, on the CPU or on the device of `input`; torch's global
+            one by default.
 
     Reference:
         Huang et al., 2016 (https://arxiv.org/abs/1603.09382).
@@ -351,7 +357,8 @@ def gaussian_noise(
         input: floating-point tensor of any shape.
         std: standard deviation in the units of the tensor, a number >= 0.
         training: False returns `input`.
-        generator: source of random numbers; torch's global one by default.
+        generator: source of random numbers, on the CPU or on the device of `input`; torch's global
+            one by default.
 
     Reference:
         Bishop, 1995, "Training with Noise is Equivalent to Tikhonov Regularization".
@@ -375,7 +382,8 @@ def gaussian_dropout(
         input: floating-point tensor of any shape.
         p: sets the variance of the noise to p / (1 - p), a number in [0, 1).
         training: False returns `input`.
-        generator: source of random numbers; torch's global one by default.
+        generator: source of random numbers, on the CPU or on the device of `input`; torch's global
+            one by default.
 
     Reference:
         Srivastava et al., 2014, section 10 (https://jmlr.org/papers/v15/srivastava14a.html).

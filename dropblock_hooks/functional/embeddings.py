@@ -38,7 +38,8 @@ def neftune(
             channels each.
         alpha: scale of the noise, a number >= 0.
         training: False returns `input`.
-        generator: source of random numbers; torch's global one by default.
+        generator: source of random numbers, on the CPU or on the device of `input`; torch's global
+            one by default.
 
     Reference:
         Jain et al., 2023, "NEFTune: Noisy Embeddings Improve Instruction Finetuning"

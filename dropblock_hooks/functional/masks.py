@@ -38,6 +38,16 @@ def wide_dtype(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
+def generator_on(device: torch.device, generator: torch.Generator | None) -> torch.Generator | None:
+    """A generator for tensors on a device; a CPU generator draws the seed of a new one there."""
+    if generator is None or generator.device.type == device.type:
+        return generator
+    if generator.device.type != "cpu" or device.type == "meta":
+        return generator  # torch refuses the former, and the meta device draws nothing
+    seed = int(torch.randint(2**62, (), device="cpu", generator=generator))
+    return torch.Generator(device).manual_seed(seed)
+
+
 def bernoulli(
     shape: Sequence[int],
     p: float | Tensor,
@@ -57,6 +67,7 @@ def bernoulli(
     if generator is None:  # with the argument, torch picks an overload without symbolic sizes
         uniform = torch.rand(sizes, device=device, dtype=dtype)
     else:
+        generator = generator_on(device, generator)
         uniform = torch.rand(sizes, device=device, dtype=dtype, generator=generator)
     return uniform < p
 
@@ -66,6 +77,7 @@ def normal_like(
 ) -> Tensor:
     """Normal noise, drawn in row-major order in at least float32; in the memory format of `x`."""
     dtype = torch.promote_types(x.dtype, torch.float32)
+    generator = generator_on(x.device, generator)
     if not isinstance(std, Tensor):
         empty = torch.empty(x.shape, dtype=dtype, device=x.device)
         noise = empty.normal_(mean, std, generator=generator)
@@ -86,6 +98,7 @@ def uniform_like(
 ) -> Tensor:
     """Uniform noise in ±bound, drawn as by `normal_like`; in the memory format of `x`."""
     dtype = torch.promote_types(x.dtype, torch.float32)
+    generator = generator_on(x.device, generator)
     if not isinstance(bound, Tensor):
         empty = torch.empty(x.shape, dtype=dtype, device=x.device)
         return in_format_of(x, empty.uniform_(-bound, bound, generator=generator))

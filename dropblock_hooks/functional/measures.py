@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.linalg import vector_norm
 
 from .._torch import NO_TASK, graph_task
+from . import in_graph
 from .kernels import launch
 from .masks import wide_dtype
 from .operators import operator
@@ -29,9 +30,16 @@ it was on, the values that were measured, the largest magnitude, and where the s
 BAD_CALLS, FIRST_BAD, FIRST_MADE, GRADIENTS, GRADIENT_NORM, FIRST_BAD_GRADIENT, NEAR = range(6, 13)
 FIRST_WORSE = 13
 """More places in the tensor of `add_watched`, as the fields of a ``Watched``; times are calls."""
-WATCHED = 14  # places in it
+MEASURED, TURN, DISTANCE, SEEN_GRADIENTS, FOUND, SQUARE = 14, 15, 16, 17, 18, 21
+"""Places for the plan of a Watchdog, see `is_planned`: the measured calls, all calls or gradients
+since the beginning, the distance of measured ones, and the gradients; and for kernels: three
+numbers of a call, and one of a gradient.
+"""
+WATCHED = 22  # places in it
 _ROW = 4096  # values that are added up in float32
 _TINY = 1e-12  # the magnitude up to which a Watchdog calls a channel dead
+READ = {"cpu"}
+"""The types of devices whose tensors are read to decide what to do; a test takes the CPU out."""
 _NEAR = 0.01  # how near to a bound a value is saturated, as a share of the distance of both
 
 
@@ -201,16 +209,8 @@ def norm_of_arguments(given: Sequence[Tensor]) -> Tensor:
 
     -inf counts in the first argument only, because masks of attention hold it.
     """
-    masks = [y for y in given[1:] if y.numel()]
-    if not _kernels_take([*given[:1], *masks]):
-        return _norm_of_arguments(given)
-    from .kernels import moments
-
-    def with_kernels() -> Tensor:
-        largest, _ = moments.largest_of(given[:1], masks)
-        return largest
-
-    return launch.or_else(with_kernels, lambda: _norm_of_arguments(given))
+    masks = [_positive(y) for y in given[1:] if y.numel()]
+    return _largest_norm([*given[:1], *masks])
 
 
 def extremes(tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
@@ -219,15 +219,6 @@ def extremes(tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
     -Inf may be a mask of logits. On a CPU, the second one is None if all values are finite.
     """
     tensors = [x for x in tensors if x.numel()]
-    if not _kernels_take(tensors):
-        return _extremes(tensors)
-    from .kernels import moments
-
-    return launch.or_else(lambda: moments.largest_of(tensors), lambda: _extremes(tensors))
-
-
-def _extremes(tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
-    """`extremes` with torch operations."""
     largest = _largest_norm(tensors)
     if largest.device.type == "cpu" and largest < math.inf:
         return largest, None
@@ -239,17 +230,30 @@ def _positive(x: Tensor) -> Tensor:
     return x.float().amax().clamp(min=0)
 
 
-def _norm_of_arguments(given: Sequence[Tensor]) -> Tensor:
-    """`norm_of_arguments` with torch operations."""
-    masks = [_positive(y) for y in given[1:] if y.numel()]
-    return _largest_norm([*given[:1], *masks])
+def largest_of_call(tensors: Sequence[Tensor], given: Sequence[Tensor]) -> Tensor | None:
+    """`extremes` of the output and `norm_of_arguments` by one kernel for each two tensors.
+
+    It is None where torch operations are needed.
+    """
+    if not _kernels_take([x for x in (*tensors, *given) if x.numel()]):
+        return None
+    from .kernels import moments
+
+    def with_kernels() -> Tensor:
+        device = (*tensors, *given)[0].device
+        found = launch.zeros(device, 3).view(torch.float64)
+        moments.largest_of_call(tensors, given, found)
+        return found
+
+    found: Tensor | None = launch.or_else(with_kernels, lambda: None)
+    return found
 
 
 def together(numbers: Sequence[Tensor]) -> Tensor:
-    """Numbers of any devices as one vector, on the device of the first."""
+    """Numbers of any devices and shapes as one vector, on the device of the first."""
     device = numbers[0].device
     dtype = wide_dtype(device)
-    return torch.stack([x.to(device, dtype) for x in numbers])
+    return torch.cat([x.to(device, dtype).reshape(-1) for x in numbers])
 
 
 def _kernels_take(tensors: Sequence[Tensor]) -> bool:
@@ -291,20 +295,40 @@ def square_of(x: Tensor, scale: float | Tensor = 1.0) -> Tensor | None:
     return square
 
 
+def _recomputes() -> bool:
+    """Whether a checkpoint has the call made again; a graph, which can't ask, counts always."""
+    return graph_task() != NO_TASK and not launch.is_traced()
+
+
+def is_planned(turn: int, distance: int) -> bool:
+    """Whether compiled code measures a call or gradient for a Watchdog: its number, from 1."""
+    return turn.bit_count() == 1 or turn % distance == 0
+
+
+def _is_planned(training: bool, state: Tensor) -> Any:
+    """`is_planned` for the next call, if the site is on; a tensor on a device that is not read."""
+    turn = state[TURN].long() + 1
+    distance = state[DISTANCE].long().clamp(min=1)
+    is_power = (turn & (turn - 1)) == 0
+    planned = (is_power | (turn % distance == 0)) & (state[int(training)] > 0)
+    may_read = state.device.type in READ and not launch.is_traced()
+    return bool(planned) if may_read else planned
+
+
 def _begins(training: bool, state: Tensor, calls: bool) -> Tensor | None:
     """The state to which a call is added: itself, a copy on other devices, or None if it is off.
 
     On a CPU, a switched-off site and a recomputation end here. Other devices are not read, so there
     `_ends` decides.
     """
-    if graph_task() != NO_TASK and calls:
+    if _recomputes() and calls:
         return None
     on = state[int(training)]
     if calls:
         state[TRAINED if training else EVALUATED] += 1
         if training:
             state[OFF] += 1 - on
-    if state.device.type != "cpu":
+    if state.device.type not in READ or launch.is_traced():
         return state.clone()
     return state if float(on) else None
 
@@ -317,8 +341,30 @@ def _ends(training: bool, state: Tensor, new: Tensor) -> None:
     state.copy_(torch.where(on, new, state))
 
 
+def _changed_unseen(state: Tensor) -> Tensor:
+    """The state, whose changes autograd does not see where an operator makes them."""
+    return state if launch.is_traced() else state.data
+
+
 def _nothing(*given: Any) -> None:
     """The fake implementation of an operator that only changes a state."""
+
+
+def _measures_in_graph(
+    x: Tensor,
+    mapped: Tensor | None,
+    batch: Tensor | None,
+    scale: Tensor | None,
+    training: bool,
+    calls: bool,
+    every: int,
+    first: int,
+    last: int,
+    state: Tensor,
+    *others: Tensor | None,
+) -> bool:
+    """Whether AOTAutograd can trace into `add_statistics`."""
+    return in_graph.kernels_run(x, mapped, batch, scale, state, *others)
 
 
 @operator(
@@ -326,6 +372,7 @@ def _nothing(*given: Any) -> None:
     "bool calls, int every, int first, int last, Tensor(a!) state, Tensor(b!)? alive, "
     "Tensor(c!)? batches) -> ()",
     fake=_nothing,
+    fits_graph=_measures_in_graph,
 )
 @torch.no_grad()
 def add_statistics(
@@ -358,7 +405,7 @@ def add_statistics(
         alive: which channels were not zero in all calls; changed.
         batches: see `add_batch`; changed.
     """
-    if graph_task() != NO_TASK and calls:
+    if _recomputes() and calls:
         return
     measured = _Measured(
         x, mapped, batch, scale, training, calls, every, (first, last), state, alive, batches
@@ -412,9 +459,8 @@ class _Measured:
         if new is None:
             return
 
-        on_cpu = self.x.device.type == "cpu"
-        due: Any = new[CALLS] % self.every == 0
-        if on_cpu:
+        due: Any = (new[CALLS] % self.every == 0) & (new[int(self.training)] > 0)
+        if self.x.device.type in READ:
             due = bool(due)
         if due is not False:
             self._add_values(new, due)
@@ -442,9 +488,7 @@ class _Measured:
         """Note which channels are alive, where the call is `due`."""
         if self.mapped is None or self.alive is None:
             return
-        flags = {"alive": self.alive}
-        add_alive(flags, self.mapped)
-        self.alive.copy_(_if_due(due, flags["alive"], self.alive))
+        _note_alive(self.alive, self.mapped, 0.0, due)
 
     def _add_batch(self, due: Any) -> None:
         """Add the statistics of a batch, where the call is `due`."""
@@ -454,22 +498,57 @@ class _Measured:
         self.batches.copy_(_if_due(due, added, self.batches))
 
 
+def _note_alive(alive: Tensor, x: Tensor, zero: float, due: Any) -> None:
+    """Note which channels of a call are alive, where the call is `due`."""
+    if not x.numel() or (alive.device.type == "cpu" and bool(alive.all())):
+        return
+    alive.copy_(_if_due(due, alive | _lives(x, zero), alive))
+
+
 def _if_due(due: Any, new: Tensor, before: Tensor) -> Tensor:
     """The new values where a call is measured; on devices other than a CPU, `due` is a tensor."""
     return new if due is True else torch.where(due, new, before)
 
 
-@operator("add_call(bool training, Tensor(a!) state) -> ()", fake=_nothing)
+def _counts_in_graph(training: bool, state: Tensor) -> bool:
+    """Whether AOTAutograd can trace into `add_call`."""
+    return in_graph.kernels_run(state)
+
+
+@operator(
+    "add_call(bool training, Tensor(a!) state) -> ()", fake=_nothing, fits_graph=_counts_in_graph
+)
 @torch.no_grad()
 def add_call(training: bool, state: Tensor) -> None:
     """Count a call of a layer whose gradients are measured in compiled code."""
     _begins(training, state, calls=True)
 
 
+def _watches_in_graph(
+    tensors: Sequence[Tensor],
+    given: Sequence[Tensor],
+    mapped: Tensor | None,
+    training: bool,
+    bounds: Sequence[float],
+    state: Tensor,
+    alive: Tensor | None,
+) -> bool:
+    """Whether AOTAutograd can trace into `add_watched`."""
+    seen = [*tensors, *given]
+    return (
+        bool(tensors)
+        and len({x.device for x in (*seen, state)}) == 1
+        and not any(x.dtype is torch.float64 for x in seen)
+        and all(in_graph.kernels_run(x) for x in seen)
+        and in_graph.are_static([mapped, state, alive])
+    )
+
+
 @operator(
     "add_watched(Tensor[] tensors, Tensor[] given, Tensor? mapped, bool training, float[] bounds, "
     " Tensor(a!) state, Tensor(b!)? alive) -> ()",
     fake=_nothing,
+    fits_graph=_watches_in_graph,
 )
 @torch.no_grad()
 def add_watched(
@@ -492,7 +571,7 @@ def add_watched(
         state: what is kept, which is changed.
         alive: which channels were not zero in all calls; changed.
     """
-    if graph_task() != NO_TASK:
+    if _recomputes():
         return
     watched = _WatchedCall(tensors, given, mapped, training, bounds, state, alive)
     if watched.kernels_take():
@@ -523,32 +602,38 @@ class _WatchedCall:
     def add_with_kernels(self) -> None:
         from .kernels import moments
 
-        gate = moments.Gate(self.state, self.training, True, CALLS)
-        tensors = [x for x in self.tensors if x.numel()]
-        largest, positive = moments.largest_of(tensors)
-        of_given = launch.zeros(self.state.device)[0]
-        if self.given:
-            of_given = norm_of_arguments(self.given)
+        gate = moments.Gate(self.state, self.training, True, TURN, DISTANCE, planned=True)
+        found = self.state[FOUND : FOUND + 3]
+        moments.largest_of_call(self.tensors, self.given, found, gate)
         near = near_bounds(self.tensors[0], *self.bounds) if self.bounds else None
         if self.mapped is not None and self.alive is not None:
             moments.alive(self.mapped, self.alive, _TINY, gate)
 
         mode = TRAINED if self.training else EVALUATED
-        places = mode, OFF, CALLS, BAD_CALLS, FIRST_BAD, FIRST_MADE, FIRST_WORSE, NEAR
-        moments.note_call(gate, largest, of_given, positive, near, places)
+        places = mode, OFF, CALLS, BAD_CALLS, FIRST_BAD, FIRST_MADE, FIRST_WORSE, NEAR, MEASURED
+        moments.note_call(gate, found, near, places)
 
     def add_with_torch(self) -> None:
         new = _begins(self.training, self.state, calls=True)
         if new is None:
             return
+        due = _is_planned(self.training, new)
+        if due is not False:
+            self._measure(new, due)
+        new[CALLS] += 1
+        new[TURN] += 1
+        _ends(self.training, self.state, new)
+
+    def _measure(self, new: Tensor, due: Any) -> None:
+        """Measure the call in a state, where it is `due`."""
+        before = new.clone()
         largest, positive = extremes(self.tensors)
         if positive is not None:
             self._note_bad(new, largest, positive)
-        new[CALLS] += 1
-
         if self.tensors and self.tensors[0].numel():
-            self._note_values(new)
-        _ends(self.training, self.state, new)
+            self._note_values(new, due)
+        new[MEASURED] += 1
+        new.copy_(_if_due(due, new, before))
 
     def _note_bad(self, new: Tensor, largest: Tensor, positive: Tensor) -> None:
         """Note whether a value is not finite, and whether the layer has made it."""
@@ -564,19 +649,25 @@ class _WatchedCall:
             time = torch.where(holds, call, never)
             new[place] = torch.minimum(new[place], time)
 
-    def _note_values(self, new: Tensor) -> None:
+    def _note_values(self, new: Tensor, due: Any) -> None:
         """Note the share of saturated values, and which channels are alive."""
         if self.bounds:
             new[NEAR] += near_bounds(self.tensors[0], *self.bounds)
         if self.mapped is not None and self.alive is not None:
-            flags = {"alive": self.alive}
-            add_alive(flags, self.mapped, _TINY)
-            self.alive.copy_(flags["alive"])
+            _note_alive(self.alive, self.mapped, _TINY, due)
+
+
+def _watches_gradient_in_graph(
+    grad: Tensor, scale: Tensor | None, training: bool, state: Tensor
+) -> bool:
+    """Whether AOTAutograd can trace into `add_watched_gradient`."""
+    return grad.dtype is not torch.float64 and in_graph.kernels_run(grad, scale, state)
 
 
 @operator(
     "add_watched_gradient(Tensor grad, Tensor? scale, bool training, Tensor state) -> ()",
     fake=_nothing,
+    fits_graph=_watches_gradient_in_graph,
 )
 @torch.no_grad()
 def add_watched_gradient(grad: Tensor, scale: Tensor | None, training: bool, state: Tensor) -> None:
@@ -585,37 +676,68 @@ def add_watched_gradient(grad: Tensor, scale: Tensor | None, training: bool, sta
     As `add_measured_gradient`, it changes the state, which its schema does not say: autograd would
     refuse the second of two backwards whose forwards came before both.
     """
-    state = state.data
-    square = square_of(grad)
-    if square is not None:
+    state = _changed_unseen(state)
+    if grad.numel() and _kernels_take([grad]):
         from .kernels import moments
 
-        gate = moments.Gate(state, training, False, GRADIENTS)
-        places = GRADIENTS, GRADIENT_NORM, FIRST_BAD_GRADIENT
-        moments.note_gradient(gate, square, 1.0 if scale is None else scale, places)
-        return
+        def with_kernels() -> None:
+            gate = moments.Gate(state, training, False, TURN, DISTANCE, planned=True)
+            places = SEEN_GRADIENTS, GRADIENTS, GRADIENT_NORM, FIRST_BAD_GRADIENT
+            moments.note_gradient(gate, grad, state[SQUARE], scale, places)
 
+        launch.or_else(with_kernels, lambda: _add_gradient(grad, scale, training, state))
+    else:
+        _add_gradient(grad, scale, training, state)
+
+
+def _add_gradient(grad: Tensor, scale: Tensor | None, training: bool, state: Tensor) -> None:
+    """`add_watched_gradient` in torch operations."""
     new = _begins(training, state, calls=False)
     if new is None or not grad.numel():
         return
+    due = _is_planned(training, new)
+    if due is not False:
+        _measure_gradient(grad, scale, new, due)
+    new[SEEN_GRADIENTS] += 1
+    new[TURN] += 1
+    _ends(training, state, new)
+
+
+def _measure_gradient(grad: Tensor, scale: Tensor | None, new: Tensor, due: Any) -> None:
+    """Measure a gradient in a state, where it is `due`."""
+    before = new.clone()
     norm = norm_of(grad).to(new)
     if scale is not None:
         norm = norm / scale.to(new)
     finite = norm < math.inf
     new[GRADIENT_NORM] += torch.where(finite, norm, 0.0)
 
-    time = new[GRADIENTS].clone()
+    time = new[SEEN_GRADIENTS].clone()
     never = torch.full_like(time, math.inf)
     first = torch.where(finite, never, time)
     new[FIRST_BAD_GRADIENT] = torch.minimum(new[FIRST_BAD_GRADIENT], first)
     new[GRADIENTS] += 1
-    _ends(training, state, new)
+    new.copy_(_if_due(due, new, before))
+
+
+def _measures_gradient_in_graph(
+    grad: Tensor,
+    scale: Tensor | None,
+    training: bool,
+    every: int,
+    first: int,
+    last: int,
+    state: Tensor,
+) -> bool:
+    """Whether AOTAutograd can trace into `add_measured_gradient`."""
+    return in_graph.kernels_run(grad, scale, state)
 
 
 @operator(
     "add_measured_gradient(Tensor grad, Tensor? scale, bool training, int every, int first, "
     "int last, Tensor state) -> ()",
     fake=_nothing,
+    fits_graph=_measures_gradient_in_graph,
 )
 def add_measured_gradient(
     grad: Tensor,
@@ -628,7 +750,18 @@ def add_measured_gradient(
 ) -> None:
     """Add a gradient to statistics in compiled code; see `add_statistics`."""
     add_statistics(
-        grad, None, None, scale, training, False, every, first, last, state.data, None, None
+        grad,
+        None,
+        None,
+        scale,
+        training,
+        False,
+        every,
+        first,
+        last,
+        _changed_unseen(state),
+        None,
+        None,
     )
 
 

@@ -10,7 +10,6 @@ are drawn in one of three ways:
 A backward gets the rate and the factors of its forward, because the rate may have changed since.
 """
 
-import functools
 from collections.abc import Callable, Sequence
 from operator import index
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .._torch import NO_TASK, constant_when_traced, graph_task
+from .._torch import NO_TASK, constant_when_traced, graph_task, outside_of_trace
+from . import in_graph
 from .cells import FIRST_RATE, RATES, SIZE, added, code_of, norms_together
 from .dropblock import (
     Method,
@@ -48,7 +48,10 @@ _RANDOM = [*_TAGS, torch.Tag.nondeterministic_seeded]
 
 
 def operator(
-    schema: str, fake: Callable[..., Any], tags: Sequence[Any] = ()
+    schema: str,
+    fake: Callable[..., Any],
+    tags: Sequence[Any] = (),
+    fits_graph: Callable[..., bool] | None = None,
 ) -> Callable[[Callable[..., Any]], Any]:
     """Decorate a function, which becomes the operator of this schema on all devices.
 
@@ -57,6 +60,8 @@ def operator(
             new name, by which the caches of torch.compile on disk know it.
         fake: returns empty results of the right shape, dtype and strides.
         tags: what torch.compile may assume.
+        fits_graph: tells from the arguments whether AOTAutograd can trace into the function, which
+            then needs no operator; see `in_graph`. None: it never can.
     """
     name = schema.partition("(")[0]
 
@@ -64,6 +69,8 @@ def operator(
         _library.define(schema, tags=tags or _TAGS)  # type: ignore[no-untyped-call]  # torch's
         _library.impl(name, run, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]  # torch's
         torch.library.register_fake(f"dropblock_hooks::{name}", fake, lib=_library)
+        if fits_graph is not None:
+            in_graph.look_into(name, run, fits_graph, _library)
         return getattr(torch.ops.dropblock_hooks, name).default
 
     return define
@@ -85,13 +92,16 @@ def _fake_seed(x: Tensor) -> Tensor:
     return x.new_empty((), dtype=torch.int64)
 
 
-@operator("seed(Tensor x) -> Tensor", fake=_fake_seed, tags=_RANDOM)
-def seed(x: Tensor) -> Tensor:
-    """A seed on the device of `x`, from the global generator of this device.
+def _kernels_run(x: Tensor) -> bool:
+    """Whether kernels are used for a tensor that is traced."""
+    return x.device.type not in SEEDED and launch.is_on(x.device, x.dtype)
 
-    As an operator of its own, it is quicker to compile than ``torch.randint``: inductor would make
-    a kernel for each seed.
-    """
+
+@operator("seed(Tensor x) -> Tensor", fake=_fake_seed, tags=_RANDOM, fits_graph=_kernels_run)
+def seed(x: Tensor) -> Tensor:
+    """A seed on the device of `x`, from the global generator of this device."""
+    if launch.is_traced():  # inductor draws all seeds of a graph together, from 0 on only
+        return torch.randint(0, _SEEDS, (), device=x.device)
     return torch.randint(-_SEEDS, _SEEDS, (), device=x.device)
 
 
@@ -171,11 +181,8 @@ def prepare(
     It is called while torch.compile traces, because memory that is allocated while a CUDA graph is
     captured belongs to that graph.
     """
-    wide = wide_dtype(device)
     if method != "paper":
-        gamma_table(size, block, method, device, wide)
-    else:
-        _paper_factor(size, block, device, wide)
+        gamma_table(size, block, method, device, wide_dtype(device))
     return _uses_kernels(device, dtype, size, block, method)
 
 
@@ -191,14 +198,6 @@ def _uses_kernels(
     from .kernels import blocks as kernels
 
     return kernels.can_grow(size, block, method == "across")
-
-
-@functools.lru_cache(maxsize=4096)
-def _paper_factor(
-    size: tuple[int, ...], block: tuple[int, ...], device: torch.device, dtype: torch.dtype
-) -> Tensor:
-    """The factor of p in the paper's seed rate."""
-    return torch.tensor([gamma_of(1.0, size, block, "paper")], dtype=dtype, device=device)
 
 
 def _block_in(x: Tensor, block: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -299,11 +298,12 @@ def _draw_words(
 
     size = plan.size
     edges = plan.edges[3 - len(size) :]
-    dtype = wide_dtype(x.device)
+    table: Tensor | float
     if method == "paper":
-        table = _paper_factor(size, edges, x.device, dtype)
+        table = gamma_of(1.0, size, edges, "paper")
     else:
-        table = gamma_table(size, edges, method, x.device, dtype)
+        with outside_of_trace():
+            table = gamma_table(size, edges, method, x.device, wide_dtype(x.device))
     return draw_words(plan, x.device, random, p, table, per_sample)
 
 
@@ -338,11 +338,28 @@ def _fake_mask(x: Tensor, block: Sequence[int], method: Method, share_channels: 
     return x.new_empty((x.shape[0], channels, *x.shape[2:]), dtype=torch.bool)
 
 
+def _draws_in_graph(
+    x: Tensor,
+    cells: Tensor,
+    counts: Tensor,
+    random: Tensor,
+    training: bool,
+    block: Sequence[int],
+    method: Method,
+    *others: Any,
+) -> bool:
+    """Whether AOTAutograd can trace into `drop_blocks`."""
+    if not _kernels_run(x) or not in_graph.are_static([x, cells, counts, random]):
+        return False
+    return x.numel() > 0 and _uses_kernels(x.device, x.dtype, *_block_in(x, block), method)
+
+
 @operator(
     "drop_blocks(Tensor x, Tensor cells, Tensor counts, Tensor random, bool training, int[] block, "
     "str method, str? normalize, bool share_channels, bool channels_together) "
     "-> (Tensor y, Tensor mask, Tensor factors, Tensor new_counts)",
     fake=_fake_drop_blocks,
+    fits_graph=_draws_in_graph,
 )
 def drop_blocks(
     x: Tensor,
@@ -411,7 +428,8 @@ def _drop_blocks_with_kernels(
 
     p = rows[RATES, FIRST_RATE]
     words, dropped = _draw_words(x, p, random, plan, method, normalize == "sample")
-    counting = graph_task() == NO_TASK  # otherwise it is a recomputation
+    # a graph, which can't ask, counts always; otherwise this may be a recomputation
+    counting = launch.is_traced() or graph_task() == NO_TASK
     kind = {"batch": "counted", "sample": "counted", "expected": "expected", None: "none"}
     size = code_of(plan.size)
     finished = finish(dropped, rows, counts, x.numel(), size, counting, kind[normalize])
@@ -446,7 +464,7 @@ def _drop_blocks_densely(
 
     row = added(called, elements, changed, x.numel(), dropped)
     new_counts = tally(counts, row)
-    new_counts[SIZE] = code_of(x.shape[2:])
+    new_counts[SIZE].fill_(code_of(x.shape[2:]))  # an assigned number would be copied
     return in_format_of(x, y), mask, factors, new_counts
 
 
@@ -495,10 +513,20 @@ def _fake_drop_blocks_again(grad: Tensor, *others: Any) -> Tensor:
     return torch.empty_like(grad)
 
 
+def _drops_again_in_graph(
+    grad: Tensor, mask: Tensor, factors: Tensor, random: Tensor, *others: Any
+) -> bool:
+    """Whether AOTAutograd can trace into `drop_blocks_again`."""
+    if not _kernels_run(grad) or not in_graph.are_static([grad, mask, factors]):
+        return False
+    return grad.numel() > 0 and mask.dtype is not torch.bool
+
+
 @operator(
     "drop_blocks_again(Tensor grad, Tensor mask, Tensor factors, Tensor random, int[] block, "
     "str method, bool share_channels, bool channels_together) -> Tensor",
     fake=_fake_drop_blocks_again,
+    fits_graph=_drops_again_in_graph,
 )
 def drop_blocks_again(
     grad: Tensor,

@@ -132,5 +132,8 @@ def wide(x: Tensor) -> Tensor:
 
 def add_gradient(grad: Tensor, gradient: Tensor, weight: float | Tensor) -> Tensor:
     """``grad + weight * gradient``, rounded once to the type of `grad`."""
-    total = wide(grad) + gradient * weight
+    if isinstance(weight, Tensor):
+        total = wide(grad) + gradient * weight
+    else:
+        total = wide(grad).add(gradient, alpha=weight)  # one kernel in place of two
     return total.to(grad.dtype)

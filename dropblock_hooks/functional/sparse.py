@@ -465,7 +465,10 @@ class _Drop(torch.autograd.Function):
                 "compute them one after another"
             )
         (drawn,) = ctx.saved_tensors
-        dropped = _Drop.apply(grad, ctx.scale, ctx.places, drawn)
+        if torch.is_grad_enabled():  # a second backward may come
+            dropped = _Drop.apply(grad, ctx.scale, ctx.places, drawn)
+        else:
+            dropped = ctx.places.drop(grad, ctx.scale, drawn)
         return dropped, None, None, None
 
 

@@ -9,6 +9,7 @@ from torch import nn
 from .. import messages
 from ..attach import attach
 from ..attachment.attachment import Attachment
+from ..attachment.history import rates_now
 from ..checks import check_option
 from ..diagnosis.now import tell_faults
 from ..warn import warn
@@ -35,22 +36,31 @@ class TrainerDriver:
         unit: of the schedules: ``"epoch"``, or ``"step"`` for steps of the optimizer.
         root: name of the submodule where names begin.
         strict: False loads the matching parts of the state of another spec.
+        log_sites: whether `logged` has the scalars of all sites, too.
 
     Attributes:
         attached: the `Attachment`, also after the training; None before.
     """
 
     def __init__(
-        self, spec: Any, unit: str = "epoch", *, root: str = "", strict: bool = True
+        self,
+        spec: Any,
+        unit: str = "epoch",
+        *,
+        root: str = "",
+        strict: bool = True,
+        log_sites: bool = False,
     ) -> None:
         check_option("unit", unit, ("epoch", "step"))
         self.spec = spec
         self.unit = unit
         self.root = root
         self.strict = strict
+        self.log_sites = log_sites
         self.attached: Attachment | None = None
         self._loaded: Mapping[str, Any] | None = None
         self._batch = 0
+        self._findings: int | None = None  # when the last epoch ended
 
     def begin(
         self,
@@ -90,6 +100,7 @@ class TrainerDriver:
             warn(messages.NO_STATE_OF_CALLBACK)
         self._loaded = None
         self._batch = 0
+        self._findings = None
         return attached
 
     def tick(
@@ -119,7 +130,7 @@ class TrainerDriver:
         has_trained = self._batch > 0  # False if a checkpoint of the end of this epoch was resumed
         if self.attached is not None and has_trained:
             self._batch = 0
-            tell_faults(self.attached)
+            self._findings = len(tell_faults(self.attached))
         return self.scalars()
 
     def end(self) -> None:
@@ -130,6 +141,27 @@ class TrainerDriver:
     def scalars(self) -> dict[str, float]:
         """The scalars of `Attachment.scalars`; none before `begin`."""
         return {} if self.attached is None else self.attached.scalars()
+
+    def logged(self) -> dict[str, float]:
+        """A few scalars for a logger, however many sites there are; none before `begin`.
+
+        ``dropblock_hooks/nominal_rate`` and ``dropblock_hooks/realized_rate`` are means over the
+        sites that drop, in this epoch. ``dropblock_hooks/findings`` is the number of findings when
+        the last epoch ended. With ``log_sites=True``, `scalars` are added.
+        """
+        attached = self.attached
+        if attached is None:
+            return {}
+
+        scalars: dict[str, float] = {}
+        means = rates_now(attached._run)
+        if means is not None:
+            nominal, realized = means
+            scalars["dropblock_hooks/nominal_rate"] = nominal
+            scalars["dropblock_hooks/realized_rate"] = realized
+        if self._findings is not None:
+            scalars["dropblock_hooks/findings"] = float(self._findings)
+        return scalars | self.scalars() if self.log_sites else scalars
 
     def state(self) -> Mapping[str, Any] | None:
         """The state for a checkpoint; None before `begin`."""

@@ -32,14 +32,16 @@ class Regularize(Callback, TrainerDriver):  # type: ignore[misc]  # of a skipped
     Args:
         spec: any spec that `attach` accepts.
         unit: of the schedules: ``"epoch"``, or ``"step"`` for steps of the optimizer.
-        log_every_n_steps: also pass rates and shares to ``log_dict`` every so many steps, not only
-            at the end of each epoch.
+        log_every_n_steps: also pass the scalars to ``log_dict`` every so many steps, not only at
+            the end of each epoch.
         root: name of the submodule where names begin.
         epochs: length of the training in `unit`, instead of the trainer's.
         fractions: whether the time moves within an epoch, by ``1 / num_training_batches`` a batch.
         rng_state: whether checkpoints of a single process hold torch's random state, so that a
             resumed run draws the same masks.
         strict: False loads the matching parts of the state of another spec.
+        log_sites: whether the scalars of all sites are logged, not only means over the sites and
+            the number of findings.
 
     Raises:
         SpecError: before the first training step, for a spec that does not fit the module.
@@ -56,13 +58,14 @@ class Regularize(Callback, TrainerDriver):  # type: ignore[misc]  # of a skipped
         fractions: bool = True,
         rng_state: bool = True,
         strict: bool = True,
+        log_sites: bool = False,
     ) -> None:
         if log_every_n_steps is not None:
             as_count("log_every_n_steps", log_every_n_steps)
         if epochs is not None:
             as_count("epochs", epochs)
 
-        TrainerDriver.__init__(self, spec, unit, root=root, strict=strict)
+        TrainerDriver.__init__(self, spec, unit, root=root, strict=strict, log_sites=log_sites)
         self.log_every_n_steps = log_every_n_steps
         self.epochs = epochs
         self.fractions = fractions
@@ -146,11 +149,12 @@ class Regularize(Callback, TrainerDriver):  # type: ignore[misc]  # of a skipped
     ) -> None:
         every = self.log_every_n_steps
         if every is not None and trainer.global_step % every == 0:
-            self._log(trainer, module, self.scalars(), on_step=True)
+            self._log(trainer, module, self.logged(), on_step=True)
 
     def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
         self._within_epoch = False
-        self._log(trainer, module, self.end_epoch(), on_step=False)
+        self.end_epoch()
+        self._log(trainer, module, self.logged(), on_step=False)
 
     def teardown(self, trainer: Any, module: Any, stage: Any) -> None:
         self.end()

@@ -26,6 +26,8 @@ class Regularize(TrainerCallback, ExportableState, TrainerDriver):  # type: igno
         unit: of the schedules: ``"epoch"``, or ``"step"`` for steps of the optimizer.
         root: name of the submodule where names begin.
         strict: False loads the matching parts of the state of another spec.
+        log_sites: whether the scalars of all sites are logged, not only means over the sites and
+            the number of findings.
 
     Raises:
         SpecError: for a bad spec; when training begins, for one that does not fit the model.
@@ -35,7 +37,13 @@ class Regularize(TrainerCallback, ExportableState, TrainerDriver):  # type: igno
     """
 
     def __init__(
-        self, spec: Any, unit: str = "epoch", *, root: str = "", strict: bool = True
+        self,
+        spec: Any,
+        unit: str = "epoch",
+        *,
+        root: str = "",
+        strict: bool = True,
+        log_sites: bool = False,
     ) -> None:
         checked = Spec(spec)
         _refuse_anchors(checked)
@@ -43,8 +51,9 @@ class Regularize(TrainerCallback, ExportableState, TrainerDriver):  # type: igno
             plain = checked.to_plain()
         except ValueError:  # the spec holds code
             plain = None
-        self._arguments = {"spec": plain, "unit": unit, "root": root, "strict": strict}
-        TrainerDriver.__init__(self, spec, unit, root=root, strict=strict)
+        options: dict[str, Any] = {"root": root, "strict": strict, "log_sites": log_sites}
+        self._arguments = {"spec": plain, "unit": unit, **options}
+        TrainerDriver.__init__(self, spec, unit, **options)
 
     def state(self) -> dict[str, Any]:
         """The state for a checkpoint of the Trainer."""
@@ -91,7 +100,7 @@ class Regularize(TrainerCallback, ExportableState, TrainerDriver):  # type: igno
     ) -> None:
         if "loss" not in logs:  # the logs of an evaluation
             return
-        scalars = self.scalars()
+        scalars = self.logged()
         logs.update(scalars)
         state.log_history[-1].update(scalars)
 

@@ -1,7 +1,7 @@
 """Observers of statistics: of activations, of gradients and of parameters, by epoch."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -33,6 +33,13 @@ from ..functional.measures import (
     alive_in_either,
     octaves,
 )
+from ..functional.outliers import (
+    add_outliers,
+    combined_moments,
+    kurtosis,
+    new_outliers,
+    peak_ratio,
+)
 from ..registry import register
 from ..selectors.wrappers import is_distributed, whole_value
 from ..tables import Columns, Short
@@ -58,6 +65,10 @@ class Statistics:
     nonfinite: float | None = None  # the share of values that are NaN or Inf in float32
     channels: int | None = None  # their number, if their axis is known
     dead: int | None = None  # channels that were exactly zero in every measured call
+    # of `ActivationStats(outliers=True)`:
+    kurtosis: float | None = None  # 3 for normal values
+    outliers: float | None = None  # the share of values beyond 6 deviations of their call
+    peak_ratio: float | None = None  # the largest magnitude of a channel over the median channel's
     # of a BatchNorm, as means over channels; the variances include the eps of the layer:
     mean_shift: float | None = None  # |mean of batches - running mean| / running deviation
     variance_shift: float | None = None  # |log(variance of batches / running variance)|
@@ -159,6 +170,16 @@ _MOMENTS: Columns[Any] = {
     "zeros": attrgetter("zeros"),
     "nan/inf": attrgetter("nonfinite"),
 }
+
+
+def _if_measured(name: str) -> Callable[[Statistics], Any]:
+    """Make the cell of a number that only some sites have: a column without any is left out."""
+
+    def cell(s: Statistics) -> Any:
+        number = getattr(s, name)
+        return "" if number is None else number
+
+    return cell
 
 
 @dataclass(frozen=True, repr=False)
@@ -268,12 +289,35 @@ class ActivationStats(Measuring):
         active: ``"train"`` (while the layer is in training mode) or ``"always"``.
         when: see the activation ``"after"`` the regularizers of the layer, or ``"before"`` them. An
             observer of gradients alone sees them after, or before, the gradient regularizers.
+        outliers: True also measures kurtosis, the share of values beyond 6 standard deviations of
+            their call, and the largest magnitude of a channel over that of the median channel. A
+            measured call then starts about 50 more operators, holds up to three float64 copies
+            of the tensor, and takes about 6 times as long on a CPU. Compiled code runs Python for
+            it in each call.
     """
+
+    outliers: bool = field(default=False, kw_only=True)
 
     channelwise: ClassVar[bool] = True
     reads_given: ClassVar[bool] = True
-    traced: ClassVar[bool] = True
-    columns: ClassVar[Columns[Any]] = {**_MOMENTS, "dead\nchannels": _dead, "running": _running}
+    columns: ClassVar[Columns[Any]] = {
+        **_MOMENTS,
+        "kurtosis": _if_measured("kurtosis"),
+        "beyond\n6 std": _if_measured("outliers"),
+        "peak/\nmedian": _if_measured("peak_ratio"),
+        "dead\nchannels": _dead,
+        "running": _running,
+    }
+
+    @property
+    def traced(self) -> bool:  # type: ignore[override]  # of each object, not of the class
+        return not self.outliers
+
+    def start(self) -> State:
+        state = super().start()
+        if self.outliers:
+            state.update(new_outliers())
+        return state
 
     def look(self, state: State, module: nn.Module, parameter: str | None) -> None:
         layer: Any = module
@@ -291,6 +335,8 @@ class ActivationStats(Measuring):
         mapped = seen.channels_first()
         if mapped is not None:
             add_alive(state, mapped)
+        if self.outliers:
+            add_outliers(state, seen.tensor, mapped)
 
         if "running" in state and seen.training:
             batches = add_batch(state.get("batches", 0.0), seen.given[0])
@@ -307,6 +353,9 @@ class ActivationStats(Measuring):
             dead = int((~alive).sum())
             statistics = replace(statistics, channels=len(alive), dead=dead)
 
+        if "moments" in state:
+            statistics = _with_outliers(statistics, state)
+
         if "batches" in state:
             number_of_batches = state["batches"][-1]
             mean, variance, _ = state["batches"] / number_of_batches
@@ -321,6 +370,28 @@ class ActivationStats(Measuring):
                 variance_shift=variance_shifts.mean().item(),
             )
         return statistics
+
+    def merge(self, a: State, b: State) -> State:
+        merged = super().merge(a, b)
+        if "peaks" in a and "peaks" in b:
+            merged["peaks"] = torch.maximum(a["peaks"], b["peaks"])
+        if self.outliers and merged["moments"][0] > 0:
+            merged["moments"] = combined_moments(a["moments"], b["moments"])
+        return merged
+
+
+def _with_outliers(statistics: Statistics, state: State) -> Statistics:
+    """Return the statistics with those of the tails of the values."""
+    moments = state["moments"]
+    count = moments[0].item()
+    if not count:
+        return statistics
+
+    share = state["outliers"].item() / count
+    statistics = replace(statistics, kurtosis=kurtosis(moments), outliers=share)
+    if "peaks" in state:
+        statistics = replace(statistics, peak_ratio=peak_ratio(state["peaks"]))
+    return statistics
 
 
 @register

@@ -1,7 +1,7 @@
 """``Watchdog``: keeps numbers at each site, which ``diagnosis.alerts`` judges together."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -9,20 +9,26 @@ import torch
 from torch import Tensor, nn
 
 from ..checks import Range, as_count, as_number, check_option
+from ..functional.kernels import launch
 from ..functional.measures import (
     BAD_CALLS,
     CALLS,
+    DISTANCE,
     FIRST_BAD,
     FIRST_BAD_GRADIENT,
     FIRST_MADE,
     FIRST_WORSE,
     GRADIENT_NORM,
     GRADIENTS,
+    MEASURED,
     NEAR,
+    TURN,
     WATCHED,
     add_alive,
     alive_in_either,
     extremes,
+    is_planned,
+    largest_of_call,
     near_bounds,
     norm_of,
     norm_of_arguments,
@@ -45,7 +51,7 @@ RULES = (
     "eval_norm",
 )
 _INF = math.inf
-_FIRST = 32  # so many training forwards are all measured
+_ENOUGH = 4  # so many measured forwards show what a rule is about
 _MOST_UNREAD = 4096  # so many notes of a site are kept on the device, which bounds their memory
 _ZERO = 1e-12  # the largest magnitude of a channel that counts as zero
 _SHARE = Range(0, 1, open_low=True, open_high=True)
@@ -64,11 +70,13 @@ class Watchdog(Observer):
     forward (`every`); for NaN and Inf also at the forwards 1, 2, 4, 8, and so on. It waits for a
     device only then. Of several faults, it names the first as the likely cause.
 
-    It measures the forwards at which it looks, the first 32, and the first `min_calls` of each
-    epoch and after each n-th forward; with them their backwards. Its hooks start no operator of
-    torch in other forwards. If NaN came in one of these, it says between which forwards, and
-    measures each forward from then on. After a look at which the scale of a GradScaler had fallen,
-    it measures each forward up to the next look. Compiled code measures each forward. The rules:
+    It measures the forwards at which it looks, the first of each epoch, and some between them, so
+    that there are at least 4 for each look at statistics; with them their backwards. Its hooks
+    start no operator of torch in other forwards. If NaN came in one of these, it says between which
+    forwards, and measures each forward from then on. After a look at which the scale of a
+    GradScaler had fallen, it measures each forward up to the next look. Compiled code measures by
+    the same plan, and counts the calls of each layer. A step that you capture with
+    ``torch.cuda.graph`` is not measured, and neither are its replays. The rules:
 
     - ``nonfinite``: NaN or Inf: the layer that computed it or, in the backward, the first layer
       that such a gradient reaches. An output with -Inf may be a mask, so it counts once NaN
@@ -117,8 +125,9 @@ class Watchdog(Observer):
         max_ratio: the largest ratio of gradients at both ends of the model, above 1.
         max_dead: the largest share of a layer's channels that may be dead, in (0, 1).
         max_saturated: the largest share of a layer's values that may be saturated, in (0, 1).
-        min_calls: with fewer measured forwards, or gradients, only ``nonfinite`` is judged; at
-            least 1.
+        min_calls: a layer that was called less often, or of which fewer than 4 calls or gradients
+            were measured, waits for the next look, but for ``nonfinite``; at least 1. Below 4, as
+            many are measured.
     """
 
     rules: tuple[str, ...] | str = "all"
@@ -147,6 +156,11 @@ class Watchdog(Observer):
         """The names of the rules."""
         return RULES if self.rules == "all" else self.rules
 
+    @property
+    def enough(self) -> int:
+        """The number of measured forwards, or gradients, that the rules need."""
+        return min(self.min_calls, _ENOUGH)
+
     def check(self, values: Mapping[str, float]) -> None:
         check_option("at", self.at, ("output",))
         if not isinstance(self.rules, Sequence) or not self.rules:
@@ -167,7 +181,8 @@ class Watchdog(Observer):
 
     def is_due(self, state: State, turn: int, training: bool, shared: dict[str, Any]) -> bool:
         state["watched"].called += 1
-        return not training or Clock.of(shared).measures
+        is_planned = not training or Clock.of(shared).measures
+        return is_planned and not launch.is_captured()
 
     def look(self, state: State, module: nn.Module, parameter: str | None) -> None:
         watched = state["watched"]
@@ -202,6 +217,13 @@ class Watchdog(Observer):
         for first in FIRST_BAD, FIRST_MADE, FIRST_WORSE, FIRST_BAD_GRADIENT:
             values[first] = _INF
         return values
+
+    def distance(self, shared: dict[str, Any]) -> int:
+        """Return how far apart compiled code measures forwards: 1 measures each of them."""
+        clock = Clock.of(shared)
+        if not self.every or clock.closely or clock.scale_fell:
+            return 1
+        return clock.distance(self.every, self.enough)
 
     def take_compiled(self, state: State, counted: Compiled) -> int:
         watched: Watched = state["watched"]
@@ -244,7 +266,10 @@ class Clock:
     looks: int = 0  # how often statistics were judged
     alerts: dict[tuple[str, str], Any] = field(default_factory=dict)  # by site and rule
     measures: bool = True  # whether the next training forward is measured
-    measured: int = 0  # the forwards with gradients, measured since the last look at statistics
+    since: int = 0  # the training forwards before the statistics began
+    measured: int = 0  # the forwards with gradients that were measured since then
+    epoch_began: int = 0  # the training forwards before the epoch
+    epoch_length: int = 0  # the training forwards of the epoch before, if there was one
     last: int = 0  # the number of the last forward that was measured
     last_time: int = 0  # the time when that forward ended
     gap: Gap | None = None  # in a look: the forwards that were not measured before the last one
@@ -263,6 +288,14 @@ class Clock:
     def begin(self) -> None:
         """Begin the statistics anew, from the next forward on."""
         self.measured = 0
+        self.since = self.forwards
+
+    def end_epoch(self) -> None:
+        """Note the length of an epoch. The first forward of the next one is measured."""
+        length = self.forwards - self.epoch_began
+        if length:
+            self.epoch_length = length
+        self.epoch_began = self.forwards
         self.measures = True
 
     def count(self) -> None:
@@ -285,15 +318,20 @@ class Clock:
     def plan(self, every: int, fewest: int) -> None:
         """Choose whether the next forward is measured.
 
-        The first ones are, because most trainings that diverge do it soon. Each look at statistics
-        needs `fewest` forwards: the first ones after the look before it, because an epoch may end
-        at any time.
+        Those at which a `Watchdog` looks are. Statistics need `fewest` forwards whose
+        backward comes before the look. They lie far apart, because a measured step takes several
+        times as long as others.
         """
-        is_early = self.forwards < _FIRST
-        is_needed = self.measured < fewest
+        coming = self.forwards + 1
+        wanted = (coming - self.since) // self.distance(every, fewest)
+        is_needed = self.measured < wanted
         is_suspicious = self.closely or self.scale_fell
-        is_looked_at = _is_looked_at(self.forwards + 1, every)
-        self.measures = is_early or is_needed or is_suspicious or is_looked_at
+        self.measures = is_needed or is_suspicious or _is_looked_at(coming, every)
+
+    def distance(self, every: int, fewest: int) -> int:
+        """Return how far apart the measured forwards lie, of which statistics need some."""
+        length = min(every, self.epoch_length or every)  # an epoch ends with statistics
+        return max(length // (fewest + 1), 1)
 
     def note_scale(self, scale: float) -> None:
         """Note the factor of the loss in a look."""
@@ -324,6 +362,10 @@ class Watched:
     grads: int = 0  # the number of gradients
     norm: float = 0.0  # the sum of the finite gradient norms, in units of the unscaled loss
     near: Tensor | float = 0.0  # the sum over calls of the share of values at the bounds
+    turn: int = 0  # all calls since the beginning, in compiled code
+    unmeasured: int = 0  # the calls since the last measured one, in compiled code
+    gap: int = 0  # how many calls before the first bad one were not measured, in compiled code
+    bad_ago: int = 0  # how many calls came after that one, in compiled code
     units: State = field(default_factory=dict)  # the flags of `add_alive`
     unread: list["Note"] = field(default_factory=list)
     updates: Updates = field(default_factory=Updates)
@@ -334,6 +376,7 @@ class Watched:
         self.made = _INF
         self.worse = _INF
         self.grad_bad = _INF
+        self.gap = 0
         if statistics:
             self.called = self.calls = self.bad_calls = self.grads = 0
             self.norm = self.near = 0.0
@@ -347,10 +390,14 @@ class Watched:
         self.at = time
         self.calls += 1
 
-        worst, positive = extremes(seen.tensors)
-        if positive is not None:  # otherwise there is nothing to note
-            given = norm_of_arguments(seen.given)
-            self.unread.append(Note(time, worst, given, positive))
+        found = largest_of_call(seen.tensors, seen.given)
+        if found is not None:
+            self.unread.append(Note(time, found, of_call=True))
+        else:
+            worst, positive = extremes(seen.tensors)
+            if positive is not None:  # otherwise there is nothing to note
+                given = norm_of_arguments(seen.given)
+                self.unread.append(Note(time, together([worst, positive, given]), of_call=True))
         if not x.numel():
             return
 
@@ -404,8 +451,9 @@ class Watched:
         if calls:
             self.at = int(time_at(calls - 1, place))
         self.called += calls
-        self.calls += calls
+        self.calls += round(values[MEASURED])
         self.bad_calls += round(values[BAD_CALLS])
+        self._take_plan(values, calls)
         self.bad = min(self.bad, first_bad)
         self.made = min(self.made, first_made)
         self.worse = min(self.worse, first_worse)
@@ -418,26 +466,30 @@ class Watched:
         if counted.alive is not None:
             self.units["alive"] = alive_in_either(self.units.get("alive"), counted.alive)
 
+    def _take_plan(self, values: Sequence[float], calls: int) -> None:
+        """Note how many calls were not measured at the end, and before the first bad one."""
+        turn = round(values[TURN])
+        distance = max(round(values[DISTANCE]), 1)
+        self.turn = turn
+        self.unmeasured = turn - last_planned(turn, distance)
+        if values[FIRST_BAD] < _INF and self.bad == _INF:
+            bad_turn = turn - calls + round(values[FIRST_BAD]) + 1
+            self.gap = bad_turn - 1 - last_planned(bad_turn - 1, distance)
+            self.bad_ago = turn - bad_turn
+
     def read(self) -> None:
         """Count the notes, which waits for a device."""
-        if not self.unread:
-            return
-        notes = self.unread
-        self.unread = []
+        read_together([self])
 
-        norms = [note.norm for note in notes]
-        of_calls = [x for note in notes for x in (note.given, note.positive) if x is not None]
-        numbers = together(norms + of_calls).tolist()  # waits once for all of them
-        numbers_of_norms = numbers[: len(notes)]
-        others = iter(numbers[len(notes) :])
-
-        for note, norm in zip(notes, numbers_of_norms, strict=True):
-            if note.given is not None:
-                self._add_call(note.time, norm, given=next(others), positive=next(others))
-            elif note.is_square:
-                self._add_gradient(note.time, math.sqrt(norm))
-            else:
-                self._add_gradient(note.time, norm)
+    def add_note(self, note: "Note", numbers: Iterator[float]) -> None:
+        """Count a note, whose numbers come next."""
+        first = next(numbers)
+        if note.of_call:
+            self._add_call(note.time, first, positive=next(numbers), given=next(numbers))
+        elif note.is_square:
+            self._add_gradient(note.time, math.sqrt(first))
+        else:
+            self._add_gradient(note.time, first)
 
     def _add_gradient(self, time: int, norm: float) -> None:
         """Add the norm of a gradient, or the time of one that is not finite."""
@@ -464,14 +516,33 @@ class Note:
 
     Attributes:
         time: of the `Clock`.
-        norm: the norm, or a number that is finite if all values are.
-        given: such a number of the arguments of the layer; None for a gradient.
-        positive: a number that is finite if no value is NaN or +Inf; None for a gradient.
+        numbers: the norm of a gradient. Of a call, three numbers that are finite if all values of
+            the output are, if none of them is NaN or +Inf, and if all values of the arguments are.
+        of_call: whether it is a call, and not a gradient.
         is_square: whether the norm is still to be taken, as the square root.
     """
 
     time: int
-    norm: Tensor
-    given: Tensor | None = None
-    positive: Tensor | None = None
+    numbers: Tensor
+    of_call: bool = False
     is_square: bool = False
+
+
+def last_planned(turn: int, distance: int) -> int:
+    """Return the number of the last measured call of compiled code up to one; 0 without any."""
+    while turn and not is_planned(turn, distance):
+        turn -= 1
+    return turn
+
+
+def read_together(sites: Sequence[Watched]) -> None:
+    """Count the notes of several sites, which waits for a device once."""
+    notes = [(watched, note) for watched in sites for note in watched.unread]
+    if not notes:
+        return
+    for watched in sites:
+        watched.unread = []
+
+    numbers = iter(together([note.numbers for _, note in notes]).tolist())
+    for watched, note in notes:
+        watched.add_note(note, numbers)

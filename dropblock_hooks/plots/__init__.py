@@ -4,11 +4,21 @@
 
 maps    `plot_feature_maps`: the channels of a sample; `overlay`: a map over its image; the Figure
 depth   `plot_activations`, `plot_gradient_flow`: the results of observers, layer by layer
+run     `plot_run`: the rates of a training over its epochs; `plot_schedules`: those of a spec
 masks   `plot_masks`: the dropped positions of the maps of a model, over its image
 """
 
 from .depth import plot_activations, plot_gradient_flow
 from .maps import overlay, plot_feature_maps
 from .masks import plot_masks
+from .run import plot_run, plot_schedules
 
-__all__ = ["overlay", "plot_activations", "plot_feature_maps", "plot_gradient_flow", "plot_masks"]
+__all__ = [
+    "overlay",
+    "plot_activations",
+    "plot_feature_maps",
+    "plot_gradient_flow",
+    "plot_masks",
+    "plot_run",
+    "plot_schedules",
+]

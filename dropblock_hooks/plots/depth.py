@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from ..attachment.attachment import Attachment
 from ..attachment.report import SiteRow
@@ -10,6 +10,9 @@ from ..observers.stats import ActivationStats, GradientStats
 from ..selectors.index import Index
 from ..sites.site import LiveSite
 from .maps import figure_of
+
+_Measured: TypeAlias = tuple[LiveSite, SiteRow]
+"""A site that has values, and its row of the report."""
 
 
 def plot_gradient_flow(attached: Attachment, ax: Any = None) -> Any:
@@ -35,16 +38,24 @@ def plot_gradient_flow(attached: Attachment, ax: Any = None) -> Any:
         RuntimeError: if no gradient was seen.
     """
     measured = _measured(attached, GradientStats, with_bounds=True)
-    names = list(dict.fromkeys(site.name for site, _ in measured))
+    names: list[str] = []
+    for site, _ in measured:
+        if site.name not in names:
+            names.append(site.name)
     figure, ax = _axes(ax, names, "gradients", attached)
     ax.set_ylabel("of the unscaled loss")
 
-    observed = [(site, row) for site, row in measured if row.observed]
-    positions = [names.index(site.name) for site, _ in observed]
-    results = [row.observed for _, row in observed]
-    _draw_norms(ax, positions, results)
+    positions = []
+    results = []
+    bounded = []
+    for site, row in measured:
+        if row.observed:
+            positions.append(names.index(site.name))
+            results.append(row.observed)
+        else:
+            bounded.append((site, row))
 
-    bounded = [(site, row) for site, row in measured if not row.observed]
+    _draw_norms(ax, positions, results)
     if bounded:
         _draw_bounds(ax, names, bounded)
     elif not any(result.norm for result in results):
@@ -56,30 +67,39 @@ def plot_gradient_flow(attached: Attachment, ax: Any = None) -> Any:
 
 def _draw_norms(ax: Any, positions: list[int], results: list[Any]) -> None:
     """Draw the mean norms and the largest values that `GradientStats` has measured."""
-    if results:
-        norms = [result.norm or math.nan for result in results]
-        largest = [result.largest or math.nan for result in results]
-        ax.plot(positions, norms, "o-", ms=4, label="norm, mean")
-        ax.plot(positions, largest, ".:", ms=4, label="largest value")
-
+    norms = []
+    largest = []
     zeros = []
     nonfinite = []
     for position, result in zip(positions, results, strict=True):
+        # a log scale leaves NaN out
+        norms.append(result.norm or math.nan)
+        largest.append(result.largest or math.nan)
         if result.norm == 0:
             zeros.append(position)
         if result.left_out:
             nonfinite.append(position)
+
+    if results:
+        ax.plot(positions, norms, "o-", ms=4, label="norm, mean")
+        ax.plot(positions, largest, ".:", ms=4, label="largest value")
     _mark(ax, zeros, "vC0", "0")
     _mark(ax, nonfinite, "xC3", "NaN or Inf")
 
 
-def _draw_bounds(ax: Any, names: list[str], bounded: list[tuple[LiveSite, SiteRow]]) -> None:
+def _draw_bounds(ax: Any, names: list[str], bounded: list[_Measured]) -> None:
     """Draw the bounds of the sites that clip, and the norms before these bounds."""
-    positions = [names.index(site.name) for site, _ in bounded]
-    bounds = [site.values["max_norm"] for site, _ in bounded]
-    means = [row.mean_norm for _, row in bounded]
-    medians = [row.median_norm for _, row in bounded]
-    high = [row.p99_norm for _, row in bounded]
+    positions = []
+    bounds = []
+    means = []
+    medians = []
+    high = []
+    for site, row in bounded:
+        positions.append(names.index(site.name))
+        bounds.append(site.values["max_norm"])
+        means.append(row.mean_norm)
+        medians.append(row.median_norm)
+        high.append(row.p99_norm)
 
     label = "norms before the bound: 50 to 99 %"
     ax.vlines(positions, medians, high, "C2", alpha=0.5, lw=4, label=label)
@@ -109,29 +129,49 @@ def plot_activations(attached: Attachment, ax: Any = None) -> Any:
         ValueError: if the sites have different bins.
     """
     measured = _measured(attached, ActivationStats)
-    edges, *other_edges = {getattr(site.regularizer, "edges", ()) for site, _ in measured}
-    if other_edges:
-        raise ValueError("the sites count into different bins: give all the same low and high")
+    edges = _common_edges(measured)
 
-    results = [row.observed for _, row in measured]
-    labels = [f"{site.name or '.'}  {row.observed.zeros or 0:.0%}" for site, row in measured]
+    labels = []
+    histograms = []
+    rms = []
+    nonfinite = []
+    for position, (site, row) in enumerate(measured):
+        result = row.observed
+        zeros = result.zeros or 0
+        labels.append(f"{site.name or '.'}  {zeros:.0%}")
+        histograms.append(result.histogram)
+        rms.append(result.rms)
+        if result.left_out:
+            nonfinite.append(position)
+
     figure, ax = _axes(ax, labels, "activations (below: share of zeros)", attached)
     ax.set_ylabel("magnitude")
 
-    shares = _shares_of_bins([result.histogram for result in results])
-    sides = [position - 0.5 for position in range(len(results) + 1)]
+    shares = _shares_of_bins(histograms)
+    number = len(labels)
+    sides = [position - 0.5 for position in range(number + 1)]
     mesh = ax.pcolormesh(sides, edges, shares, cmap="Blues", vmin=0.0)
-
-    ax.plot([result.rms for result in results], "o-", color="C1", ms=3, label="rms")
-    nonfinite = [position for position, result in enumerate(results) if result.left_out]
+    ax.plot(rms, "o-", color="C1", ms=3, label="rms")
     _mark(ax, nonfinite, "xC3", "NaN or Inf")
 
     first, last = _used_bins(shares)
-    ax.set_ylim(edges[first], edges[last + 1])
+    lowest = edges[first]
+    highest = edges[last + 1]
+    ax.set_ylim(lowest, highest)
 
     ax.legend(fontsize=8, framealpha=0.6)
     figure.colorbar(mesh, ax=ax, label="share of the values that are not 0")
     return figure
+
+
+def _common_edges(measured: list[_Measured]) -> tuple[float, ...]:
+    """Return the edges of the bins of all sites, or raise an error if they differ."""
+    observers: list[Any] = [site.regularizer for site, _ in measured]
+    edges: tuple[float, ...] = observers[0].edges
+    for observer in observers:
+        if observer.edges != edges:
+            raise ValueError("the sites count into different bins: give all the same low and high")
+    return edges
 
 
 def _shares_of_bins(histograms: Sequence[Sequence[float]]) -> list[list[float]]:
@@ -142,33 +182,45 @@ def _shares_of_bins(histograms: Sequence[Sequence[float]]) -> list[list[float]]:
     columns = []
     for histogram in histograms:
         total = sum(histogram) or 1
-        columns.append([count / total for count in histogram[1:-1]])
-    return [list(row) for row in zip(*columns, strict=True)]
+        inner = histogram[1:-1]
+        column = [count / total for count in inner]
+        columns.append(column)
+
+    rows = zip(*columns, strict=True)
+    return [list(row) for row in rows]
 
 
 def _used_bins(shares: list[list[float]]) -> tuple[int, int]:
     """Return the first and the last bin that holds more than 0.1 % of the values of a layer."""
-    used = [i for i, row in enumerate(shares) if max(row) > 1e-3]
+    used = []
+    for position, row in enumerate(shares):
+        largest = max(row)
+        if largest > 1e-3:
+            used.append(position)
+
     if not used:
         return 0, len(shares) - 1
     return used[0], used[-1]
 
 
-def _measured(
-    attached: Attachment, observer: type, with_bounds: bool = False
-) -> list[tuple[LiveSite, SiteRow]]:
+def _measured(attached: Attachment, observer: type, with_bounds: bool = False) -> list[_Measured]:
     """Return the sites of an observer class that have values, in model order.
 
     With `with_bounds`, include the sites that clip by a norm and have seen a gradient.
     """
 
     def is_drawn(site: LiveSite, row: SiteRow) -> bool:
-        if isinstance(site.regularizer, observer) and row.observed and row.observed.calls:
+        is_observed = isinstance(site.regularizer, observer)
+        if is_observed and row.observed and row.observed.calls:
             return True
-        return with_bounds and "max_norm" in site.values and row.mean_norm is not None
+        has_norms = "max_norm" in site.values and row.mean_norm is not None
+        return with_bounds and has_norms
 
-    rows = zip(attached._sites, attached.report(), strict=True)
-    measured = [(site, row) for site, row in rows if is_drawn(site, row)]
+    rows = attached.report()
+    measured = []
+    for site, row in zip(attached._sites, rows, strict=True):
+        if is_drawn(site, row):
+            measured.append((site, row))
     if not measured:
         raise RuntimeError(
             f"nothing to draw: attach {observer.__name__}(), and draw after a forward and a "
@@ -178,9 +230,10 @@ def _measured(
     modules = Index(attached._base).modules
     positions = {name: position for position, name in enumerate(modules)}
 
-    def position_of(pair: tuple[LiveSite, SiteRow]) -> tuple[int, str]:
+    def position_of(pair: _Measured) -> tuple[int, str]:
         site, _ = pair
-        return positions.get(site.owner, 0), site.name
+        position = positions.get(site.owner, 0)
+        return position, site.name
 
     return sorted(measured, key=position_of)
 
@@ -188,12 +241,16 @@ def _measured(
 def _axes(ax: Any, names: Sequence[str], title: str, attached: Attachment) -> tuple[Any, Any]:
     """Return a Figure and its axes with one position for each name, on a log scale."""
     labels = [name or "." for name in names]
-    width = 1.8 + 0.28 * len(labels)
-    height = 3.2 + 0.06 * max(map(len, labels))
-    figure, ax = figure_of(ax, figsize=(min(max(5.0, width), 14.0), height))
+    number = len(labels)
+    longest = max(map(len, labels))
 
-    ax.set_xticks(range(len(labels)), labels, rotation=90, fontsize=7)
-    ax.set_xlim(-0.6, len(labels) - 0.4)
+    needed = 1.8 + 0.28 * number
+    width = min(max(5.0, needed), 14.0)
+    height = 3.2 + 0.06 * longest
+    figure, ax = figure_of(ax, figsize=(width, height))
+
+    ax.set_xticks(range(number), labels, rotation=90, fontsize=7)
+    ax.set_xlim(-0.6, number - 0.4)
     ax.set_yscale("log", nonpositive="clip")
     ax.set_title(f"{title}, epoch {attached.epoch:g}", fontsize=10)
     return figure, ax

@@ -39,6 +39,7 @@ from ..functional.cells import (
     WIDTH,
 )
 from ..functional.masks import wide_dtype
+from ..functional.measures import DISTANCE, TURN
 from ..observers.base import Compiled
 from ..observers.watchdog import Watchdog
 from .counter import CELLS
@@ -184,6 +185,7 @@ class Observed:
         self._site = site
         self._empty = observer.start_compiled()
         self._on: list[float] = []  # as last written
+        self._distance = 1  # as last written, of the calls that a `Watchdog` measures
 
         dtype = wide_dtype(device)
         with torch.inference_mode(False):
@@ -209,43 +211,61 @@ class Observed:
         return own_channels == channels and own_batches == (has_batches and channels > 0)
 
     def write(self) -> None:
-        """Write whether the site is on, in evaluation and in training."""
+        """Write whether the site is on, in evaluation and in training, and what is measured."""
         on = [float(self._site.acts(training)) for training in (False, True)]
-        if on == self._on:
+        distance = self._site.regularizer.distance(self._site.run.shared) if self.watches else 1
+        if on == self._on and distance == self._distance:
             return
         self._on = on
+        self._distance = distance
         with torch.inference_mode(False), torch.no_grad():
             for numbers in self._numbers:
                 numbers.data[:2] = torch.tensor(on)
+                if self.watches:
+                    numbers.data[DISTANCE].fill_(distance)
 
     def take(self, place: int, layers: int, before: int) -> Compiled | None:
         """Return what was counted since the last time, or None. This waits for the device."""
         if self.state.device.type == "meta":
             return None
-        values = self._sums()
-        if values[2:] == self._empty[2:]:
+        rows = [numbers.tolist() for numbers in self._numbers]
+        kept = [self._empty_row(row) for row in rows]
+        if rows == kept:
             return None
+        values = self._sums(rows)
 
         alive = None if self.alive is None else self.alive.clone()
         batches = None
         if self.batches is not None and self.batches[-1].any():
             batches = self.batches.clone()
-        self._empty_tensors()
+        self._empty_tensors(kept)
         return Compiled(values, alive, batches, place, layers, before)
 
-    def _empty_tensors(self) -> None:
-        """Begin all counts anew; whether the site is on stays."""
-        empty = torch.tensor(self._on + self._empty[2:], dtype=self.state.dtype)
+    def _empty_row(self, row: list[float]) -> list[float]:
+        """The numbers without any count. Switches and the plan of a `Watchdog` stay."""
+        empty: list[float] = self._on + self._empty[2:]
+        if self.watches:
+            for place in (TURN, DISTANCE):
+                empty[place] = row[place]
+        return empty
+
+    def _empty_tensors(self, rows: list[list[float]]) -> None:
+        """Begin all counts anew."""
         with torch.inference_mode(False), torch.no_grad():
-            for numbers in self._numbers:
-                numbers.data.copy_(empty)
+            for numbers, row in zip(self._numbers, rows, strict=True):
+                numbers.data.copy_(torch.tensor(row, dtype=self.state.dtype))
             _clear([self.alive, self.batches])
 
-    def _sums(self) -> list[float]:
-        """The sums of the numbers of forwards and backwards; of first times the smallest."""
-        rows = [numbers.tolist() for numbers in self._numbers]
-        sums = []
+    def _sums(self, rows: list[list[float]]) -> list[float]:
+        """The sums of the numbers of forwards and backwards; of first times the smallest.
+
+        The plan of a `Watchdog` is that of the forwards.
+        """
+        sums: list[float] = []
         for numbers, empty in zip(zip(*rows, strict=True), self._empty, strict=True):
             is_first_time = empty == math.inf
             sums.append(min(numbers) if is_first_time else sum(numbers))
+        if self.watches:
+            for place in (TURN, DISTANCE):
+                sums[place] = rows[0][place]
         return sums

@@ -300,7 +300,7 @@ class Counter:
         """Begin the largest norm of a window anew."""
         if self.cells is not None:
             self.cells = self.cells.clone()
-            self.cells[-1] = 0.0
+            self.cells[-1].zero_()  # an assigned number would be copied to a GPU, which waits
 
     def _add_up(self) -> None:
         """Add up what waits: a constant number of kernels for all of it."""

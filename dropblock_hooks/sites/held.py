@@ -244,7 +244,7 @@ class ParameterHook(SiteHook):
     def __init__(self, site: LiveSite, local: str = "") -> None:
         super().__init__(site, local)
         self.direct = False
-        self.handles: list[RemovableHandle] = []  # of the hooks on all tensors
+        self.handles: list[RemovableHandle] = []  # of the hooks on all tensors that live
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "handles": []}  # a copy has other parameters
@@ -273,9 +273,8 @@ class ParameterHook(SiteHook):
     def restore(self, module: nn.Module) -> None:
         super().restore(module)
         self._unhook(self.held(module))
-        for handle in self.handles:  # on former parameters, and those of a functional_call
+        for handle in self.handles:  # also of former parameters, and those of a functional_call
             handle.remove()
-        self.handles = []
 
     def _unhook(self, parameter: Any) -> None:
         for hooks in (hooks_of_tensor(parameter), accumulate_hooks_of(parameter)):
@@ -360,7 +359,8 @@ class ParameterHook(SiteHook):
 
     def _hook(self, parameter: Any, module: nn.Module) -> None:
         """Hook a parameter of the module."""
-        # a weak reference to the parameter itself would forbid torch.utils.swap_tensors
+        # a handle has a weak reference to the hooks of its tensor; one to the tensor itself would
+        # be in the way of torch.utils.swap_tensors
         self.handles = [handle for handle in self.handles if handle.hooks_dict_ref() is not None]
         if is_distributed(parameter):
             hook = AccumulatedHook(self, weakref.ref(module))
@@ -369,8 +369,8 @@ class ParameterHook(SiteHook):
         # a leaf is found in the module; others may be gone by the backward
         leaf = parameter.is_leaf and not transforming()
         value, owner = None if leaf else parameter.detach(), weakref.ref(module)
-        grad_hook = GradHook(self, owner, address_of(parameter), value)
-        self.handles.append(parameter.register_hook(grad_hook))
+        handle = parameter.register_hook(GradHook(self, owner, address_of(parameter), value))
+        self.handles.append(handle)
         hooks = hooks_of_tensor(parameter)
         for key, each in list(hooks.items()):  # hooks of a layer stand in reverse
             if isinstance(each, GradHook) and each.hook.turn < self.turn:

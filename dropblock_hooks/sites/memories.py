@@ -40,47 +40,65 @@ def regularize(
     if regularizer.group:
         norms = torch.linalg.vector_norm(norms).reshape(1)
         memories = [_first_in_use(memories)]
-    memory = torch.stack([each.read(norms.device) for each in memories])
+    device = norms.device
+    rows = [memory.read(device) for memory in memories]
+    old_rows = torch.stack(rows)
 
-    now = Now(**_rates(sites, regularizer, norms))
-    verdict, new_memory = regularizer.judge(norms, memory, now)
+    rates = _rates(sites, regularizer, norms)
+    now = Now(**rates)
+    verdict, new_rows = regularizer.judge(norms, old_rows, now)
+
     if found_inf is not None:
-        happens = found_inf.to(norms.device).reshape(()) == 0
-        new_memory = torch.where(happens, new_memory, memory)
+        happens = found_inf.to(device).reshape(()) == 0
+        new_rows = torch.where(happens, new_rows, old_rows)
         norms = torch.where(happens, norms, math.nan)  # which nothing bounds or counts
         if not regularizer.clips:
             verdict = verdict & happens
-    _remember(sites, new_memory)
+    _remember(sites, new_rows)
 
     if regularizer.clips:
         changed = _clip(entry, norms, verdict)
     else:
         changed = _leave_out(entry, norms, verdict)
-    device = norms.device
-    joint = JointCounts.of([site.tally for site in sites], device, [1] * len(sites))
-    joint.add(changed, [held.grad.numel() for held in entry], norms.expand(len(sites)))
+    _count(entry, changed, norms)
+
+
+def _count(entry: Sequence[Any], changed: Tensor, norms: Tensor) -> None:
+    """Add the changed elements and the norms to the counts of the sites."""
+    tallies = [held.site.tally for held in entry]
+    sizes = [held.grad.numel() for held in entry]
+    ones = [1] * len(entry)
+    norm_of_each = norms.expand(len(entry))
+
+    joint = JointCounts.of(tallies, norms.device, ones)
+    joint.add(changed, sizes, norm_of_each)
 
 
 def _check_shapes(entry: Sequence[Any]) -> None:
     """Raise SiteError if a parameter has another shape than the one of its memory."""
     for held in entry:
+        shape = tuple(held.parameter.shape)
+        memory = held.site.bound
         try:
-            held.site.bound.check_shape(tuple(held.parameter.shape))
+            memory.check_shape(shape)
         except ValueError as error:
             raise held.site.error(error) from None
 
 
 def _remember(sites: Sequence[LiveSite], rows: Tensor) -> None:
     """Give each site its row of the memory; the sites of a group share one row."""
-    one_each = len(rows) == len(sites)
-    row_of_each = rows.unbind() if one_each else [rows[0]] * len(sites)
-    for site, row in zip(sites, row_of_each, strict=True):
-        site.bound.row = row
+    is_shared = len(rows) < len(sites)
+    for i, site in enumerate(sites):
+        place = 0 if is_shared else i
+        site.bound.row = rows[place]
 
 
 def _first_in_use(memories: Sequence[Any]) -> Any:
     """The memory of a group, which all of its sites hold; sites that came later hold none yet."""
-    return next((each for each in memories if each.row is not None), memories[0])
+    for memory in memories:
+        if memory.row is not None:
+            return memory
+    return memories[0]
 
 
 def _rates(sites: Sequence[LiveSite], regularizer: WithMemory, norms: Tensor) -> dict[str, Any]:
@@ -93,41 +111,55 @@ def _rates(sites: Sequence[LiveSite], regularizer: WithMemory, norms: Tensor) ->
             "the sites of a group have one norm, and different rates: set them by the selector of "
             "the spec, and without ByDepth"
         )
-    values = {name: [site.values[name] for site in sites] for name in first}
-    return {
-        name: torch.tensor(rates, dtype=norms.dtype, device=norms.device)
-        for name, rates in values.items()
-    }
+
+    rates = {}
+    for name in first:
+        values = [site.values[name] for site in sites]
+        rates[name] = norms.new_tensor(values)
+    return rates
 
 
 def _clip(entry: Sequence[Any], norms: Tensor, bounds: Tensor) -> Tensor:
     """Scale the gradients down to their bounds; the number of changed elements of each."""
     grads = [held.grad for held in entry]
-    each_norm = norms.expand(len(grads)).unbind()
-    each_bound = bounds.expand(len(grads)).unbind()
+    no_weights = [None] * len(grads)
+    lists, others = foreach.in_lists(grads, no_weights)
 
-    lists, others = foreach.in_lists(grads, [None] * len(grads))
     for positions in lists:
         several = [grads[i] for i in positions]
         units = foreach.whole_tensors(several)
-        if len(positions) == len(grads) or len(norms) == 1:
-            of_list = norms, bounds
-        else:
-            of_list = _picked(each_norm, positions), _picked(each_bound, positions)
-        device = several[0].device
-        own_norms, own_bounds = (numbers.to(device) for numbers in of_list)
-        foreach.shrink_(several, units, own_norms.expand(len(several)), own_bounds)
+        norms_here = _picked(norms, positions, grads)
+        bounds_here = _picked(bounds, positions, grads)
+
+        norm_of_each = norms_here.expand(len(several))
+        foreach.shrink_(several, units, norm_of_each, bounds_here)
+
     for i in others:
-        device = grads[i].device
-        own_norm, own_bound = each_norm[i].to(device), each_bound[i].to(device)
-        clipped, _ = gradients.scale_counted(grads[i], own_bound, own_norm)
-        grads[i].copy_(clipped)
+        grad = grads[i]
+        norm = _picked(norms, [i], grads)
+        bound = _picked(bounds, [i], grads)
+
+        clipped, _ = gradients.scale_counted(grad, bound.squeeze(0), norm.squeeze(0))
+        grad.copy_(clipped)
+
     is_over = (norms > bounds) & (norms < math.inf)
-    return is_over * foreach.whole_tensors(grads).sizes
+    sizes = foreach.whole_tensors(grads).sizes
+    return is_over * sizes
 
 
-def _picked(numbers: Sequence[Tensor], positions: Sequence[int]) -> Tensor:
-    return torch.stack([numbers[i] for i in positions])
+def _picked(numbers: Tensor, positions: Sequence[int], grads: Sequence[Tensor]) -> Tensor:
+    """The numbers of the gradients at these positions, on the device of the first of them.
+
+    A number that all gradients share stays alone.
+    """
+    is_shared = len(numbers) == 1
+    has_all = len(positions) == len(grads)
+    if not (is_shared or has_all):
+        picked = [numbers[i] for i in positions]
+        numbers = torch.stack(picked)
+
+    first = grads[positions[0]]
+    return numbers.to(first.device)
 
 
 def _leave_out(entry: Sequence[Any], norms: Tensor, skipped: Tensor) -> Tensor:
@@ -135,17 +167,23 @@ def _leave_out(entry: Sequence[Any], norms: Tensor, skipped: Tensor) -> Tensor:
 
     This reads the device: no optimizer can be told later that there was no update.
     """
-    flags = skipped.expand(len(entry)).tolist()
+    number = len(entry)
+    flags = skipped.expand(number).tolist()
     if not any(flags):
-        return torch.zeros(len(entry), dtype=norms.dtype, device=norms.device)
+        return norms.new_zeros(number)
 
-    left_out = [held for held, flag in zip(entry, flags, strict=True) if flag]
-    for held in left_out:
-        held.parameter.grad = None
+    keys = []
+    for held, is_skipped in zip(entry, flags, strict=True):
+        if is_skipped:
+            held.parameter.grad = None
+            keys.append(held.site.key)
 
     run: Run = entry[0].site.run
     worst = norms[skipped].amax().item()
-    keys = [held.site.key for held in left_out]
-    finding = messages.SKIPPED_UPDATE.finding(*keys, epoch=run.epoch, norm=worst)
+    message = messages.SKIPPED_UPDATE
+    finding = message.finding(*keys, epoch=run.epoch, norm=worst)
     tell([finding], run.told)
-    return skipped * foreach.whole_tensors([held.grad for held in entry]).sizes
+
+    grads = [held.grad for held in entry]
+    sizes = foreach.whole_tensors(grads).sizes
+    return skipped * sizes

@@ -20,6 +20,7 @@ from .._torch import (
     transforming,
 )
 from ..findings import Finding
+from ..functional.kernels import launch
 from ..observers.watchdog import Clock, Watchdog
 from ..selectors.wrappers import find_module
 from .hooks import SiteHook
@@ -79,7 +80,7 @@ class ModelHook:
         regularizers = [hook.site.regularizer for hook in hooks]
         dogs = [item for item in regularizers if isinstance(item, Watchdog)]
         self.every = min((dog.every for dog in dogs if dog.every), default=0)
-        self.fewest = max((dog.min_calls for dog in dogs), default=0)  # forwards for statistics
+        self.fewest = max((dog.enough for dog in dogs), default=0)  # forwards for statistics
 
         self._training = False  # the mode of the last forward
         self._turns = 0  # how often the mode changed to training
@@ -148,10 +149,11 @@ class ModelHook:
             run.looked = True
             self._look_at_new_parameters(model)
             self.checks.check_first(self, model, inputs)
-        if self.fewest and run.ticker is None:
-            self._note_parameters(model)
-        if self.every and run.ticker is None:
-            self._count(model)
+        if run.ticker is None and not launch.is_captured():
+            if self.fewest:
+                self._note_parameters(model)
+            if self.every:
+                self._count(model)
 
     def _note_turn(self, training: bool) -> None:
         """Note that the mode has changed, and report a training of several epochs without step."""
@@ -235,7 +237,9 @@ class ModelHook:
             return
         clock = Clock.of(self.run.shared)
         clock.forwards += self._wait()
-        self.checks.tell_alerts(self, self._alerts(model))
+        alerts = self._alerts(model)
+        self.run.write()  # which forwards are measured from now on
+        self.checks.tell_alerts(self, alerts)
 
     def _alerts(self, model: nn.Module) -> list[Finding]:
         """Look after this forward: for all faults at each n-th one, else for NaN and Inf."""

@@ -14,8 +14,8 @@ copies   An operator may not return one of its inputs. Its output must have the 
 """
 
 import ast
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, TypeGuard
 
@@ -33,6 +33,7 @@ from .._torch import (
 )
 from ..axes.view import View
 from ..compiling import define_operator, differentiate, find, is_exporting
+from .seeds import seeded
 from .site import (
     LiveSite,
     Rates,
@@ -169,6 +170,7 @@ def regularize_op(
     if site is None or site.of_gradients:
         return _new(x, x), row
 
+    site.refuse_same_masks()
     view = View(layout, tuple(grid) or None, prefix)
     with _seeded(seed, x.device):
         y = act(site, x, x if layer_input is None else layer_input, training, view)
@@ -286,17 +288,9 @@ def _new(y: Tensor, x: Tensor) -> Tensor:
     return y.detach() if fits else torch.empty_like(x).copy_(y.detach())
 
 
-@contextmanager
-def _seeded(seed: Tensor | None, device: torch.device) -> Iterator[None]:
+def _seeded(seed: Tensor | None, device: torch.device) -> AbstractContextManager[None]:
     """Seed the generators of the CPU and of a device within a ``with`` block; None seeds none."""
-    devices = [] if device.type == "cpu" else [device]
-    with torch.random.fork_rng(devices, seed is not None, device_type=device.type):
-        if seed is not None:
-            torch.default_generator.manual_seed(int(seed))
-            for other in devices:
-                generators: Any = torch.get_device_module(other).default_generators
-                generators[other.index].manual_seed(int(seed))
-        yield
+    return nullcontext() if seed is None else seeded(int(seed), device)
 
 
 def written(nesting: Any) -> str:

@@ -12,7 +12,9 @@ from ..axes.grids import Grids
 from ..findings import Finding
 from .board import Board
 from .counter import Counter
+from .history import Recorder
 from .scaler import loss_scale
+from .seeds import Seeds
 
 
 @dataclass(eq=False)
@@ -42,7 +44,9 @@ class Run:
     told: set[tuple[str, str]] = field(default_factory=set)  # reported findings: site and kind
     optimizers: list[Any] = field(default_factory=list)  # the `StepHooks` of each
     grids: Grids = field(default_factory=Grids)  # the sizes of the maps behind rows of tokens
+    seeds: Seeds | None = None  # once somebody has used `Attachment.same_masks`
     shared: dict[str, Any] = field(default_factory=dict)  # the state that observers share
+    history: Recorder = field(default_factory=Recorder)  # of the epochs that have ended
     sites: tuple[Any, ...] = ()  # all sites, in the order of the spec
     model_hook: Any = None  # the hook of the model, which leaves a compiled model
     ticker: Any = None  # the clock of a Watchdog whose model is compiled with its hooks
@@ -57,6 +61,7 @@ class Run:
             "optimizers": [],
             "always": False,
             "boards": {},
+            "seeds": None,
             "ticker": None,
         }
 
@@ -122,11 +127,13 @@ class Run:
 
     def close_window(self, sites: Iterable[Any]) -> None:
         """Close the window of the model and of all sites, and begin the next one."""
+        sites = list(sites)
         self.counter.close_window()
         for site in sites:
             site.tally.close_window()
             if site.watch is not None:
                 site.watch.close_window()
+        self.history.close(sites, [site.tally.closed for site in sites])
         self.looked = False
 
     def loss_scale(self, device: torch.device) -> float | Tensor:

@@ -37,6 +37,7 @@ from .board import Board, Observed
 from .counter import Counter, has_data
 from .run import Run
 from .scaler import is_enabled, is_under_float16_autocast
+from .seeds import seeded
 
 NOT_DENSE = "the gradient is not dense: build the layer without sparse=True"
 Rates: TypeAlias = Mapping[str, Any]
@@ -174,6 +175,7 @@ class LiveSite:
     def use_board(self, device: torch.device) -> None:
         """Take the tensors of the board on a device; torch.compile calls it while it traces."""
         self.run.compiled = True
+        self.refuse_same_masks()
         skip_functions()
         if self.cells is not None and self.cells.device == device:
             return
@@ -185,6 +187,20 @@ class LiveSite:
         scaler = self.run.scaler
         if self.scaled and has_scale_tensor(scaler) and scale_tensor(scaler) is None:
             scaler.scale(torch.zeros((), device=device))  # it makes the tensor now
+
+    @property
+    def uses_same_masks(self) -> bool:
+        """Whether its mask is drawn once, because a block of `Attachment.same_masks` is open."""
+        seeds = self.run.seeds
+        return seeds is not None and seeds.is_open and self.draws
+
+    def refuse_same_masks(self) -> None:
+        """Raise SiteError in a block of `Attachment.same_masks`, which compiled code can't know."""
+        if self.uses_same_masks:
+            raise self.error(
+                "compiled code can't draw the same masks again: call the model without "
+                "torch.compile in a block of same_masks()"
+            )
 
     @constant_when_traced
     def note_no_gradient(self) -> None:
@@ -328,7 +344,12 @@ def act(
     recomputes = graph_task() != NO_TASK
     # what always() adds in evaluation is not counted
     counts = not recomputes and (training or site.always)
-    return perform(site, x, view, site.values, counts, input=layer_input)
+    seeds = site.run.seeds
+    seed = None if seeds is None or not site.draws else seeds.seed_of(site, x, recomputes)
+    if seed is None:
+        return perform(site, x, view, site.values, counts, input=layer_input)
+    with seeded(seed, x.device):
+        return perform(site, x, view, site.values, counts, input=layer_input)
 
 
 def _with_regularized_gradient(site: LiveSite, x: Tensor) -> Tensor:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -12,11 +12,19 @@ import torchvision
 from torch import Tensor, nn
 
 from dropblock_hooks import DropBlock2d, Watchdog, attach, functional
-from experiments.overhead.launches import AT_A_LAYER, AT_A_PARAMETER
+from experiments.overhead.launches import (
+    AT_A_LAYER,
+    AT_A_NORM,
+    AT_A_PARAMETER,
+    AT_AN_EMBEDDING,
+    AT_AN_UPDATE,
+)
 from experiments.overhead.layers import Function, attached, floor, on_output, steps_of, work_name
 from experiments.overhead.memory import Step
 from experiments.overhead.peers import PEERS, nominal
 from experiments.overhead.timing import Made, Work
+
+Layer: TypeAlias = Callable[[torch.device], tuple[nn.Sequential, Tensor]]
 
 RATE = 0.1
 SHAPES = ((32, 256, 56, 56), (128, 512, 28, 28), (128, 1024, 14, 14), (128, 2048, 7, 7))
@@ -26,6 +34,8 @@ FORMATS = (
     (torch.bfloat16, torch.channels_last),
 )
 TINY = (8, 8, 14, 14)  # an activation whose kernels take no time, so that Python's time is seen
+TOKENS = (8, 16)
+WIDTH = 32
 HOST = "1 µs"
 OBSERVED = {Watchdog(every=None): 4}
 """Budgets of items whose launches are counted on a GPU only."""
@@ -91,6 +101,9 @@ def launches() -> Iterator[Work]:
     at_a_layer = {**AT_A_LAYER, **OBSERVED}
     yield site("a site of a layer", "0", at_a_layer, peers)
     yield site("a site of a parameter", "param:0.weight", AT_A_PARAMETER, {})
+    yield site("a site of an embedding", "0", AT_AN_EMBEDDING, {}, _embedding)
+    yield site("a site of a norm", "0", AT_A_NORM, {}, _norm)
+    yield site("an update of all parameters", "param:**", AT_AN_UPDATE, {}, updates=True)
 
 
 def site(
@@ -98,19 +111,32 @@ def site(
     place: str,
     budgets: Mapping[Any, int],
     hooks: Mapping[str, Function],
+    make_layer: Layer | None = None,
+    updates: bool = False,
 ) -> Work:
-    """Steps of a small convolution: bare, with each item at a place, and with each hook."""
+    """Steps of a small layer: bare, with each item at a place, and with each hook.
+
+    Args:
+        name: the name of the work.
+        place: the selector of the items.
+        budgets: the items, with the most kernels that each may start.
+        hooks: functions of other libraries, by name.
+        make_layer: returns the layer and its input; None makes a convolution.
+        updates: whether a step has an update of the parameters.
+    """
     named = {repr(item): item for item in budgets}
+    make_layer = make_layer or _convolution
 
     def make(device: torch.device) -> Made:
-        x = torch.randn(TINY, device=device)
-        steps = {"bare": _step(_layer(device), x)}
+        model, x = make_layer(device)
+        steps = {"bare": _step(model, x, _sgd(model) if updates else None)}
         for label, item in named.items():
-            model = _layer(device)
-            attach(model, {place: item})
-            steps[label] = _step(model, x)
+            model, _ = make_layer(device)
+            optimizer = _sgd(model) if updates else None
+            attach(model, {place: item}, optimizer=optimizer)
+            steps[label] = _step(model, x, optimizer)
         for label, function in hooks.items():
-            model = _layer(device)
+            model, _ = make_layer(device)
             hook = partial(on_output, function)
             model[0].register_forward_hook(hook)
             steps[label] = _step(model, x)
@@ -131,16 +157,35 @@ def site(
     )
 
 
-def _layer(device: torch.device) -> nn.Sequential:
+def _convolution(device: torch.device) -> tuple[nn.Sequential, Tensor]:
     channels = TINY[1]
     convolution = nn.Conv2d(channels, channels, 1)
-    return nn.Sequential(convolution).to(device)
+    x = torch.randn(TINY, device=device)
+    return nn.Sequential(convolution).to(device), x
 
 
-def _step(model: nn.Module, x: Tensor) -> Step:
+def _norm(device: torch.device) -> tuple[nn.Sequential, Tensor]:
+    norm = nn.BatchNorm2d(TINY[1])
+    x = torch.randn(TINY, device=device)
+    return nn.Sequential(norm).to(device), x
+
+
+def _embedding(device: torch.device) -> tuple[nn.Sequential, Tensor]:
+    embedding = nn.Embedding(WIDTH, WIDTH)
+    ids = torch.randint(WIDTH, TOKENS, device=device)
+    return nn.Sequential(embedding).to(device), ids
+
+
+def _sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), 1e-6)
+
+
+def _step(model: nn.Module, x: Tensor, optimizer: torch.optim.Optimizer | None = None) -> Step:
     def step() -> None:
         for parameter in model.parameters():
             parameter.grad = None
         model(x).sum().backward()
+        if optimizer is not None:
+            optimizer.step()
 
     return step

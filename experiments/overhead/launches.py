@@ -10,9 +10,14 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from dropblock_hooks import (
+    L2SP,
     ActivationStats,
+    ActivityL1,
+    ActivityL2,
+    AdaGC,
     AdaptiveClipGrad,
     Capture,
+    ClampActivation,
     ClampGrad,
     ClipGradNorm,
     Disout,
@@ -21,12 +26,17 @@ from dropblock_hooks import (
     Dropout,
     Dropout2d,
     DropPath,
+    FreezeNorm,
     GaussianDropout,
     GaussianNoise,
     GradientStats,
+    NEFTune,
     ScaleGrad,
+    SkipUpdate,
     Watchdog,
+    ZClip,
     ZeroGrad,
+    ZLoss,
 )
 from dropblock_hooks._torch import watching_operators
 from dropblock_hooks.functional.kernels import launch
@@ -50,6 +60,15 @@ AT_A_LAYER: Mapping[Any, int] = {
     ScaleGrad(0.5): 2,
     ZeroGrad(): 2,
     DropGrad2d(0.1): 6,
+    # autograd's clamp has 5 in the backward
+    ClampActivation(max=1.0): 7,
+    ClampActivation(-1.0, 1.0): 10,
+    # 3 in the forward, 3 to count, 3 in the backward
+    ClampActivation(cap=3.0): 9,
+    # 3 for the value, 4 for its gradient, 2 to add it
+    ZLoss(1e-4, dim=1): 9,
+    ActivityL1(0.1): 6,
+    ActivityL2(0.1): 5,
     Capture(): 1,
     ActivationStats(every=1): 3,
     GradientStats(every=1): 3,
@@ -60,8 +79,23 @@ AT_A_PARAMETER: Mapping[Any, int] = {
     ClampGrad(-1.0, 1.0): 4,
     ClipGradNorm(1.0): 5,
     AdaptiveClipGrad(0.01): 6,
+    L2SP(0.1): 5,
 }
 """The same for a regularizer of a parameter."""
+AT_AN_EMBEDDING: Mapping[Any, int] = {NEFTune(5.0): 2}
+"""The same for a regularizer of an embedding."""
+AT_A_NORM: Mapping[Any, int] = {FreezeNorm(): 0}
+"""The same for a regularizer of a norm."""
+AT_AN_UPDATE: Mapping[Any, int] = {
+    ClipGradNorm(1.0, group=True): 13,
+    L2SP(0.1, when="accumulated"): 8,
+    # arithmetic with short vectors: the norms, and what is remembered of earlier ones
+    AdaGC(): 43,
+    ZClip(): 50,
+    SkipUpdate(max_norm=1e9): 32,
+    SkipUpdate(z=6.0): 37,
+}
+"""The most kernels that an update may start for all parameters of an entry, however many."""
 
 # calls of the CUDA runtime and driver that put work on the GPU; some have a suffix, such as ExC
 CALLS = ("cudaLaunchKernel", "cuLaunchKernel", "cudaMemsetAsync", "cudaMemcpyAsync")

@@ -6,11 +6,13 @@ Triton's interpreter runs them on a CPU. On a machine with a GPU they run there.
 counts them.
 """
 
+import gc
 import itertools
 import math
 import random
 import subprocess
 import sys
+import threading
 import types
 
 import pytest
@@ -22,7 +24,8 @@ from dropblock_hooks import HookWarning, functional
 from dropblock_hooks.functional import dropblock, gradients, measures, operators
 from dropblock_hooks.functional.dropout import drop_units
 from dropblock_hooks.functional.kernels import launch
-from tests.conftest import KERNEL_DEVICE
+from dropblock_hooks.functional.masks import generator_on
+from tests.conftest import INTERPRETED, KERNEL_DEVICE
 
 TYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 FORMATS = {
@@ -216,21 +219,45 @@ def test_living_channels(both):
             assert torch.equal(dense, fast), name
 
 
+def numbers_of_call(outputs, given):
+    """The numbers of a call of a layer, which a Watchdog keeps."""
+    found = measures.largest_of_call(outputs, given)
+    if found is None:
+        worst, positive = measures.extremes(outputs)
+        # on a CPU, it is not computed if all values are finite
+        positive = worst if positive is None else positive
+        found = measures.together([worst, positive, measures.norm_of_arguments(given)])
+    return found.tolist()
+
+
 def test_numbers_that_are_finite_if_all_values_are(both):
     types_of = [torch.float32, torch.bfloat16, torch.float16]
     for name, x in tensors(14, types=types_of):
-        masks = [torch.tensor([-math.inf, 1.0]), x]
-        for function, given in (
-            (lambda tensors: measures.extremes(tensors)[0], [x, x]),
-            (lambda tensors: measures.extremes(tensors)[1], [x, masks[0]]),
-            (measures.norm_of_arguments, [x]),
-            (measures.norm_of_arguments, masks),
-            (measures.norm_of_arguments, masks[::-1]),
+        mask = torch.tensor([-math.inf, 1.0])
+        empty = torch.empty(0)
+        for outputs, given in (
+            ([x], []),
+            ([x], [x]),
+            ([mask], [mask]),
+            ([x, x], [mask, x]),
+            ([x, mask], [x, mask, mask]),
+            ([empty, x], [empty, empty, mask]),
         ):
-            dense, fast = both(function, given)
-            assert bool(dense < math.inf) == bool(fast < math.inf), name
+            dense, fast = both(numbers_of_call, outputs, given)
+            assert [a < math.inf for a in dense] == [b < math.inf for b in fast], name
+            if dense[0] < math.inf:
+                largest = max(x.abs().amax().item() for x in outputs if x.numel())
+                assert fast[0] == pytest.approx(largest), name
 
 
+@pytest.fixture(params=["read", "not read"])
+def reading(request, monkeypatch):
+    """On a GPU, torch operations decide without reading a tensor; here they do so on the CPU."""
+    if request.param == "not read":
+        monkeypatch.setattr(measures, "READ", set())
+
+
+@pytest.mark.usefixtures("reading")
 @pytest.mark.parametrize("on", [(0.0, 1.0), (1.0, 1.0), (0.0, 0.0)], ids=str)
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
 def test_statistics_of_compiled_code(on, training, both):
@@ -255,26 +282,28 @@ def test_statistics_of_compiled_code(on, training, both):
         same("", [*dense[:2], dense[2]], fast, ulps=10)
 
 
+@pytest.mark.usefixtures("reading")
 @pytest.mark.parametrize("on", [(0.0, 1.0), (1.0, 1.0), (0.0, 0.0)], ids=str)
 @pytest.mark.parametrize("bad", [None, "output", "input", "mask"])
 def test_notes_of_compiled_code(on, bad, both):
-    def run(training, bounds):
+    def run(training, bounds, distance):
         torch.manual_seed(0)
         state = torch.zeros(measures.WATCHED, dtype=torch.float64)
         first = [measures.FIRST_BAD, measures.FIRST_MADE, measures.FIRST_BAD_GRADIENT]
         state[[*first, measures.FIRST_WORSE]] = math.inf
         state[:2] = torch.tensor(on)
+        state[measures.DISTANCE] = distance
         of_gradients = state.clone()
         alive = torch.zeros(6, dtype=torch.bool)
-        for i in range(4):
+        for i in range(7 if distance else 4):
             x = torch.rand(2, 6, 5)
             given = torch.randn(2, 6)
             mask = torch.randn(5)
             grad = torch.randn(2, 6)
-            if i >= 2 and bad in ("output", "input"):
+            if i >= (4 if distance else 2) and bad in ("output", "input"):
                 x[0, 0, 0] = math.nan
                 grad[0, 0] = math.inf
-            if i >= 2 and bad == "input":
+            if i >= (4 if distance else 2) and bad == "input":
                 given[0] = math.nan
             if bad == "mask":
                 mask[0] = -math.inf
@@ -284,8 +313,40 @@ def test_notes_of_compiled_code(on, bad, both):
         return state, of_gradients, alive
 
     for training, bounds in itertools.product([True, False], [[], [0.0, 1.0]]):
-        dense, fast = both(run, training, bounds)
+        dense, fast = both(run, training, bounds, 0)
         same("", dense, fast, ulps=10)
+        if on[training]:
+            assert dense[0][measures.MEASURED] == dense[1][measures.GRADIENTS] == 4
+    dense, fast = both(run, True, [], 3)
+    same("", dense, fast, ulps=10)
+    if on[1]:
+        state, of_gradients, _ = dense
+        assert state[measures.TURN] == of_gradients[measures.TURN] == 7
+        # the calls 5 and 7 are not measured
+        assert state[measures.MEASURED] == of_gradients[measures.GRADIENTS] == 5
+        assert state[measures.FIRST_BAD] == {None: math.inf, "mask": math.inf}.get(bad, 5)
+
+
+def live_tensors():
+    return sum(isinstance(x, torch.Tensor) for x in gc.get_objects())
+
+
+def test_no_memory_of_compiled_code_lives_on(kernels, monkeypatch):
+    """A CUDA graph is an error if memory of its first run is still in use afterwards."""
+    monkeypatch.setattr(launch, "_counts", threading.local())
+    x = torch.randn(2, 6, 5, 5)
+    watched = torch.zeros(measures.WATCHED, dtype=torch.float64)
+    statistics = torch.zeros(measures.SUMS + measures.BINS + 43, dtype=torch.float64)
+    alive = torch.zeros(6, dtype=torch.bool)
+    batches = torch.zeros(3, 6, dtype=torch.float64)
+    launched = launch.launched
+    before = live_tensors()
+    measures.add_watched([x], [x, x], x, True, [], watched, alive)
+    measures.add_watched_gradient(x, None, True, watched)
+    measures.add_statistics(x, x, x, None, True, True, 1, -27, 14, statistics, alive, batches)
+    measures.add_measured_gradient(x, None, True, 1, -27, 14, statistics)
+    assert launch.launched > launched
+    assert live_tensors() == before
 
 
 # dropout of elements and units ----------------------------------------------------------------
@@ -356,6 +417,18 @@ def test_elements_are_dropped_independently_at_the_rate(p, kernels):
     assert stats.chisquare(observed, wanted).pvalue > 1e-4
 
 
+@pytest.mark.parametrize("steps", [0.4, 1.5], ids=["below 2^-16", "between two steps"])
+def test_small_rates_of_elements_are_exact(steps, kernels, monkeypatch):
+    """A number of 16 bits decides, so a rate between two of its steps is rounded at random."""
+    from dropblock_hooks.functional.kernels import units
+
+    if INTERPRETED:
+        monkeypatch.setattr(units, "_STRIPS", 2**13)  # fewer programs, which it runs in a loop
+    torch.manual_seed(1)
+    _, dropped = drop_units(torch.ones(4_000_000), steps / 2**16)
+    assert stats.binomtest(int(dropped), 4_000_000, steps / 2**16).pvalue > 1e-4
+
+
 def test_channels_are_dropped_at_the_rate(kernels):
     torch.manual_seed(1)
     y = functional.dropout2d(torch.ones(200, 100, 1, 1), 0.3)
@@ -371,6 +444,7 @@ MAPS = {
     "2d": ((2, 3, 9, 9), 3),
     "an even block": ((2, 3, 8, 11), 4),
     "the whole map": ((2, 6, 4, 4), 7),
+    "a tall block": ((1, 2, 20, 12), 11),
     "65 columns": ((1, 2, 3, 65), 2),
     "130 columns": ((1, 1, 5, 130), 5),
     "3d": ((2, 2, 4, 5, 6), 2),
@@ -430,6 +504,40 @@ def test_a_mask_is_the_same_in_all_formats_and_types(layout, kernels):
         assert torch.allclose(x.grad.float(), (~zeros * factor).float(), **tolerance)
 
 
+@pytest.mark.parametrize("share_channels", [False, True], ids=["own", "shared"])
+@pytest.mark.parametrize("keeps_blocks", [False, True], ids=["drop", "keep"])
+@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels_last"])
+def test_words_are_applied_to_rows_of_every_width(last, keeps_blocks, share_channels, kernels):
+    """Strips of neighboring elements take their bits from one word or from several."""
+    from dropblock_hooks.functional.kernels import blocks
+
+    torch.manual_seed(0)
+    widths = 1, 2, 3, 5, 7, 8, 14, 17, 33, 63, 64, 65, 66, 72, 130, 136
+    for width, dtype in zip(widths, TYPES * 4, strict=True):
+        shape = 2, 3, 3, width
+        plan = blocks.plan_of(shape, (1, 1), share_channels, False, False)
+        mask = torch.rand(2, plan.channels, 3, width) < 0.5
+        words = blocks.words_of(plan, mask)
+        x = FORMATS["channels_last" if last else "contiguous"](torch.rand(shape) + 1).to(dtype)
+        for factor in (2.0, torch.tensor([2.0]), torch.tensor([2.0, 4.0])):
+            y = blocks.apply_words(x, plan, words, factor, keeps_blocks=keeps_blocks)
+            rate = torch.as_tensor(factor).view(-1, 1, 1, 1).to(dtype)
+            assert torch.equal(y, torch.where(mask == keeps_blocks, x * rate, 0)), (width, dtype)
+            assert y.stride() == x.stride()
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels_last"])
+def test_each_sample_is_counted_by_all_programs(last, kernels):
+    """A program has words of one sample or of two."""
+    from dropblock_hooks.functional.kernels import blocks
+
+    plan = blocks.plan_of((3, 90, 7, 7), (3, 3), False, last, False)
+    device = torch.device(KERNEL_DEVICE)
+    words, dropped = blocks.draw_words(plan, device, 2**40 + 1, 0.05, per_sample=True)
+    mask = blocks.mask_of(plan, words)
+    assert torch.equal(dropped, mask.sum((1, 2, 3)))
+
+
 def test_blocks_drop_inf_and_nan(kernels):
     for value in (math.inf, math.nan):
         y, _ = drop_blocks(torch.full((4, 4, 8, 8), value), 0.4, [3, 3])
@@ -449,6 +557,25 @@ def test_blocks_begin_everywhere_with_the_same_chance(kernels):
             starts[row, column] += 1
     assert starts.sum() > 500
     assert stats.chisquare(starts.flatten().tolist()).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("gamma", [0.004, 0.3, 0.95])
+def test_seeds_are_independent_of_their_neighbors(gamma, kernels):
+    """Chi-square of the pairs in a row, of those in a column, and of the columns, at 1e-4."""
+    torch.manual_seed(2)
+    y, _ = drop_blocks(torch.ones(1, 300, 4, 70), gamma, [1, 1])
+    seeds = (y == 0)[0]
+    in_rows = torch.stack([seeds[..., :-1], seeds[..., 1:]], -1)
+    in_columns = torch.stack([seeds[:, :-1], seeds[:, 1:]], -1)
+    for pairs in (in_rows, in_columns):
+        both_of_them = int(pairs.all(-1).sum())
+        number = pairs[..., 0].numel()
+        assert stats.binomtest(both_of_them, number, gamma**2).pvalue > 1e-4
+    counts = seeds.sum((0, 1)).double()
+    expected = seeds[..., 0].numel() * gamma
+    statistic = float(((counts - expected) ** 2).sum() / (expected * (1 - gamma)))
+    assert stats.chi2.sf(statistic, len(counts)) > 1e-4
+    assert stats.binomtest(int(seeds.sum()), seeds.numel(), gamma).pvalue > 1e-4
 
 
 @pytest.mark.parametrize(("size", "block"), [((7, 7), 3), ((5, 70), 3), ((20,), 7)], ids=str)
@@ -625,13 +752,51 @@ def test_a_seed_while_a_graph_is_captured_is_on_the_device(kernels, monkeypatch)
         assert 0 < (y == 0).sum() < y.numel()
 
 
-def test_a_generator_repeats_the_mask(kernels):
-    x = torch.ones(4, 6, 8, 8)
-    for function in (functional.dropout, functional.dropout2d, functional.gaussian_dropout):
-        first, second = (
-            function(x, 0.3, generator=torch.Generator().manual_seed(7)) for _ in range(2)
-        )
-        assert torch.equal(first, second)
+RANDOM = {
+    "dropout": lambda x, **how: functional.dropout(x, 0.3, **how),
+    "dropout2d": lambda x, **how: functional.dropout2d(x, 0.3, **how),
+    "drop_block2d": lambda x, **how: functional.drop_block2d(x, 0.3, 3, **how),
+    "disout": lambda x, **how: functional.disout(x, 0.3, 3, **how),
+    "gaussian_dropout": lambda x, **how: functional.gaussian_dropout(x, 0.3, **how),
+    "gaussian_noise": lambda x, **how: functional.gaussian_noise(x, 0.3, **how),
+    "neftune": lambda x, **how: functional.neftune(x.flatten(2), 0.3, **how),
+}
+
+
+@pytest.mark.parametrize("device", dict.fromkeys(["cpu", KERNEL_DEVICE]))
+@pytest.mark.parametrize("name", RANDOM)
+def test_a_generator_repeats_the_mask(name, device, kernels):
+    x = torch.randn(4, 6, 8, 8)
+    generator = torch.Generator(device)
+    ways = []
+    for seed in (7, 7, 8):
+        generator.manual_seed(seed)
+        ways.append(RANDOM[name](x, generator=generator))
+    ways.append(RANDOM[name](x, generator=generator))
+    assert torch.equal(ways[0], ways[1])
+    assert not torch.equal(ways[0], ways[2])
+    assert not torch.equal(ways[2], ways[3])
+
+
+def test_a_cpu_generator_draws_the_seed_of_another_device(monkeypatch):
+    class OfDevice:
+        def __init__(self, device):
+            self.device = device
+
+        def manual_seed(self, seed):
+            self.seed = seed
+            return self
+
+    generator = torch.Generator().manual_seed(7)
+    assert generator_on(torch.device("cpu"), generator) is generator
+    assert generator_on(torch.device("cuda"), None) is None
+    monkeypatch.setattr(torch, "Generator", OfDevice)
+    cuda = torch.device("cuda", 1)
+    first, second = (generator_on(cuda, generator) for _ in range(2))
+    assert first.device == cuda
+    assert first.seed != second.seed
+    assert generator_on(cuda, first) is first
+    assert generator_on(cuda, generator.manual_seed(7)).seed == first.seed
 
 
 def test_no_kernel_sees_tensors_that_are_traced(kernels, monkeypatch):

@@ -5,6 +5,10 @@ the bare layer copies the gradient of the sum. A site that has a new gradient sa
 site of gradients has one kernel less there than here.
 """
 
+import re
+from collections import defaultdict
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -12,7 +16,15 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from dropblock_hooks import Dropout, attach, register
 from dropblock_hooks.functional.kernels import launch
-from experiments.overhead.launches import AT_A_LAYER, AT_A_PARAMETER, launches_of, operators_of
+from experiments.overhead.launches import (
+    AT_A_LAYER,
+    AT_A_NORM,
+    AT_A_PARAMETER,
+    AT_AN_EMBEDDING,
+    AT_AN_UPDATE,
+    launches_of,
+    operators_of,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -26,18 +38,33 @@ def _like_a_gpu(kernels, monkeypatch):
     monkeypatch.setattr(launch.Launch, "start", start_alone)
 
 
-def started(spec):
+def of_step(model, x):
+    """What a forward and a backward start, by name."""
+    model(x).sum().backward()  # which allocates what stays
+    return operators_of(lambda: model(x).sum().backward())
+
+
+def started(spec, make_layer=lambda: nn.Conv2d(8, 8, 1), x=None):
     """What a step starts with these sites beyond that of the bare layer, by name."""
-    x = torch.randn(8, 8, 14, 14)
-    counts = []
-    for attached in (spec, {}):
-        model = nn.Sequential(nn.Conv2d(8, 8, 1))
-        if attached:
-            attach(model, attached)
-        model(x).sum().backward()  # which allocates what stays
-        counts.append(operators_of(lambda model=model: model(x).sum().backward()))
-    counts[0].subtract(counts[1])
-    return +counts[0]
+    x = torch.randn(8, 8, 14, 14) if x is None else x
+    model = nn.Sequential(make_layer())
+    attach(model, spec)
+    counts = of_step(model, x)
+    counts.subtract(of_step(nn.Sequential(make_layer()), x))
+    return +counts
+
+
+def of_update(spec, number_of_layers):
+    """What a step of the optimizer starts, by name."""
+    layers = [nn.Linear(8, 8) for _ in range(number_of_layers)]
+    model = nn.Sequential(*layers)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    if spec:
+        attach(model, spec, optimizer=optimizer)
+    for _ in range(2):  # the first one allocates what stays
+        model(torch.randn(4, 8)).sum().backward()
+        counts = operators_of(optimizer.step)
+    return counts
 
 
 @pytest.mark.parametrize(("item", "most"), AT_A_LAYER.items(), ids=repr)
@@ -50,6 +77,44 @@ def test_a_site_starts_few_kernels(item, most):
 def test_a_site_of_a_parameter_starts_few_kernels(item, most):
     names = started({"param:0.weight": item})
     assert names.total() <= most, names
+
+
+@pytest.mark.parametrize(("item", "most"), AT_AN_EMBEDDING.items(), ids=repr)
+def test_a_site_of_an_embedding_starts_few_kernels(item, most):
+    ids = torch.randint(0, 20, (8, 16))
+    names = started({"0": item}, lambda: nn.Embedding(20, 32), ids)
+    assert 0 < names.total() <= most, names
+
+
+@pytest.mark.parametrize(("item", "most"), AT_A_NORM.items(), ids=repr)
+def test_a_site_of_a_norm_starts_few_kernels(item, most):
+    names = started({"0": item}, lambda: nn.BatchNorm2d(8))
+    assert names.total() <= most, names
+
+
+@pytest.mark.parametrize(("item", "most"), AT_AN_UPDATE.items(), ids=repr)
+def test_an_update_starts_the_same_kernels_for_any_number_of_parameters(item, most):
+    started = []
+    for number_of_layers in (1, 6):
+        names = of_update({"param:**": item}, number_of_layers)
+        names.subtract(of_update({}, number_of_layers))
+        started.append(+names)
+    assert started[0].total() == started[1].total()
+    assert started[1].total() <= most, started[1]
+
+
+def test_the_page_has_these_numbers():
+    page = Path(__file__).parents[2] / "docs" / "guide" / "stacks.md"
+    budgets = defaultdict(set)
+    for numbers in (AT_A_LAYER, AT_A_PARAMETER, AT_AN_EMBEDDING, AT_A_NORM, AT_AN_UPDATE):
+        for item, most in numbers.items():
+            budgets[type(item).__name__].add(most)
+
+    rows = re.findall(r"^\| (`.+) \| (\d+) \|$", page.read_text("utf-8"), re.MULTILINE)
+    assert len(rows) > 10
+    for classes, number in rows:
+        for name in re.findall(r"`(\w+)", classes):
+            assert int(number) in budgets[name], name
 
 
 def test_the_count_sees_a_kernel_that_is_not_needed(own_registry):

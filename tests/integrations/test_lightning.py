@@ -14,6 +14,7 @@ from dropblock_hooks import (
     ClampGrad,
     ClipGradNorm,
     DropBlock2d,
+    Dropout,
     FreezeNorm,
     HookWarning,
     LinearSchedule,
@@ -278,12 +279,17 @@ class Spikes(Batches):
 
 
 @pytest.mark.filterwarnings("ignore:.*left out")
-def test_updates_that_are_left_out_are_resumed(pl, tmp_path):
+@pytest.mark.parametrize("frozen", [False, True], ids=["alone", "with a frozen norm"])
+def test_updates_that_are_left_out_are_resumed(pl, tmp_path, frozen):
     spec = {"param:**": SkipUpdate(z=6.0, warmup=3)}
+    mixins = ()
+    if frozen:  # a batch of NaN must not reach the running statistics either
+        spec["model.1"] = FreezeNorm(parameters=True)
+        mixins = (WithNorm,)
 
     def run(folder, *callbacks, ckpt_path=None):
         torch.manual_seed(5 if ckpt_path is None else 6)
-        callback, net = Regularize(spec), module(pl)
+        callback, net = Regularize(spec), module(pl, *mixins)
         saver = pl.callbacks.ModelCheckpoint(
             tmp_path / folder, every_n_train_steps=1, save_top_k=-1, filename="{step}"
         )
@@ -298,6 +304,9 @@ def test_updates_that_are_left_out_are_resumed(pl, tmp_path):
     assert site.active_calls == 16
     assert site.total_realized_rate == 4 / 16
     assert all(x.isfinite().all() for x in net.state_dict().values())
+    if frozen:
+        assert net.model[1].num_batches_tracked == 0
+        assert whole.attached["model.1/FreezeNorm"].active_calls == 16
     run("first", interrupt(pl, 11))
     resumed, other = run("then", ckpt_path=tmp_path / "first" / "step=11.ckpt")
     for name, tensor in net.state_dict().items():
@@ -384,9 +393,34 @@ def logged(folder, tag):
 )
 def test_the_logger_gets_the_rates(pl, tmp_path, every, expected):
     options = {"logger": pl.loggers.CSVLogger(tmp_path), "log_every_n_steps": 1}
-    _, _, runner = fitted(pl, drop(), options=options, log_every_n_steps=every)
+    arguments = {"log_every_n_steps": every, "log_sites": True}
+    _, _, runner = fitted(pl, drop(), options=options, **arguments)
     assert dict(logged(tmp_path, "reg/model.1/DropBlock2d/p")) == pytest.approx(expected)
     assert "reg/model.1/DropBlock2d/realized_rate" in runner.logged_metrics
+
+
+def test_the_logger_gets_means_without_being_asked(pl, tmp_path):
+    options = {"logger": pl.loggers.CSVLogger(tmp_path), "log_every_n_steps": 1}
+    spec = {**drop(), "model.2": Dropout(0.5), "param:model.4.*": ClipGradNorm(1.0)}
+    callback, _, runner = fitted(pl, spec, options=options)
+    assert not [name for name in runner.logged_metrics if name.startswith("reg/")]
+    rows = [row for row in callback.attached.history if row.expected_rate is not None]
+    for name in ("expected_rate", "realized_rate"):
+        tag = f"dropblock_hooks/{name.replace('expected', 'nominal')}"
+        values = [[getattr(row, name) for row in rows if row.epoch == epoch] for epoch in (0, 1)]
+        assert [len(of_epoch) for of_epoch in values] == [2, 2]
+        means = [sum(of_epoch) / 2 for of_epoch in values]
+        assert [value for _, value in logged(tmp_path, tag)] == pytest.approx(means)
+    assert [value for _, value in logged(tmp_path, "dropblock_hooks/findings")] == [0, 0]
+
+
+def test_the_number_of_findings_is_logged(pl, tmp_path):
+    options = {"logger": pl.loggers.CSVLogger(tmp_path), "log_every_n_steps": 1}
+    with pytest.warns(HookWarning, match="the rate was 0"):
+        fitted(pl, drop(0.0), options=options)
+    seen = [value for _, value in logged(tmp_path, "dropblock_hooks/findings")]
+    assert len(seen) == 2
+    assert seen[-1] >= 1
 
 
 def test_the_scaler_of_the_precision_plugin(pl):

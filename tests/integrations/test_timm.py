@@ -120,13 +120,17 @@ def test_a_resumed_training_is_the_uninterrupted_one(tmp_path, options):
 
 
 def test_a_resumed_training_with_l2sp(tmp_path):
+    """The resumed run begins with other weights, so it needs those at the start from the file."""
     for name in ("whole", "broken"):
         (tmp_path / name).mkdir()
     options = {"spec": {"param:**.weight": L2SP(0.5)}}
     model, _, attached, _ = main(args_of(tmp_path / "whole", **options))
+    unbounded = {"param:fc.weight": ClipGradNorm(1e6)}
+    bare, _, _, _ = main(args_of(tmp_path, spec=unbounded))
+    assert not same(bare, model)
     main(args_of(tmp_path / "broken", stop=2, **options))
     last = str(tmp_path / "broken" / "last.pth.tar")
-    again = main(args_of(tmp_path / "broken", resume=last, **options))
+    again = main(args_of(tmp_path / "broken", resume=last, seed=7, **options))
     assert same(again[0], model)
     for site, other in zip(attached, again[2], strict=True):
         assert torch.equal(site._live.anchor, other._live.anchor)

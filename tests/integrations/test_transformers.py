@@ -81,7 +81,7 @@ def same(first, second):
 
 
 def test_a_training(tmp_path, hook_count):
-    callback, model = Regularize(SPEC), bert()
+    callback, model = Regularize(SPEC, log_sites=True), bert()
     bare = hook_count(model)
     rates = Rates()
     made = trainer(tmp_path, callback, rates, model=model)
@@ -99,6 +99,51 @@ def test_a_training(tmp_path, hook_count):
     key = "bert.encoder.layer.0.output.dense/Dropout"
     assert [entry[f"reg/{key}/p"] for entry in logged] == pytest.approx(values[1::2])
     assert logged[-1][f"reg/{key}/realized_rate"] == pytest.approx(0.3, abs=0.05)
+
+
+class Means(TrainerCallback):
+    """Notes by hand what the callback before it is to log."""
+
+    def __init__(self, callback):
+        self.callback = callback
+        self.seen = []
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        sites = self.callback.attached.sites
+        realized = [site.realized_rate for site in sites]
+        expected = [site.expected_rate for site in sites]
+        self.seen.append((sum(expected) / len(sites), sum(realized) / len(sites)))
+
+
+@pytest.mark.parametrize("unit", ["epoch", "step"])
+def test_means_over_the_sites_are_logged_without_being_asked_for(tmp_path, unit):
+    callback = Regularize(SPEC, unit)
+    means = Means(callback)
+    made = trainer(tmp_path, callback, means)
+    made.train()
+    logged = [entry for entry in made.state.log_history if "loss" in entry]
+    ours = [{name for name in entry if "/" in name} for entry in logged]
+    rates = {"dropblock_hooks/nominal_rate", "dropblock_hooks/realized_rate"}
+    findings = {"dropblock_hooks/findings"}
+    assert ours == [rates, rates, rates | findings, rates | findings]  # known after an epoch
+    for entry, (nominal, realized) in zip(logged, means.seen, strict=False):
+        assert entry["dropblock_hooks/nominal_rate"] == pytest.approx(nominal)
+        assert entry["dropblock_hooks/realized_rate"] == pytest.approx(realized)
+    assert logged[-1]["dropblock_hooks/findings"] == 0
+    assert logged[-1]["dropblock_hooks/nominal_rate"] > 0.1
+
+
+def test_a_reporter_that_is_put_behind_gets_them(tmp_path):
+    class Reporter(TrainerCallback):
+        logs = ()
+
+        def on_log(self, args, state, control, logs=None, **kwargs):
+            self.logs = (*self.logs, *logs)
+
+    made = trainer(tmp_path, Reporter(), Regularize(SPEC))
+    made.add_callback(reporter := made.pop_callback(Reporter))
+    made.train()
+    assert "dropblock_hooks/realized_rate" in reporter.logs
 
 
 @pytest.mark.parametrize("unit", ["epoch", "step"])
@@ -130,6 +175,7 @@ def test_a_resumed_training_is_the_uninterrupted_one(tmp_path, unit, at):
     assert [site.calls for site in resumed.attached.sites] == [EPOCHS * STEPS] * 2
     realized = [[s.total_realized_rate for s in c.attached.sites] for c in (resumed, whole)]
     assert realized[0] == realized[1]
+    assert resumed.attached.history.to_dicts() == whole.attached.history.to_dicts()
     assert r.attachments(made.model) == []
 
 
@@ -241,19 +287,33 @@ def test_what_keeps_parameters_is_refused():
         Regularize({"param:**": r.L2SP(0.1)})
 
 
-def test_a_resumed_training_with_neftune_and_z_loss(tmp_path):
-    spec = {"bert.embeddings.word_embeddings": r.NEFTune(5.0), "classifier": r.ZLoss(0.1)}
-    options = {"save_strategy": "steps", "save_steps": 3}
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_a_resumed_training_with_neftune_z_loss_and_adagc(tmp_path, accumulation):
+    spec = {
+        "bert.embeddings.word_embeddings": r.NEFTune(5.0),
+        "classifier": r.ZLoss(0.1),
+        "param:**": r.AdaGC(1.0, 0.5, decay=0.5, warmup=1),
+    }
+    options = {
+        "save_strategy": "steps",
+        "save_steps": 2,
+        "max_grad_norm": 0.0,
+        "gradient_accumulation_steps": accumulation,
+    }
     whole = bert()
     callback = Regularize(spec)
     trainer(tmp_path / "whole", callback, model=whole, **options).train()
     plain = bert()
-    trainer(tmp_path / "plain", model=plain).train()
+    trainer(tmp_path / "plain", model=plain, **options).train()
     assert not same(weights(whole), weights(plain))
+    updates = EPOCHS * STEPS // accumulation
+    clippings = callback.attached.select(r.AdaGC)
+    assert [site.active_calls for site in clippings] == [updates] * len(clippings)
+    assert sum(site.total_realized_rate for site in clippings) > 1
 
     with pytest.raises(KeyboardInterrupt):
-        trainer(tmp_path / "broken", Regularize(spec), Rates(4), **options).train()
-    made = trainer(tmp_path / "broken", Regularize(spec), **options)
-    made.train(resume_from_checkpoint=str(tmp_path / "broken" / "checkpoint-3"))
+        trainer(tmp_path / "broken", Regularize(spec), Rates(3), **options).train()
+    made = trainer(tmp_path / "broken", Regularize(spec, log_sites=True), **options)
+    made.train(resume_from_checkpoint=str(tmp_path / "broken" / "checkpoint-2"))
     assert same(weights(made.model), weights(whole))
     assert made.state.log_history[-2]["reg/classifier/ZLoss/penalty"] > 0

@@ -12,6 +12,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from dropblock_hooks import ActivationStats, GradientStats, Watchdog, attach, watch
+from dropblock_hooks.diagnosis import sights
+from dropblock_hooks.functional.kernels import launch
+from dropblock_hooks.functional.measures import DISTANCE
+from dropblock_hooks.observers import watchdog
+from dropblock_hooks.observers.watchdog import Clock
 
 
 class Operators(TorchDispatchMode):
@@ -117,18 +122,89 @@ def measured_forwards(attached, model, number):
 def test_a_watchdog_starts_operators_in_the_steps_that_it_looks_at_only():
     model = Net()
     attached = watch(model, every=50)
-    first = [*range(1, 33)]
-    assert measured_forwards(attached, model, 70) == [*first, 50, *range(51, 61), 64]
+    assert measured_forwards(attached, model, 70) == [1, 2, 4, 8, 16, 32, 50, 60, 64]
     attached.step()
-    assert measured_forwards(attached, model, 20) == [*range(1, 11)], "an epoch begins"
+    assert measured_forwards(attached, model, 20) == [1, 20], "an epoch begins"
     attached.remove()
 
 
-@pytest.mark.parametrize("options", [{"every": None}, {"every": 1}, {"min_calls": 200}])
+def planned_forwards(clock, every, number, enough=4):
+    """The numbers of the next forwards that a `Clock` plans to measure."""
+    numbers = []
+    for _ in range(number):
+        if clock.measures:
+            numbers.append(clock.forwards + 1)
+        clock.count()
+        if clock.forwards % every == 0:
+            clock.begin()
+        clock.plan(every, enough)
+    return numbers
+
+
+def test_few_of_the_first_forwards_are_measured():
+    numbers = planned_forwards(Clock(), 100, 1000)
+    for first in range(4, 16):
+        assert len([i for i in numbers if first <= i < first + 25]) <= 4
+    for look in range(100, 1001, 100):
+        # the gradients of the forward of a look come after it
+        assert 4 <= len([i for i in numbers if look - 100 <= i < look]) <= 8
+    assert len(numbers) < 60
+
+
+@pytest.mark.parametrize("length", [1, 3, 5, 12, 40, 90, 300])
+def test_each_epoch_has_enough_measured_forwards(length):
+    clock = Clock()
+    planned_forwards(clock, 100, length)
+    for _ in range(5):
+        clock.end_epoch()
+        clock.begin()
+        first = clock.forwards + 1
+        numbers = planned_forwards(clock, 100, length)
+        assert numbers[0] == first
+        assert len(numbers) >= min(length, 4)
+        assert len(numbers) <= 9 + length // 12
+
+
+@pytest.mark.parametrize("options", [{"every": None}, {"every": 1}, {"every": 5}])
 def test_a_watchdog_that_measures_each_step(options):
     model = Net()
     with watch(model, **options) as attached:
         assert measured_forwards(attached, model, 40) == [*range(1, 41)]
+
+
+def test_a_captured_step_starts_and_reads_nothing(monkeypatch):
+    model = Net()
+    bare = operators_of(model)
+    attached = attach(model, {"**": Watchdog(every=1)})
+    assert operators_of(model) > bare
+    monkeypatch.setattr(launch, "is_captured", lambda: True)
+    with monkeypatch.context() as patch:
+        patch.setattr(watchdog, "read_together", lambda sites: pytest.fail("nothing can be read"))
+        patch.setattr(sights, "read_together", watchdog.read_together)
+        assert operators_of(model) == bare
+        model.conv.weight.data.fill_(math.nan)
+        assert operators_of(model) == bare
+    monkeypatch.setattr(launch, "is_captured", lambda: False)
+    with pytest.warns(match="nan|NaN"):
+        model(images())
+    assert [alert.layer for alert in attached.alerts] == ["conv"]
+
+
+def test_a_look_reads_once_for_all_sites(monkeypatch):
+    monkeypatch.setattr(watchdog, "extremes", lambda tensors: (torch.zeros(()), torch.zeros(())))
+    model = Net()
+    attached = watch(model, every=None)
+    for _ in range(3):
+        model(images()).square().sum().backward()
+    reads = []
+    together = watchdog.together
+    monkeypatch.setattr(
+        watchdog, "together", lambda numbers: reads.append(len(numbers)) or together(numbers)
+    )
+    attached.step()
+    assert reads[-1] > 3 * len(attached.sites), "calls and gradients"
+    assert len([number for number in reads if number > 3]) == 1
+    attached.remove()
 
 
 def test_in_evaluation_each_call_is_measured_where_the_watchdog_is_always_active():
@@ -165,17 +241,17 @@ def test_after_nan_between_two_looks_each_step_is_measured():
     attached = watch(model, "nonfinite", every=20, action=found.append)
     train(model, 52)
     model.spoil(math.nan)
-    train(model, 7)
+    train(model, 3)
     assert found == []
     train(model, 1)
-    assert "came between forward 50 and forward 60," in found[0].text
+    assert "came between forward 52 and forward 56," in found[0].text
     assert "parameter 'weight' of layers.2" in found[0].cure
     model.spoil(0.1)  # as from a checkpoint
     train(model, 30)
     bare = operators_of(Spoiled(), torch.ones(2, 4))
     assert operators_of(model, torch.ones(2, 4)) > bare
     model.layers[1].bias.data.fill_(math.inf)
-    train(model, 9)
+    train(model, 13)
     assert [each.layer for each in found] == ["layers.2", "layers.1"]
     assert "between" not in found[1].text
     attached.remove()
@@ -202,14 +278,14 @@ def test_a_layer_that_makes_nan_in_the_first_step_after_others_is_named():
 
 def test_nan_in_a_measured_step_is_named_by_a_look_after_others():
     model, found = Spoiled(), []
-    attached = watch(model, "nonfinite", every=50, action=found.append)
-    train(model, 54)
+    attached = watch(model, "nonfinite", every=5, action=found.append)  # measures each forward
+    train(model, 5)
     handle = model.layers[2].register_forward_pre_hook(lambda module, args: args[0] * math.nan)
     train(model, 1)
     handle.remove()
     assert found == []
     model.spoil(math.nan)
-    train(model, 9)
+    train(model, 2)
     assert [each.layer for each in found] == ["layers"], "the block around the pre-hook"
     assert "between" not in found[0].text
     attached.remove()
@@ -231,12 +307,12 @@ def test_the_end_of_an_epoch_tells_of_nan_in_steps_that_were_not_measured():
     with watch(model, "nonfinite", action=found.append) as attached:
         train(model, 50)
         attached.step()
-        train(model, 13)  # the first 10 of an epoch are measured
+        train(model, 13)  # the first one of an epoch is measured
         model.spoil(math.nan)
         assert [each.layer for each in attached.alerts] == ["layers.2"]
         assert found == []
     assert [each.layer for each in found] == ["layers.2"]
-    assert "came after forward 60," in found[0].text
+    assert "came after forward 51," in found[0].text
 
 
 def test_a_layer_that_no_measured_forward_calls_is_not_told_to_be_never_called():
@@ -297,7 +373,7 @@ def test_after_the_loss_scale_has_fallen_each_step_is_measured():
     numbers = [operators_in_a_step(math.inf if i in (45, 46) else 1.0) for i in range(1, 101)]
     measured = [i for i, number in enumerate(numbers, 1) if number > min(numbers)]
     # the look at 50 finds that the scale fell, and the one at 64 that it did not fall again
-    assert measured == [*range(1, 33), *range(50, 65), 100]
+    assert measured == [1, 2, 4, 8, 16, 32, *range(50, 65), 100]
     attached.remove()
 
 
@@ -310,8 +386,48 @@ def test_beside_compiled_code_each_forward_is_measured():
     train(model, 20)
     attached.alerts  # takes the counts of compiled code  # noqa: B018
     eager, compiled = (attached[f"{name}/Watchdog"]._live.watch.open["watched"] for name in "01")
-    assert eager.calls == 32 + 19, "from the second forward on with compiled code"
-    assert compiled.calls == 32 + 20
+    assert eager.calls == 6 + 19, "from the second forward on with compiled code"
+    assert compiled.calls == 6 + len([1, 2, 4, 8, 16, 20]), "the forwards that it measures itself"
+    attached.remove()
+
+
+def test_compiled_code_measures_some_forwards_and_tells_between_which_nan_came():
+    torch._dynamo.reset()
+    model, found = Spoiled(), []
+    attached = watch(model, "nonfinite", every=50, action=found.append)
+    model.compile(backend="aot_eager")
+    train(model, 50)
+    run = attached._run
+    run.take_counts()
+    watched = attached["layers.2/Watchdog"]._live.watch.open["watched"]
+    observed = attached["layers.2/Watchdog"]._live.observed
+    before = watched.calls
+    train(model, 2)
+    model.spoil(math.nan)
+    train(model, 12)
+    assert "came between forward 50 and forward 60," in found[0].text
+    assert "parameter 'weight' of layers.2" in found[0].cure
+    assert watched.calls - before == len([60, 64])
+    assert observed.state[DISTANCE] == observed.gradients[DISTANCE] == 1
+    model.spoil(0.1)
+    train(model, 35)
+    run.take_counts()
+    assert watched.calls - before == 2 + 35, "each forward is measured"
+    attached.remove()
+
+
+def test_compiled_code_tells_of_nan_after_the_last_measured_forward():
+    torch._dynamo.reset()
+    model, found = Spoiled(), []
+    attached = watch(model, "nonfinite", every=100, action=found.append)
+    model.compile(backend="aot_eager")
+    train(model, 64)
+    model.spoil(math.nan)
+    train(model, 3)
+    attached.step()
+    assert [each.layer for each in found] == ["layers.2"]
+    assert "after training forward 67." in found[0].text
+    assert "came after forward 64," in found[0].text
     attached.remove()
 
 

@@ -179,6 +179,16 @@ def test_the_realized_rate_is_the_share_beyond_the_bounds(case):
     assert shown in str(attached.report())
 
 
+@pytest.mark.parametrize(
+    ("options", "number"), [({"min": -1.0}, 1), ({"max": 1.0}, 2), ({"min": -1.0, "max": 1.0}, 3)]
+)
+def test_nan_and_the_bounds_themselves_are_not_beyond(options, number):
+    net = nn.Sequential(nn.Identity())
+    attached = attach(net, {"0": ClampActivation(**options)})
+    net(torch.tensor([math.nan, math.inf, -2.0, -1.0, 1.0, 1.5, 0.0, 0.5]))
+    assert attached.sites[0].realized_rate == number / 8
+
+
 @each_case
 def test_in_evaluation_only_if_asked(case):
     net = make()

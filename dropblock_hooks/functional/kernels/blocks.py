@@ -9,9 +9,14 @@ In torch operations, the same are `dropblock.blocks_of` and `masks.Mask.drop`.
 A map is a list of rows. The places of a row are the bits of a word, or of several words if it has
 more than 64. So a block grows along a row by shifts, and over the rows by an OR of words:
 
-draw    one random number for each place where a block may begin -> words of seeds
+draw    the distances between seeds, which are geometric -> words of seeds
 grow    the OR of the seeds of each block -> words of dropped places, and their number
 apply   y = x * factor outside of the dropped places, and 0 in them; the backward is the same
+
+A seed is rare: a row of 50 places has .13 of them for p = .1 and blocks of 7 x 7. So `draw` does
+not ask each place. From one seed to the next it skips floor(E * gap) places, where E is exponential
+and gap = -1 / log(1 - γ); this is the geometric distribution. The random numbers are of Philox4x32
+with 7 rounds, the fewest that pass BigCrush (Salmon et al. 2011, Parallel random numbers).
 
 The words are all that a backward needs. They take 3.6 % of the memory of a float32 activation with
 rows of 28 elements. The mask does not depend on the memory format of a tensor.
@@ -31,6 +36,7 @@ from . import launch
 
 # what the factor of the kept elements is in `_apply_kernel`
 NUMBER, COUNTED, GIVEN = range(3)
+_STRIPS = 512  # of a program of `_apply_flat_kernel`
 LONGEST = 64  # edge of a block along a row; a longer one would reach over more than two words
 _BITS = ((8, torch.int8), (16, torch.int16), (32, torch.int32), (64, torch.int64))
 
@@ -79,25 +85,66 @@ def _log1p(x):
 
 
 @triton.jit
-def _expm1(y):
-    """exp(y) - 1 for y <= 0, without cancellation (Kahan)."""
-    u = tl.exp(y)
-    small = u == 1.0
-    large = u < 0.25
-    safe = tl.where(small | large, 0.5, u)
-    accurate = (safe - 1.0) * (y / tl.log(safe))
-    return tl.where(small, y, tl.where(large, u - 1.0, accurate))
+def _mean_gap(rate, table, ON_DEVICE: tl.constexpr, NODES: tl.constexpr):
+    """-1 / log(1 - γ), about the number of places between two seeds; at most 1e30.
+
+    The rate is the seed rate γ, or on the device the rate p; then it is multiplied by the table if
+    that is a number (the paper's γ), or γ is looked up there if it has `NODES`: see
+    `dropblock.gamma_on`.
+    """
+    if ON_DEVICE:
+        chance = tl.load(rate).to(tl.float32)
+    else:
+        chance = tl.full([], rate, tl.float32)
+    if ON_DEVICE and NODES == 0:
+        chance = chance * tl.full([], table, tl.float32)  # inductor passes numbers as float64
+
+    negative = -_log1p(-chance)
+    if ON_DEVICE and NODES > 0:
+        place = chance * NODES
+        below = tl.minimum(place.to(tl.int32), NODES - 1)
+        low = tl.load(table + below).to(tl.float32)
+        high = tl.load(table + below + 1).to(tl.float32)
+        negative *= low + (high - low) * (place - below.to(tl.float32))
+    gap = 1.0 / tl.maximum(negative, 1e-30)
+    return tl.where(chance < 1.0, gap, 0.0)
 
 
 @triton.jit
-def _gamma(p, table, NODES: tl.constexpr):
-    """The seed rate for a rate: `dropblock.gamma_on` with the same table of ratios."""
-    place = p * NODES
-    below = tl.minimum(place.to(tl.int32), NODES - 1)
-    low = tl.load(table + below).to(tl.float32)
-    high = tl.load(table + below + 1).to(tl.float32)
-    ratio = low + (high - low) * (place - below.to(tl.float32))
-    return -_expm1(_log1p(-p) * ratio)
+def _with_next_seed(word, place, places, number, gap):
+    """A word with one more seed behind a place, and the place of this seed.
+
+    The distance to the next seed is geometric. It is a rounded exponential number, which follows
+    from a random one of 32 bits.
+    """
+    uniform = (number.to(tl.float32) + 0.5) * 2.3283064365386963e-10
+    skipped = tl.minimum(-_log1p(-uniform) * gap, 64.0).to(tl.int32)
+    place = place + 1 + skipped
+    bit = (tl.zeros_like(word) + 1) << (place & 63).to(word.dtype)
+    return tl.where(place < places, word | bit, word), place
+
+
+@triton.jit
+def _seeds_of(key, index, places, gap, BITS: tl.constexpr):
+    """Words of seeds at the first places, for indices of words; none if `places` is negative."""
+    wide = index.to(tl.int64)
+    low = (wide & 0xFFFFFFFF).to(tl.uint32)
+    high = (wide >> 32).to(tl.uint32)
+    zero = low * 0
+    turn = zero
+    place = zero.to(tl.int32) - 1
+    if BITS == 64:
+        word = place.to(tl.int64) * 0
+    else:
+        word = place * 0
+    while tl.max((place < places).to(tl.int32), axis=0) > 0:
+        a, b, c, d = tl.philox(key, low, high, turn, zero, n_rounds=7)
+        word, place = _with_next_seed(word, place, places, a, gap)
+        word, place = _with_next_seed(word, place, places, b, gap)
+        word, place = _with_next_seed(word, place, places, c, gap)
+        word, place = _with_next_seed(word, place, places, d, gap)
+        turn += 1
+    return word
 
 
 @triton.jit(do_not_specialize=["seed", "rate"])
@@ -114,14 +161,14 @@ def _draw_kernel(
     SEED_ON_DEVICE: tl.constexpr,
     RATE_ON_DEVICE: tl.constexpr,
     NODES: tl.constexpr,
-    QUADS: tl.constexpr,
+    ROWS: tl.constexpr,
+    BITS: tl.constexpr,
     GROUP: tl.constexpr,
     BIG: tl.constexpr,
 ):
-    """Draw the words of the seeds, and begin the counts at 0.
+    """Draw the words of the seeds, and begin the counts at 0. The rate is that of `_mean_gap`.
 
-    The rate is the seed rate γ, or on the device the rate p; then it is multiplied by the number in
-    the table (the paper's γ), or γ is looked up there if it has `NODES`.
+    Short rows are drawn together: `ROWS` of them have as many places as fit into `BITS` bits.
     """
     program = tl.program_id(0)
     if program == 0:
@@ -130,31 +177,24 @@ def _draw_kernel(
             tl.store(dropped + count, tl.zeros([1024], dtype=tl.int64), mask=count < n_counts)
 
     key = key_of(seed, SEED_ON_DEVICE)
-    if RATE_ON_DEVICE:
-        p = tl.load(rate).to(tl.float32)
-        if NODES == 0:
-            chance = p * tl.load(table).to(tl.float32)
-        else:
-            chance = _gamma(p, table, NODES)
-    else:
-        chance = tl.full([], rate, tl.float32)
-    limit = limit_of(chance, key)
-
+    gap = _mean_gap(rate, table, RATE_ON_DEVICE, NODES)
     if BIG:
         program = program.to(tl.int64)
     index = program * GROUP + tl.arange(0, GROUP)
-    quads = tl.arange(0, QUADS)
-    counter = index[:, None].to(tl.int64) * QUADS + quads[None, :]
-    a, b, c, d = random_bits(key, counter)
-
-    bit = quads[None, :].to(tl.int64) * 4
-    place = (index % words_per_row)[:, None].to(tl.int64) * 64 + bit
-    word = ((a < limit) & (place < places)).to(tl.int64) << bit
-    word |= ((b < limit) & (place + 1 < places)).to(tl.int64) << (bit + 1)
-    word |= ((c < limit) & (place + 2 < places)).to(tl.int64) << (bit + 2)
-    word |= ((d < limit) & (place + 3 < places)).to(tl.int64) << (bit + 3)
-    whole = tl.sum(word, axis=1)  # the bits of the quads are disjoint
-    tl.store(seeds + index, whole.to(seeds.dtype.element_ty), mask=index < n_words)
+    if ROWS == 1:
+        part = (index % words_per_row).to(tl.int32)
+        places_here = tl.minimum(places - part * 64, 64)
+        places_here = tl.where(index < n_words, places_here, -1)
+        word = _seeds_of(key, index, places_here, gap, BITS)
+        tl.store(seeds + index, word.to(seeds.dtype.element_ty), mask=index < n_words)
+    else:
+        places_here = tl.where(index * ROWS < n_words, places * ROWS, -1)
+        together = _seeds_of(key, index, places_here, gap, BITS)
+        row = tl.arange(0, ROWS)
+        shifted = together[:, None] >> (row * places)[None, :].to(together.dtype)
+        word = shifted & ((tl.full([], 1, together.dtype) << places) - 1)
+        target = index[:, None] * ROWS + row[None, :]
+        tl.store(seeds + target, word.to(seeds.dtype.element_ty), mask=target < n_words)
 
 
 @triton.jit
@@ -178,20 +218,54 @@ def _place_of(index, words_per_row, channels, rows, LAST: tl.constexpr):
 
 
 @triton.jit
+def _quotient(number, divisor, BIG: tl.constexpr):
+    """The quotient of numbers from 0, rounded down, without the steps that negative ones need."""
+    if BIG:
+        result = number // divisor
+    else:
+        unsigned = number.to(tl.uint32) // tl.full([], divisor, tl.uint32)
+        result = unsigned.to(tl.int32)
+    return result
+
+
+@triton.jit
+def _unsigned(word):
+    """Words as unsigned integers of 32 bits, or of 64 if they have as many."""
+    BITS: tl.constexpr = word.dtype.primitive_bitwidth
+    if BITS == 64:
+        number = word.to(tl.uint64, bitcast=True)
+    elif BITS == 32:
+        number = word.to(tl.uint32, bitcast=True)
+    else:
+        number = word.to(tl.uint32) & ((1 << BITS) - 1)  # negative numbers have more bits
+    return number
+
+
+@triton.jit
 def _bits_in(word):
-    """The number of bits that are set in words of uint64."""
-    word = word - ((word >> 1) & 0x5555555555555555)
-    word = (word & 0x3333333333333333) + ((word >> 2) & 0x3333333333333333)
-    word = (word + (word >> 4)) & 0x0F0F0F0F0F0F0F0F
+    """The number of bits that are set in words of uint32 or uint64, as int32."""
+    BITS: tl.constexpr = word.dtype.primitive_bitwidth
+    if BITS == 64:
+        number = _bits_in_32(word.to(tl.uint32)) + _bits_in_32((word >> 32).to(tl.uint32))
+    else:
+        number = _bits_in_32(word)
+    return number
+
+
+@triton.jit
+def _bits_in_32(word):
+    """The number of bits that are set in words of uint32, as int32."""
+    word = word - ((word >> 1) & 0x55555555)
+    word = (word & 0x33333333) + ((word >> 2) & 0x33333333)
+    word = (word + (word >> 4)) & 0x0F0F0F0F
     word = word + (word >> 8)
     word = word + (word >> 16)
-    word = word + (word >> 32)
-    return (word & 0x7F).to(tl.int64)
+    return (word & 0x3F).to(tl.int32)
 
 
 @triton.jit
 def _grown_along_row(word, EDGE: tl.constexpr):
-    """Words of uint64 in which each bit is grown to a block with this edge, by doubling."""
+    """Words in which each bit is grown to a block with this edge, by doubling."""
     reach = 1
     for _ in tl.static_range(6):
         if reach < EDGE:
@@ -214,85 +288,104 @@ def _carried_over(before, EDGE: tl.constexpr):
     return carried
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=[
+        "words_per_sample",
+        "height",
+        "rows",
+        "seed_height",
+        "seed_rows",
+        "width",
+        "weight",
+    ]
+)
 def _grow_kernel(
     seeds,
     words,
     dropped,
     n_words,
     words_per_row,
-    channels,
+    words_per_sample,
+    inner,
     height,
     rows,
     seed_height,
     seed_rows,
     width,
     weight,
-    seed_n,
-    seed_c,
-    seed_r,
-    word_n,
-    word_c,
-    word_r,
     DEPTH_EDGE: tl.constexpr,
     HEIGHT_EDGE: tl.constexpr,
     WIDTH_EDGE: tl.constexpr,
     DEPTH_SHIFT: tl.constexpr,
     HEIGHT_SHIFT: tl.constexpr,
     WIDTH_SHIFT: tl.constexpr,
+    SOLID: tl.constexpr,
     SEVERAL: tl.constexpr,
     PER_SAMPLE: tl.constexpr,
-    BITS: tl.constexpr,
-    LAST: tl.constexpr,
     GROUP: tl.constexpr,
     BIG: tl.constexpr,
 ):
-    """Grow the seeds to blocks, and count the dropped places `weight` times."""
+    """Grow the seeds to blocks, and count the dropped places `weight` times.
+
+    Words and seeds lie as (outer, row of the map, inner, word of the row). Inner are the channels,
+    or it is 1. Maps are solid if their depth is not 1.
+    """
     program = tl.program_id(0)
     if BIG:
         program = program.to(tl.int64)
     index = program * GROUP + tl.arange(0, GROUP)
     inside = index < n_words
-    sample, channel, row, part = _place_of(index, words_per_row, channels, rows, LAST)
-    y = row % height
-    z = row // height
-    map_of_seeds = seeds + sample * seed_n + channel * seed_c + part
+    line = _quotient(index, words_per_row, BIG)
+    part = index - line * words_per_row
+    outer_row = _quotient(line, inner, BIG)
+    within = line - outer_row * inner
+    outer = _quotient(outer_row, rows, BIG)
+    row = outer_row - outer * rows
+    first_seeds = seeds + (outer * seed_rows * inner + within) * words_per_row + part
 
-    word = tl.zeros([GROUP], dtype=tl.int64)
-    before = tl.zeros([GROUP], dtype=tl.int64)
+    word = tl.zeros([GROUP], dtype=seeds.dtype.element_ty)
+    before = word
     for dz in range(DEPTH_EDGE):
-        for dy in range(HEIGHT_EDGE):
-            above = y + HEIGHT_SHIFT - dy
+        if SOLID:
+            z = row // height
+            above = row - z * height + HEIGHT_SHIFT
             behind = z + DEPTH_SHIFT - dz
-            seed_row = behind * seed_height + above
-            exists = inside & (above >= 0) & (above < seed_height)
-            exists = exists & (behind >= 0) & (seed_row < seed_rows)
-            here = map_of_seeds + seed_row * seed_r
-            word |= tl.load(here, mask=exists, other=0).to(tl.int64)
-            if SEVERAL:
-                has_before = exists & (part > 0)
-                before |= tl.load(here - 1, mask=has_before, other=0).to(tl.int64)
+            first_row = behind * seed_height
+            in_depth = inside & (behind >= 0) & (first_row < seed_rows)
+        else:
+            above = row + HEIGHT_SHIFT
+            first_row = 0
+            in_depth = inside
+        for first in range(0, HEIGHT_EDGE, 8):
+            for step in tl.static_range(8 if HEIGHT_EDGE > 8 else HEIGHT_EDGE):
+                y = above - (first + step)
+                exists = in_depth & (y >= 0) & (y < seed_height) & (first + step < HEIGHT_EDGE)
+                here = first_seeds + (first_row + y) * (inner * words_per_row)
+                word |= tl.load(here, mask=exists, other=0)
+                if SEVERAL:
+                    before |= tl.load(here - 1, mask=exists & (part > 0), other=0)
 
-    grown = word.to(tl.uint64, bitcast=True)
-    if BITS < 64:
-        grown = grown & ((1 << BITS) - 1)  # negative numbers have more bits
-    grown = _grown_along_row(grown, WIDTH_EDGE)
+    grown = _grown_along_row(_unsigned(word), WIDTH_EDGE)
     if SEVERAL and WIDTH_EDGE > 1:  # the blocks that begin in the word before
         grown = grown | _carried_over(before, WIDTH_EDGE)
-
     grown = grown >> WIDTH_SHIFT
-    unused = 64 - tl.minimum(width - part * 64, 64)
-    every_place = tl.full([GROUP], 0xFFFFFFFFFFFFFFFF, dtype=tl.uint64)
-    grown = grown & (every_place >> unused.to(tl.uint64))
-    target = words + sample * word_n + channel * word_c + row * word_r + part
-    stored = grown.to(tl.int64, bitcast=True).to(words.dtype.element_ty)
-    tl.store(target, stored, mask=inside)
+    BITS: tl.constexpr = grown.dtype.primitive_bitwidth
+    unused = BITS - tl.minimum(width - part * BITS, BITS)
+    every_place = tl.zeros([GROUP], dtype=grown.dtype) - 1
+    grown = grown & (every_place >> unused.to(grown.dtype))
+    tl.store(words + index, grown.to(words.dtype.element_ty), mask=inside)
 
-    number = tl.where(inside, _bits_in(grown), 0) * weight
+    number = tl.where(inside, _bits_in(grown), 0)
     if PER_SAMPLE:
-        tl.atomic_add(dropped + sample, number, mask=inside)
+        last_index = tl.minimum((program + 1) * GROUP, n_words) - 1
+        first_sample = program * GROUP // words_per_sample
+        if last_index // words_per_sample == first_sample:
+            tl.atomic_add(dropped + first_sample, tl.sum(number, axis=0).to(tl.int64) * weight)
+        else:
+            sample = index // words_per_sample
+            tl.atomic_add(dropped + sample, number.to(tl.int64) * weight, mask=inside)
     else:
-        tl.atomic_add(dropped, tl.sum(number, axis=0))
+        tl.atomic_add(dropped, tl.sum(number, axis=0).to(tl.int64) * weight)
 
 
 @triton.jit
@@ -302,6 +395,112 @@ def _counted_factor(dropped, n_elements, WIDE: tl.constexpr):
     kept = n_elements - lost
     everything = (kept + lost).to(WIDE)
     return tl.where(kept > 0, everything / tl.maximum(kept, 1).to(WIDE), 0.0)
+
+
+@triton.jit
+def _factor_at(
+    sample, dropped, factors, number, n_elements, FACTOR: tl.constexpr, WIDE: tl.constexpr
+):
+    """The factor of the kept elements of a sample, or of all samples at place 0.
+
+    It is a number, or follows from the counts of dropped elements, or is given in a tensor, where
+    it is multiplied by the number.
+    """
+    if FACTOR == 0:
+        factor = tl.full([], number, WIDE)
+    elif FACTOR == 1:
+        factor = _counted_factor(dropped + sample, n_elements, WIDE)
+    else:
+        factor = tl.load(factors + sample).to(WIDE) * tl.full([], number, WIDE)
+    return factor
+
+
+@triton.jit
+def _word_at(words, index, n_words, words_per_map, channels, SHARED: tl.constexpr):
+    """Words as unsigned integers, by their place in a contiguous tensor with all channels."""
+    place = index
+    if SHARED:  # all channels of a sample have the words of one
+        of_map = index // words_per_map
+        place = index - (of_map - of_map // channels) * words_per_map
+    word = tl.load(words + place, mask=index < n_words, other=0)
+    return _unsigned(word)
+
+
+@triton.jit(
+    do_not_specialize=[
+        "n_words",
+        "words_per_map",
+        "channels",
+        "width",
+        "n_elements",
+        "n_per_sample",
+    ]
+)
+def _apply_flat_kernel(
+    x,
+    y,
+    words,
+    dropped,
+    factors,
+    number,
+    n_all,
+    n_words,
+    words_per_row,
+    words_per_map,
+    channels,
+    width,
+    n_elements,
+    n_per_sample,
+    FACTOR: tl.constexpr,
+    PER_SAMPLE: tl.constexpr,
+    KEEPS_BLOCKS: tl.constexpr,
+    SHARED: tl.constexpr,
+    REACH: tl.constexpr,
+    STRIP: tl.constexpr,
+    GROUP: tl.constexpr,
+    WIDE: tl.constexpr,
+    BIG: tl.constexpr,
+):
+    """`_apply_kernel` for contiguous tensors, in the order of the memory.
+
+    A strip is as many neighboring elements as a thread loads and stores at once. Its bits come
+    from one word, or from up to `REACH` words if it goes on in the next row. The words have the
+    order of the rows.
+    """
+    program = tl.program_id(0)
+    if BIG:
+        program = program.to(tl.int64)
+    first = (program * GROUP + tl.arange(0, GROUP)) * STRIP
+    line = _quotient(first, width, BIG)
+    column = first - line * width
+    part = column >> 6
+    index = line * words_per_row + part
+    column -= part << 6
+
+    word = _word_at(words, index, n_words, words_per_map, channels, SHARED)
+    bits = (word >> column.to(word.dtype)).to(tl.uint32)
+    reached = tl.minimum(width - (part << 6), 64) - column  # the places that the word has from here
+    for following in tl.static_range(1, REACH):
+        word = _word_at(words, index + following, n_words, words_per_map, channels, SHARED)
+        shift = tl.minimum(reached, 31)
+        added = word.to(tl.uint32) << shift.to(tl.uint32)
+        bits |= tl.where(reached < STRIP, added, 0)
+        part = tl.where(part + 1 < words_per_row, part + 1, 0)
+        reached += tl.minimum(width - (part << 6), 64)
+
+    step = tl.arange(0, STRIP)
+    hit = ((bits[:, None] >> step[None, :].to(tl.uint32)) & 1) != 0
+    place = first[:, None] + step[None, :]
+    exists = place < n_all
+
+    if PER_SAMPLE:
+        sample = tl.where(first < n_all, first // n_per_sample, 0)
+        factor = _factor_at(sample, dropped, factors, number, n_elements, FACTOR, WIDE)[:, None]
+    else:
+        factor = _factor_at(0, dropped, factors, number, n_elements, FACTOR, WIDE)
+    value = tl.load(x + place, mask=exists, other=0.0).to(WIDE) * factor
+    result = tl.where(hit == KEEPS_BLOCKS, value, 0.0)
+    tl.store(y + place, result.to(y.dtype.element_ty), mask=exists)
 
 
 @triton.jit
@@ -338,11 +537,7 @@ def _apply_kernel(
     WIDE: tl.constexpr,
     BIG: tl.constexpr,
 ):
-    """Multiply by a factor outside of the blocks and write 0 in them, or the other way round.
-
-    The factor is a number, or follows from the counts of dropped elements, or is given in a tensor,
-    where it is multiplied by the number.
-    """
+    """Multiply by a factor outside of the blocks and write 0 in them, or the other way round."""
     program = tl.program_id(0)
     if BIG:
         program = program.to(tl.int64)
@@ -358,23 +553,16 @@ def _apply_kernel(
     exists = inside[:, None] & (place < width)
 
     if PER_SAMPLE:
-        safe = tl.where(inside, sample, 0)
+        counted = tl.where(inside, sample, 0)
+        factor = _factor_at(counted, dropped, factors, number, n_elements, FACTOR, WIDE)[:, None]
     else:
-        safe = 0
-    if FACTOR == 0:
-        factor = tl.full([], number, WIDE)
-    elif FACTOR == 1:
-        factor = _counted_factor(dropped + safe, n_elements, WIDE)
-    else:
-        factor = tl.load(factors + safe).to(WIDE) * tl.full([], number, WIDE)
-    if PER_SAMPLE:
-        factor = factor[:, None]
+        factor = _factor_at(0, dropped, factors, number, n_elements, FACTOR, WIDE)
 
-    wanted = exists & (hit == KEEPS_BLOCKS)
+    # a mask that differs from place to place would split a load of 16 bytes
     of_x = sample * x_n + channel * x_c + row * x_r
-    value = tl.load(x + of_x[:, None] + place * x_w, mask=wanted, other=0.0).to(WIDE) * factor
+    value = tl.load(x + of_x[:, None] + place * x_w, mask=exists, other=0.0).to(WIDE) * factor
     of_y = sample * y_n + channel * y_c + row * y_r
-    result = tl.where(wanted, value, 0.0)  # an infinite factor times 0 would be NaN
+    result = tl.where(hit == KEEPS_BLOCKS, value, 0.0)
     tl.store(y + of_y[:, None] + place * y_w, result.to(y.dtype.element_ty), mask=exists)
 
 
@@ -475,14 +663,39 @@ class Plan:
         return self.shape[2] * self.shape[3]
 
     @functools.cached_property
+    def words_per_map(self) -> int:
+        """The number of words of a map."""
+        return self.rows * self.words_per_row
+
+    @functools.cached_property
     def n_words(self) -> int:
-        return self.shape[0] * self.channels * self.rows * self.words_per_row
+        return self.shape[0] * self.channels * self.words_per_map
 
     @functools.cached_property
     def n_seeds(self) -> int:
         """The number of words of seeds."""
         depth, height, _ = self.places
         return self.shape[0] * self.channels * depth * height * self.words_per_row
+
+    @functools.cached_property
+    def rows_together(self) -> int:
+        """How many rows of seeds are drawn by one thread, a power of two: at most 64 places."""
+        if self.words_per_row > 1:
+            return 1
+        return launch.power_of_two(64 // max(self.places[-1], 1) + 1) // 2
+
+    def reach(self, strip: int) -> int:
+        """The most words that so many neighboring places of a contiguous map have.
+
+        The number of places is a power of two, and strips begin at its multiples.
+        """
+        width = self.shape[-1]
+        if width % strip == 0:
+            return 1
+        shortest = width % 64 or width
+        if width < 64:
+            return launch.parts(strip - 1, shortest) + 1
+        return 2 if shortest >= strip - 1 else 3
 
     def strides(self, rows: int) -> tuple[int, int, int]:
         """The strides of the words by sample, channel and row, for maps with so many rows."""
@@ -531,7 +744,7 @@ def draw_words(
     device: torch.device,
     seed: int | Tensor,
     rate: float | Tensor,
-    table: Tensor | None = None,
+    table: Tensor | float | None = None,
     per_sample: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Draw blocks: the words of the dropped places, and the number of dropped elements.
@@ -541,7 +754,7 @@ def draw_words(
         device: where they are drawn.
         seed: an integer of up to 63 bits, or a tensor on the device that holds it.
         rate: the seed rate γ; or the rate p, as a tensor on the device.
-        table: for a tensor `rate`: of `dropblock.gamma_table`, or the number that the rate is
+        table: for a tensor `rate`: `dropblock.gamma_table`, or the number that the rate is
             multiplied by.
         per_sample: True counts each sample by itself.
     """
@@ -549,7 +762,7 @@ def draw_words(
     seeds = torch.empty(plan.n_seeds, dtype=plan.dtype, device=device)
     words = torch.empty(plan.n_words, dtype=plan.dtype, device=device)
     dropped = torch.empty(n_counts, dtype=torch.int64, device=device)
-    nodes = 0 if table is None or table.numel() == 1 else table.numel() - 1
+    nodes = table.numel() - 1 if isinstance(table, Tensor) else 0
     drawing = _drawing(plan, n_counts, isinstance(seed, Tensor), isinstance(rate, Tensor), nodes)
     drawing.start(device, seeds, dropped, seed, rate, table)
     growing = _growing(plan, per_sample)
@@ -563,17 +776,17 @@ def _drawing(
 ) -> launch.Launch:
     """The start of `_draw_kernel` for a plan."""
     _, _, width = plan.places
-    quads = launch.power_of_two(-(-min(width, 64) // 4))
-    group = max(16, 512 // quads)
+    rows = plan.rows_together
     return launch.Launch(
         _draw_kernel,
-        launch.parts(plan.n_seeds, group),
+        launch.parts(plan.n_seeds, 128 * rows),
         (plan.n_seeds, n_counts, plan.words_per_row, width),
         SEED_ON_DEVICE=seed_on_device,
         RATE_ON_DEVICE=rate_on_device,
         NODES=nodes,
-        QUADS=quads,
-        GROUP=group,
+        ROWS=rows,
+        BITS=32 if width * rows <= 32 else 64,
+        GROUP=128,
         BIG=launch.is_big(plan.n_seeds),
     )
 
@@ -585,15 +798,14 @@ def _growing(plan: Plan, per_sample: bool) -> launch.Launch:
     numbers = (
         plan.n_words,
         plan.words_per_row,
-        plan.channels,
+        plan.channels * plan.words_per_map,
+        plan.channels if plan.last else 1,
         plan.shape[3],
         plan.rows,
         height,
         depth * height,
         plan.shape[4],
         plan.shape[1] // plan.channels,
-        *plan.strides(depth * height),
-        *plan.strides(plan.rows),
     )
     return launch.Launch(
         _grow_kernel,
@@ -605,10 +817,9 @@ def _growing(plan: Plan, per_sample: bool) -> launch.Launch:
         DEPTH_SHIFT=plan.shifts[0],
         HEIGHT_SHIFT=plan.shifts[1],
         WIDTH_SHIFT=plan.shifts[2],
+        SOLID=plan.shape[2] > 1,
         SEVERAL=plan.words_per_row > 1,
         PER_SAMPLE=per_sample,
-        BITS=plan.bits,
-        LAST=plan.last,
         GROUP=512,
         BIG=launch.is_big(plan.n_words),
     )
@@ -655,14 +866,44 @@ def _applying(
     per_sample: bool,
     keeps_blocks: bool,
 ) -> launch.Launch | None:
-    """The start of `_apply_kernel` for a plan and strides; None for strides that it can't read."""
+    """The start of a kernel that applies words; None for strides that none of them can read."""
     shape = (*plan.shape[:2], *plan.size)
+    numel = math.prod(shape)
+    of_sample = numel // max(plan.shape[0], 1)
+    n_counted = of_sample if per_sample else numel
+    strip = 16 // dtype.itemsize
+    is_flat = _is_contiguous(shape, strides) and (plan.channels == 1 or not plan.last)
+    if is_flat and (of_sample % strip == 0 or not per_sample):
+        return launch.Launch(
+            _apply_flat_kernel,
+            launch.parts(numel, strip * _STRIPS),
+            (
+                numel,
+                plan.shape[0] * plan.shape[1] * plan.words_per_map,
+                plan.words_per_row,
+                plan.words_per_map,
+                plan.shape[1],
+                plan.shape[4],
+                n_counted,
+                of_sample,
+            ),
+            FACTOR=factor,
+            PER_SAMPLE=per_sample,
+            KEEPS_BLOCKS=keeps_blocks,
+            SHARED=plan.channels < plan.shape[1],
+            REACH=plan.reach(strip),
+            STRIP=strip,
+            GROUP=_STRIPS,
+            WIDE=launch.wide_type(dtype),
+            BIG=launch.is_far(numel, ()),
+        )
+
     if not (_has_rows(shape, strides) and _has_rows(shape, new_strides)):
         return None
     last = _channels_are_last(shape, strides)
     columns = launch.power_of_two(min(plan.shape[4], 64))
     group = max(16, (8192 if last else 2048) // columns)
-    n_words = plan.shape[0] * plan.shape[1] * plan.rows * plan.words_per_row
+    n_words = plan.shape[0] * plan.shape[1] * plan.words_per_map
     word_n, word_c, word_r = plan.strides(plan.rows)
     numbers = (
         n_words,
@@ -670,7 +911,7 @@ def _applying(
         plan.shape[1],
         plan.rows,
         plan.shape[4],
-        math.prod(shape) // (plan.shape[0] if per_sample else 1),
+        n_counted,
         *_strides_of_rows(strides),
         *_strides_of_rows(new_strides),
         word_n,
@@ -861,6 +1102,15 @@ def words_of(plan: Plan, mask: Tensor) -> Tensor:
         words = words.movedim(1, 2)
     in_memory = words.contiguous().view(-1)
     return in_memory.to(plan.dtype)
+
+
+def _is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    expected = 1
+    for size, step in zip(reversed(shape), reversed(strides), strict=True):
+        if size > 1 and step != expected:
+            return False
+        expected *= size
+    return True
 
 
 def _strides_of_rows(strides: tuple[int, ...]) -> tuple[int, int, int, int]:

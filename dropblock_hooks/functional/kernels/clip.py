@@ -182,7 +182,7 @@ def _clip_kernel(
         tl.atomic_add(changed, number)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # so it is quick to look up; `units_of` keeps them
 class UnitLayout:
     """How a tensor is read as (units, outer, columns); each unit has a norm.
 
@@ -200,23 +200,23 @@ class UnitLayout:
     strides: tuple[int, int, int]
     order: tuple[int, ...]
 
-    @property
+    @functools.cached_property
     def together(self) -> int:
         """How many units a program reads: several, where they lie next to each other."""
         side_by_side = self.strides[0] < self.strides[2] or self.columns < 16
         return min(32, launch.power_of_two(self.units)) if side_by_side else 1
 
-    @property
+    @functools.cached_property
     def step(self) -> int:
         """The number of columns that a program reads at once."""
         return min(_SIZE // self.together, launch.power_of_two(self.columns))
 
-    @property
+    @functools.cached_property
     def steps(self) -> int:
         """How many steps the columns take."""
         return launch.parts(self.columns, self.step)
 
-    @property
+    @functools.cached_property
     def splits(self) -> int:
         """The number of programs for each group of units."""
         groups = launch.parts(self.units, self.together)
@@ -251,7 +251,10 @@ def units_of(
 
 
 def squares(
-    x: Tensor, axis: int | None = None, add: bool = False, scale: float | Tensor = 1.0
+    x: Tensor,
+    axis: int | None = None,
+    add: bool = False,
+    scale: float | Tensor = 1.0,
 ) -> Tensor:
     """The sums of squares of each unit of a tensor, in float64: (units, parts of a unit).
 
@@ -269,25 +272,8 @@ def squares(
         sums = launch.zeros(x.device, read.units).view(torch.float64)
     else:
         sums = torch.empty((read.units, read.splits), dtype=torch.float64, device=x.device)
-    launch.start(
-        _squares_kernel,
-        launch.parts(read.units, read.together) * read.splits,
-        x.device,
-        x,
-        sums,
-        scale,
-        read.units,
-        read.outer,
-        read.columns,
-        read.splits,
-        read.steps,
-        *read.strides,
-        SCALE_ON_DEVICE=isinstance(scale, Tensor),
-        UNITS=read.together,
-        COLUMNS=read.step,
-        ADD=add,
-        BIG=launch.is_big(0, x),
-    )
+    squaring = _squaring(read, isinstance(scale, Tensor), add, launch.is_big(0, x))
+    squaring.start(x.device, x, sums, scale)
     return sums
 
 
@@ -320,36 +306,64 @@ def clip(
         return y.copy_(clipped), changed, norms
     norms = torch.empty(read.units, dtype=torch.float64, device=x.device)
     changed = launch.zeros(x.device)
-    launch.start(
-        _clip_kernel,
-        launch.parts(read.units, read.together) * read.outer * read.steps,
-        x.device,
-        x,
-        y,
-        sums,
-        sums if weights is None else weights,
-        norms,
-        changed,
-        scale,
-        bound,
-        least,
+    parts_of_weight = None if weights is None else weights.shape[1]
+    is_big = launch.is_big(0, x, y)
+    clipping = _clipping(
+        read, written, sums.shape[1], parts_of_weight, isinstance(scale, Tensor), is_big
+    )
+    of_weights = sums if weights is None else weights
+    clipping.start(x.device, x, y, sums, of_weights, norms, changed, scale, bound, least)
+    return y, changed.view(()), norms
+
+
+@functools.lru_cache(maxsize=4096)
+def _squaring(read: UnitLayout, scale_on_device: bool, add: bool, is_big: bool) -> launch.Launch:
+    """The start of `_squares_kernel` for tensors that are read alike."""
+    return launch.Launch(
+        _squares_kernel,
+        launch.parts(read.units, read.together) * read.splits,
+        (read.units, read.outer, read.columns, read.splits, read.steps, *read.strides),
+        SCALE_ON_DEVICE=scale_on_device,
+        UNITS=read.together,
+        COLUMNS=read.step,
+        ADD=add,
+        BIG=is_big,
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def _clipping(
+    read: UnitLayout,
+    written: UnitLayout,
+    n_sums: int,
+    parts_of_weight: int | None,
+    scale_on_device: bool,
+    is_big: bool,
+) -> launch.Launch:
+    """The start of `_clip_kernel` for tensors that are read alike, and written alike."""
+    weight_sums = 1 if parts_of_weight is None else parts_of_weight
+    numbers = (
         read.units,
         read.outer,
         read.columns,
-        sums.shape[1],
-        1 if weights is None else weights.shape[1],
+        n_sums,
+        weight_sums,
         read.steps,
         *read.strides,
         *written.strides,
-        BY_WEIGHTS=weights is not None,
-        SCALE_ON_DEVICE=isinstance(scale, Tensor),
+    )
+    return launch.Launch(
+        _clip_kernel,
+        launch.parts(read.units, read.together) * read.outer * read.steps,
+        numbers,
+        BY_WEIGHTS=parts_of_weight is not None,
+        SCALE_ON_DEVICE=scale_on_device,
         UNITS=read.together,
         COLUMNS=read.step,
-        SPLITS=launch.power_of_two(sums.shape[1]),
-        WEIGHT_SPLITS=1 if weights is None else launch.power_of_two(weights.shape[1]),
-        BIG=launch.is_big(0, x, y),
+        SPLITS=launch.power_of_two(n_sums),
+        WEIGHT_SPLITS=launch.power_of_two(weight_sums),
+        BIG=is_big,
     )
-    return y, changed.view(()), norms
 
 
 def _shape(read: UnitLayout) -> tuple[int, int, int, tuple[int, ...]]:

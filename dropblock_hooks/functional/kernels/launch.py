@@ -8,7 +8,8 @@ import functools
 import importlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -30,9 +31,12 @@ launched = 0
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _MOST_PLACES = 2**31 - 2**17  # that 32 bits can count, and a program more
+_LEAST_SEED = 2**32
 _CHUNK = 4096  # counts that are allocated together, which takes one launch
 _failed = False  # whether a kernel could not be compiled
 _counts = threading.local()
+_thread = threading.local()
+_ours: set[int] = set()  # the kernels that were written into a graph
 
 
 class KernelError(RuntimeError):
@@ -40,10 +44,13 @@ class KernelError(RuntimeError):
 
 
 def takes(x: Tensor) -> bool:
-    """Whether kernels are used for a tensor: a plain one on a GPU that nothing traces."""
+    """Whether kernels are used for a tensor on a GPU: a plain one, or one of `tracing`."""
+    if x.device.type not in DEVICES:  # first, because most tensors on a CPU end here
+        return False
+    if is_traced():
+        return is_on(x.device, x.dtype)
     return (
-        x.device.type in DEVICES  # first, because most tensors on a CPU end here
-        and not torch.compiler.is_compiling()
+        not torch.compiler.is_compiling()
         and type(x) in (Tensor, torch.nn.Parameter)
         and not is_tracing()
         and not transforming()
@@ -120,6 +127,11 @@ class Launch:
         global launched
         if self.programs == 0:
             return
+        if is_traced():
+            _ours.add(id(self.kernel))
+            kernel = torch.library.wrap_triton(self.kernel)
+            kernel[(self.programs,)](*arguments, *self.numbers, **self.constants)
+            return
         launched += 1
         try:
             if device.type == "cuda" and device.index != current_cuda_device():
@@ -151,10 +163,12 @@ class Launch:
 def _kind(argument: Any) -> Any:
     """What Triton compiles a kernel for: of a tensor its type and whether 16 divides its address.
 
-    Seeds and floats are different each time, and have one kind.
+    Floats and seeds are different each time, and have one kind. Other integers are smaller.
     """
     if isinstance(argument, Tensor):
         return argument.dtype if argument.data_ptr() % 16 == 0 else (argument.dtype, "unaligned")
+    if argument.__class__ is int and argument < _LEAST_SEED:
+        return argument
     return argument.__class__
 
 
@@ -194,6 +208,27 @@ def _keeps_forms() -> bool:
     return _version_of_triton() >= (3, 3)
 
 
+@contextmanager
+def tracing() -> Iterator[None]:
+    """`start` writes kernels into a graph in this thread, and starts none."""
+    before = is_traced()
+    _thread.traced = True
+    try:
+        yield
+    finally:
+        _thread.traced = before
+
+
+def is_traced() -> bool:
+    """Whether kernels are written into a graph now, in this thread."""
+    return getattr(_thread, "traced", False)
+
+
+def is_ours(kernel: Any) -> bool:
+    """Whether a kernel that was written into a graph is one of this package."""
+    return id(kernel) in _ours
+
+
 def _give_up(kernel: Any, error: Exception) -> None:
     global _failed
     if _failed:
@@ -213,7 +248,12 @@ def or_else(fast: Callable[[], Result], dense: Callable[[], Result]) -> Result:
 
 def is_capturing(device: torch.device) -> bool:
     """Whether a CUDA graph is captured, which will be replayed without Python."""
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    return device.type == "cuda" and is_captured()
+
+
+def is_captured() -> bool:
+    """Whether a CUDA graph is captured on the current stream of any device."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 def draw_seed(device: torch.device, generator: torch.Generator | None = None) -> int | Tensor:
@@ -225,13 +265,17 @@ def draw_seed(device: torch.device, generator: torch.Generator | None = None) ->
     on_device = generator is not None and generator.device.type != "cpu"
     if on_device or is_capturing(device):
         options = {"dtype": torch.int64, "device": device, "generator": generator}
-        drawn: Tensor = torch.randint(2**32, 2**62, (1,), **options)  # type: ignore[call-overload]  # torch's
+        drawn: Tensor = torch.randint(_LEAST_SEED, 2**62, (1,), **options)  # type: ignore[call-overload]  # torch's
         return drawn
-    return int(torch.randint(2**32, 2**62, (1,), device="cpu", generator=generator))
+    return int(torch.randint(_LEAST_SEED, 2**62, (1,), device="cpu", generator=generator))
 
 
 def zeros(device: torch.device, number: int = 1) -> Tensor:
-    """New counts on a device, as int64. Each chunk of them is allocated by one launch."""
+    """New counts on a device, as int64. Each chunk of them is allocated by one launch.
+
+    Operators of compiled code can't take them: torch.compile runs code once in the memory of a CUDA
+    graph before it captures it, and a chunk that lived on there would be an error.
+    """
     if is_capturing(device):  # each replay must begin at 0
         return torch.zeros(number, dtype=torch.int64, device=device)
     wanted = number

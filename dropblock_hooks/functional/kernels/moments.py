@@ -8,16 +8,18 @@ In torch operations, the same are `measures.add_moments`, `add_shares` and `add_
 
 measure   sums of values, of squares and of norms, the largest magnitude, shares and octaves
 alive     which channels had a magnitude above a bound
-largest   the largest magnitude of several tensors
+largest   the largest magnitudes in the output and the arguments of a layer
 notes     what a Watchdog keeps of calls and gradients in compiled code
 
 The sums of a tensor come from several programs, in float64. Another kernel of one program adds them
 up in one order, and leaves them out if a value was not finite.
 """
 
+import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -25,10 +27,11 @@ import triton.language as tl
 from torch import Tensor
 
 from . import launch
-from .clip import UnitLayout, loss_scale, squares, tile_of, units_of
+from .clip import loss_scale, square_sum, squares, tile_of, units_of
 
 _SIZE = 4096  # elements in a step of a program
 _PROGRAMS = 256  # that measure a tensor, or fewer
+_OUTPUT, _GIVEN, _MASK = range(3)  # the roles of tensors in a call of a layer
 _PARTS = 4  # numbers of a program: sum, squares, largest magnitude, values that are not finite
 
 
@@ -56,9 +59,25 @@ class Places:
 
 
 @triton.jit
-def _is_due(state, training: tl.constexpr, calls_at, every, GATED: tl.constexpr):
-    """Whether the site is on and this call is measured; always, if there is no gate."""
-    if GATED:
+def _is_due(
+    state,
+    training: tl.constexpr,
+    calls_at,
+    every,
+    GATED: tl.constexpr,
+    PLANNED: tl.constexpr = False,
+):
+    """Whether the site is on and this call is measured; always, if there is no gate.
+
+    With PLANNED, `every` is the place of the distance of measured calls in the state; see
+    `measures.is_planned`.
+    """
+    if PLANNED:
+        turn = tl.load(state + calls_at).to(tl.int64) + 1
+        distance = tl.maximum(tl.load(state + every).to(tl.int64), 1)
+        chosen = ((turn & (turn - 1)) == 0) | (turn % distance == 0)
+        due = chosen & (tl.load(state + training) > 0)
+    elif GATED:
         calls = tl.load(state + calls_at).to(tl.int64)
         due = (calls % every == 0) & (tl.load(state + training) > 0)
     else:
@@ -255,6 +274,7 @@ def _alive_kernel(
     x_column,
     TRAINING: tl.constexpr,
     GATED: tl.constexpr,
+    PLANNED: tl.constexpr,
     UNITS: tl.constexpr,
     COLUMNS: tl.constexpr,
     BIG: tl.constexpr,
@@ -268,37 +288,36 @@ def _alive_kernel(
     inside = unit < units
     known = tl.load(flags + unit, mask=inside, other=1)
     wanted = tl.min(known.to(tl.int32), axis=0) == 0  # a living channel stays alive
-    if wanted & _is_due(state, TRAINING, calls_at, every, GATED):
+    if wanted & _is_due(state, TRAINING, calls_at, every, GATED, PLANNED):
+        most = tl.full([], zero, tl.float32)  # inductor passes numbers as float64
         found = tl.zeros([UNITS], dtype=tl.int32)
         for step in range(split, outer * n_columns, splits):
             place, column = tile_of(step, n_columns, COLUMNS, BIG)
             exists = inside[:, None] & (column < columns)[None, :]
             at = (unit * x_unit + place * x_outer)[:, None] + column[None, :] * x_column
             value = tl.load(x + at, mask=exists, other=0.0).to(tl.float32)
-            lives = exists & ((tl.abs(value) <= zero) == 0)  # true for NaN
+            lives = exists & ((tl.abs(value) <= most) == 0)  # true for NaN
             found = tl.maximum(found, tl.max(lives.to(tl.int32), axis=1))
         tl.store(flags + unit, found.to(tl.int8), mask=inside & (found > 0))
 
 
 @triton.jit
-def _largest_kernel(
+def _largest_of(
     x,
-    found,
+    program,
     outer,
     columns,
     programs,
     n_columns,
     x_outer,
     x_column,
-    MAGNITUDES: tl.constexpr,
     SIZE: tl.constexpr,
     BIG: tl.constexpr,
 ):
-    """The largest positive value, as the bits of a float64; Inf if a value is NaN.
+    """The largest magnitude and the largest positive value that a program reads.
 
-    With MAGNITUDES, the largest magnitude stands before it.
+    Both are Inf if a value is NaN.
     """
-    program = tl.program_id(0)
     largest = tl.full([], 0.0, tl.float64)
     positive = tl.full([], 0.0, tl.float64)
     for step in range(program, outer * n_columns, programs):
@@ -309,19 +328,115 @@ def _largest_kernel(
         known = tl.where(wide != wide, float("inf"), wide)
         positive = tl.maximum(positive, tl.max(tl.maximum(known, 0.0), axis=0).to(tl.float64))
         largest = tl.maximum(largest, tl.max(tl.abs(known), axis=0).to(tl.float64))
-    if MAGNITUDES:
-        tl.atomic_max(found, largest.to(tl.int64, bitcast=True))
-        tl.atomic_max(found + 1, positive.to(tl.int64, bitcast=True))
+    return largest, positive
+
+
+@triton.jit
+def _keep_largest(found, largest, positive, ROLE: tl.constexpr):
+    """Keep what a program has found: see `largest_of_call`."""
+    if ROLE == 0:
+        tl.atomic_max(found, largest)
+        tl.atomic_max(found + 1, positive)
+    elif ROLE == 1:
+        tl.atomic_max(found + 2, largest)
     else:
-        tl.atomic_max(found, positive.to(tl.int64, bitcast=True))
+        tl.atomic_max(found + 2, positive)
+
+
+@triton.jit
+def _largest_kernel(
+    x,
+    y,
+    found,
+    state,
+    turn_at,
+    distance_at,
+    x_outer_places,
+    x_columns,
+    x_programs,
+    x_steps,
+    x_outer,
+    x_column,
+    y_outer_places,
+    y_columns,
+    y_programs,
+    y_steps,
+    y_outer,
+    y_column,
+    TRAINING: tl.constexpr,
+    PLANNED: tl.constexpr,
+    X_ROLE: tl.constexpr,
+    Y_ROLE: tl.constexpr,
+    X_SIZE: tl.constexpr,
+    Y_SIZE: tl.constexpr,
+    BIG: tl.constexpr,
+):
+    """The largest values of two tensors, each of which has a role; the second may be left out."""
+    program = tl.program_id(0)
+    if _is_due(state, TRAINING, turn_at, distance_at, PLANNED, PLANNED):
+        if program < x_programs:
+            largest, positive = _largest_of(
+                x,
+                program,
+                x_outer_places,
+                x_columns,
+                x_programs,
+                x_steps,
+                x_outer,
+                x_column,
+                X_SIZE,
+                BIG,
+            )
+            _keep_largest(found, largest, positive, X_ROLE)
+        else:
+            largest, positive = _largest_of(
+                y,
+                program - x_programs,
+                y_outer_places,
+                y_columns,
+                y_programs,
+                y_steps,
+                y_outer,
+                y_column,
+                Y_SIZE,
+                BIG,
+            )
+            _keep_largest(found, largest, positive, Y_ROLE)
+
+
+@triton.jit
+def _square_kernel(
+    x,
+    square,
+    state,
+    turn_at,
+    distance_at,
+    outer,
+    columns,
+    programs,
+    n_columns,
+    x_outer,
+    x_column,
+    TRAINING: tl.constexpr,
+    SIZE: tl.constexpr,
+    BIG: tl.constexpr,
+):
+    """Add up the squares of a gradient in compiled code, where it is measured."""
+    program = tl.program_id(0)
+    if _is_due(state, TRAINING, turn_at, distance_at, True, True):
+        total = tl.zeros([1], dtype=tl.float64)
+        for step in range(program, outer * n_columns, programs):
+            place, column = tile_of(step, n_columns, SIZE, BIG)
+            exists = column < columns
+            value = tl.load(x + place * x_outer + column * x_column, mask=exists, other=0.0)
+            total += square_sum(value.to(tl.float32)[None, :])
+        tl.atomic_add(square + tl.arange(0, 1), total)
 
 
 @triton.jit
 def _note_call_kernel(
     state,
-    largest,
-    given,
-    positive,
+    found,
     near,
     counted_at,
     off_at,
@@ -331,23 +446,32 @@ def _note_call_kernel(
     first_made_at,
     first_worse_at,
     near_at,
+    measured_at,
+    turn_at,
+    distance_at,
     TRAINING: tl.constexpr,
     HAS_NEAR: tl.constexpr,
 ):
-    """Add a call to what a Watchdog keeps in compiled code."""
+    """Add a call to what a Watchdog keeps in compiled code, and begin the found numbers anew."""
+    due = _is_due(state, TRAINING, turn_at, distance_at, True, True)
     calls = tl.load(state + calls_at)
     bad_calls = tl.load(state + bad_calls_at)
     first_bad = tl.load(state + first_bad_at)
     first_made = tl.load(state + first_made_at)
     first_worse = tl.load(state + first_worse_at)
     near_before = tl.load(state + near_at)
+    measured = tl.load(state + measured_at)
+    turn = tl.load(state + turn_at)
     infinite = float("inf")
-    bad = (tl.load(largest) < infinite) == 0
-    made = bad & (tl.load(given) < infinite)
-    worse = (tl.load(positive) < infinite) == 0
+    bad = (tl.load(found) < infinite) == 0
+    worse = (tl.load(found + 1) < infinite) == 0
+    made = bad & (tl.load(found + 2) < infinite)
     on = _begin_call(state, TRAINING, counted_at, off_at, True)
     if on:
         tl.store(state + calls_at, calls + 1)
+        tl.store(state + turn_at, turn + 1)
+    if due:
+        tl.store(state + measured_at, measured + 1)
         if bad:
             tl.store(state + bad_calls_at, bad_calls + 1)
             tl.store(state + first_bad_at, tl.minimum(first_bad, calls))
@@ -357,6 +481,10 @@ def _note_call_kernel(
             tl.store(state + first_worse_at, tl.minimum(first_worse, calls))
         if HAS_NEAR:
             tl.store(state + near_at, near_before + tl.load(near).to(tl.float64))
+        zero = tl.full([], 0.0, tl.float64)
+        tl.store(found, zero)
+        tl.store(found + 1, zero)
+        tl.store(found + 2, zero)
 
 
 @triton.jit
@@ -364,14 +492,20 @@ def _note_gradient_kernel(
     state,
     square,
     scale,
+    seen_at,
     gradients_at,
     norm_at,
     first_bad_at,
+    turn_at,
+    distance_at,
     TRAINING: tl.constexpr,
     SCALE_ON_DEVICE: tl.constexpr,
 ):
-    """Add a gradient to what a Watchdog keeps in compiled code."""
+    """Add a gradient to what a Watchdog keeps in compiled code, and begin its square anew."""
+    due = _is_due(state, TRAINING, turn_at, distance_at, True, True)
     on = tl.load(state + TRAINING)
+    seen = tl.load(state + seen_at)
+    turn = tl.load(state + turn_at)
     gradients = tl.load(state + gradients_at)
     norms = tl.load(state + norm_at)
     first_bad = tl.load(state + first_bad_at)
@@ -379,11 +513,15 @@ def _note_gradient_kernel(
     finite = norm < float("inf")
     tl.debug_barrier()  # all threads have read before one writes
     if on > 0:
+        tl.store(state + seen_at, seen + 1)
+        tl.store(state + turn_at, turn + 1)
+    if due:
         tl.store(state + gradients_at, gradients + 1)
+        tl.store(square, tl.full([], 0.0, tl.float64))
         if finite:
             tl.store(state + norm_at, norms + norm)
         else:
-            tl.store(state + first_bad_at, tl.minimum(first_bad, gradients))
+            tl.store(state + first_bad_at, tl.minimum(first_bad, seen))
 
 
 @dataclass(frozen=True)
@@ -396,6 +534,8 @@ class Gate:
         counts: whether it is a call of the layer, and not a gradient.
         calls: where the number of calls stands in which the site was on.
         every: each n-th of these is measured.
+        planned: whether a Watchdog plans the calls. Then `calls` and `every` are the places of the
+            number of calls since the beginning, and of the distance of measured ones.
     """
 
     state: Tensor
@@ -403,43 +543,47 @@ class Gate:
     counts: bool
     calls: int
     every: int = 1
+    planned: bool = False
 
 
-@dataclass(frozen=True)
-class _OneUnit:
-    """A tensor, or a copy of it, that several programs read as one unit."""
+class _Steps(NamedTuple):
+    """How several programs read a tensor as one unit.
 
-    x: Tensor
-    layout: UnitLayout
+    Attributes:
+        programs: how many programs read the tensor.
+        size: the number of columns that a program reads at once.
+        places: the numbers of `_measure_kernel` and `_largest_kernel` that tell where.
+    """
 
-    @classmethod
-    def of(cls, x: Tensor) -> "_OneUnit":
-        layout = units_of(tuple(x.shape), x.stride(), None)
-        if layout is None:
-            x = x.contiguous()
-            layout = units_of(tuple(x.shape), x.stride(), None)
-            assert layout is not None  # a contiguous tensor is one row
-        return cls(x, layout)
+    programs: int
+    size: int
+    places: tuple[int, int, int, int, int, int]
 
-    @property
-    def programs(self) -> int:
-        """How many programs read the tensor."""
-        if not self.x.numel():
-            return 0
-        return min(_PROGRAMS, self.layout.outer * launch.parts(self.layout.columns, _SIZE))
 
-    @property
-    def size(self) -> int:
-        """The number of columns that a program reads at once."""
-        return min(_SIZE, launch.power_of_two(self.layout.columns))
+@functools.lru_cache(maxsize=4096)
+def _steps_of(shape: tuple[int, ...], strides: tuple[int, ...]) -> _Steps | None:
+    """How a tensor is read; None if it must be copied first."""
+    layout = units_of(shape, strides, None)
+    if layout is None:
+        return None
+    size = min(_SIZE, launch.power_of_two(layout.columns))
+    steps = launch.parts(layout.columns, size)
+    programs = 0
+    if math.prod(shape):
+        programs = min(_PROGRAMS, layout.outer * launch.parts(layout.columns, _SIZE))
+    _, outer_stride, column_stride = layout.strides
+    places = layout.outer, layout.columns, programs, steps, outer_stride, column_stride
+    return _Steps(programs, size, places)
 
-    @property
-    def places(self) -> tuple[int, int, int, int, int, int]:
-        """Where a program reads: the numbers of `_measure_kernel` and `_largest_kernel`."""
-        layout = self.layout
-        _, outer_stride, column_stride = layout.strides
-        steps = launch.parts(layout.columns, self.size)
-        return layout.outer, layout.columns, self.programs, steps, outer_stride, column_stride
+
+def _one_unit(x: Tensor) -> tuple[Tensor, _Steps]:
+    """A tensor, or a copy of it, that several programs read as one unit, and how they read it."""
+    steps = _steps_of(tuple(x.shape), x.stride())
+    if steps is None:
+        x = x.contiguous()
+        steps = _steps_of(tuple(x.shape), x.stride())
+        assert steps is not None  # a contiguous tensor is one row
+    return x, steps
 
 
 def measure(
@@ -465,8 +609,7 @@ def measure(
     first, last = exponents
     bins = last - first + 2
     width = launch.power_of_two(bins + 3)
-    unit = _OneUnit.of(x)
-    x = unit.x
+    x, unit = _one_unit(x)
     programs = unit.programs
     rows = max(programs, 1)
     parts = torch.empty(rows * _PARTS, dtype=torch.float64, device=x.device)
@@ -546,7 +689,7 @@ def alive(x: Tensor, flags: Tensor, zero: float, gate: Gate | None = None) -> No
         launch.parts(read.units, read.together) * read.splits if x.numel() else 0,
         x.device,
         x,
-        flags.view(torch.int8),
+        flags if launch.is_traced() else flags.view(torch.int8),  # inductor has no such view
         flags if gate is None else gate.state,
         0 if gate is None else gate.calls,
         1 if gate is None else gate.every,
@@ -559,35 +702,56 @@ def alive(x: Tensor, flags: Tensor, zero: float, gate: Gate | None = None) -> No
         *read.strides,
         TRAINING=int(gate is not None and gate.training),
         GATED=gate is not None,
+        PLANNED=gate is not None and gate.planned,
         UNITS=read.together,
         COLUMNS=read.step,
         BIG=launch.is_big(0, x),
     )
 
 
-def largest_of(tensors: Sequence[Tensor], masks: Sequence[Tensor] = ()) -> tuple[Tensor, Tensor]:
-    """The largest magnitude and the largest positive value of tensors, in float64.
+def largest_of_call(
+    outputs: Sequence[Tensor], given: Sequence[Tensor], found: Tensor, gate: Gate | None = None
+) -> None:
+    """Find three numbers of a call of a layer, in float64: one kernel for each two tensors.
 
-    Of masks, only the positive values count, as magnitudes. Both are Inf if a value is NaN. Each
-    tensor takes a kernel; at least one tensor is needed.
+    They are the largest magnitude and the largest positive value in the outputs, and the largest
+    magnitude in the arguments. Of the arguments after the first one, which may be masks of
+    attention, only positive values count. A number is Inf if a value is NaN.
+
+    Args:
+        outputs: the floating-point tensors in the output.
+        given: those among the arguments.
+        found: the numbers, which are 0 before.
+        gate: in compiled code, whether the call is measured.
     """
-    device = (*tensors, *masks)[0].device
-    found = launch.zeros(device, 2)
-    for place, x in enumerate((*tensors, *masks)):
-        unit = _OneUnit.of(x)
+    roles = [*((x, _OUTPUT) for x in outputs), *((x, _GIVEN) for x in given[:1])]
+    roles += [(x, _MASK) for x in given[1:]]
+    parts = [(*_one_unit(x), role) for x, role in roles if x.numel()]
+    for first in range(0, len(parts), 2):
+        pair = parts[first : first + 2]
+        x, of_x, role_of_x = pair[0]
+        y, of_y, role_of_y = pair[-1]
+        is_alone = len(pair) == 1
         launch.start(
             _largest_kernel,
-            unit.programs,
-            device,
-            unit.x,
+            of_x.programs + (0 if is_alone else of_y.programs),
+            found.device,
+            x,
+            y,
             found,
-            *unit.places,
-            MAGNITUDES=place < len(tensors),
-            SIZE=unit.size,
-            BIG=launch.is_big(0, unit.x),
+            found if gate is None else gate.state,
+            0 if gate is None else gate.calls,
+            0 if gate is None else gate.every,
+            *of_x.places,
+            *of_y.places,
+            TRAINING=int(gate is not None and gate.training),
+            PLANNED=gate is not None,
+            X_ROLE=role_of_x,
+            Y_ROLE=role_of_y,
+            X_SIZE=of_x.size,
+            Y_SIZE=of_y.size,
+            BIG=launch.is_big(0, x, y),
         )
-    largest, positive = found.view(torch.float64).unbind()
-    return largest, positive
 
 
 def square_of(x: Tensor, scale: float | Tensor = 1.0) -> Tensor:
@@ -595,54 +759,69 @@ def square_of(x: Tensor, scale: float | Tensor = 1.0) -> Tensor:
     return squares(x, add=True, scale=scale).view(())
 
 
-def note_call(
-    gate: Gate, largest: Tensor, given: Tensor, positive: Tensor, near: Tensor | None, at: Any
-) -> None:
+def note_call(gate: Gate, found: Tensor, near: Tensor | None, at: Any) -> None:
     """Add a call to the state of a Watchdog in compiled code.
 
     Args:
         gate: the state.
-        largest: the largest magnitude in the output.
-        given: that in the arguments.
-        positive: the largest positive value in the output.
+        found: of `largest_of_call`.
         near: the share of values near their bounds; None without.
         at: where the numbers stand: calls of the layer in this mode, calls while switched off,
-            measured calls, calls with NaN or Inf, the first of these, the first of these with a
-            finite input, the first with NaN or +Inf, and shares near bounds.
+            calls while switched on, measured ones with NaN or Inf, the first of these, the first of
+            these with a finite input, the first with NaN or +Inf, shares near bounds, and all
+            measured ones.
     """
     launch.start(
         _note_call_kernel,
         1,
         gate.state.device,
         gate.state,
-        largest,
-        given,
-        positive,
-        largest if near is None else near,
+        found,
+        found if near is None else near,
         *at,
+        gate.calls,
+        gate.every,
         TRAINING=int(gate.training),
         HAS_NEAR=near is not None,
     )
 
 
-def note_gradient(gate: Gate, square: Tensor, scale: float | Tensor, at: Any) -> None:
-    """Add a gradient to the state of a Watchdog in compiled code.
+def note_gradient(gate: Gate, grad: Tensor, square: Tensor, scale: Tensor | None, at: Any) -> None:
+    """Add a gradient to the state of a Watchdog in compiled code: two kernels.
 
     Args:
         gate: the state.
-        square: of `square_of`.
-        scale: the factor of the loss, by which the norm is divided.
-        at: where the numbers stand: gradients, the sum of their norms, and the first one with NaN
-            or Inf.
+        grad: the gradient.
+        square: where its squares are added up; 0 before and after.
+        scale: the factor of the loss, by which the norm is divided; None is 1.
+        at: where the numbers stand: gradients, measured ones, the sum of their norms, and the first
+            one with NaN or Inf.
     """
+    grad, unit = _one_unit(grad)
+    launch.start(
+        _square_kernel,
+        unit.programs,
+        grad.device,
+        grad,
+        square,
+        gate.state,
+        gate.calls,
+        gate.every,
+        *unit.places,
+        TRAINING=int(gate.training),
+        SIZE=unit.size,
+        BIG=launch.is_big(0, grad),
+    )
     launch.start(
         _note_gradient_kernel,
         1,
         gate.state.device,
         gate.state,
         square,
-        scale,
+        1.0 if scale is None else scale,
         *at,
+        gate.calls,
+        gate.every,
         TRAINING=int(gate.training),
-        SCALE_ON_DEVICE=isinstance(scale, Tensor),
+        SCALE_ON_DEVICE=scale is not None,
     )

@@ -7,6 +7,9 @@ In torch operations, the same are `masks.bernoulli` and `masks.Mask.drop`.
 
 Elements are drawn from a seed, of which the backward draws the same again. Units are drawn once: a
 byte for each unit tells if it is kept.
+
+An element is dropped if a random number of 16 bits is below p * 2^16, which is rounded so that the
+rate is exact; a random draw has eight of them.
 """
 
 import functools
@@ -22,7 +25,40 @@ from ..masks import Mask
 from . import launch
 from .blocks import key_of, limit_of, random_bits
 
-_ELEMENTS = 1024  # four times as many are dropped by each program
+_STRIPS = 512  # of a program, with two times 4 elements each
+
+
+@triton.jit
+def _limit_of_halves(p, a, b, c, d):
+    """How many of the 2^16 values of a half are dropped, for the halves of four random numbers.
+
+    It is rounded up with the chance that makes the rate exact, to 2^-48. What decides is the
+    exclusive or of the four numbers, of which any two halves are independent. So the events that
+    two elements are dropped have a covariance of at most 2^-34.
+    """
+    scaled = tl.full([], p, tl.float32) * 65536.0
+    whole = scaled.to(tl.int32)
+    rest = ((scaled - whole.to(tl.float32)) * 4294967296.0).to(tl.int64).to(tl.uint32)
+    return whole + ((a ^ b ^ c ^ d) < rest).to(tl.int32)
+
+
+@triton.jit
+def _dropped_halves(first, second, limit):
+    """Four bits for the halves of two random numbers: whether they are below a limit."""
+    bits = ((first & 0xFFFF).to(tl.int32) < limit).to(tl.int32)
+    bits |= ((first >> 16).to(tl.int32) < limit).to(tl.int32) << 1
+    bits |= ((second & 0xFFFF).to(tl.int32) < limit).to(tl.int32) << 2
+    bits |= ((second >> 16).to(tl.int32) < limit).to(tl.int32) << 3
+    return bits
+
+
+@triton.jit
+def _number_of_four(bits, places):
+    """How many of four bits are set, of which only the first ones have a place."""
+    existing = tl.minimum(tl.maximum(places, 0), 4).to(tl.int32)
+    bits = bits & ((1 << existing) - 1)
+    pairs = bits - ((bits >> 1) & 5)
+    return (pairs & 3) + (pairs >> 2)
 
 
 @triton.jit(do_not_specialize=["seed"])
@@ -40,30 +76,34 @@ def _drop_elements_kernel(
     SIZE: tl.constexpr,
     BIG: tl.constexpr,
 ):
-    """Drop elements, in the order of the memory; each random draw has numbers for four of them."""
+    """Drop elements, in the order of the memory; each random draw has numbers for eight of them."""
     key = key_of(seed, SEED_ON_DEVICE)
-    limit = limit_of(tl.full([], p, tl.float32), key)
     program = tl.program_id(0)
     if BIG:
         program = program.to(tl.int64)
-    step = tl.arange(0, SIZE)
-    a, b, c, d = random_bits(key, program * SIZE + step)
+    strip = tl.arange(0, SIZE)
+    counter = (program * SIZE + strip).to(tl.int64)
+    low = (counter & 0xFFFFFFFF).to(tl.uint32)
+    high = (counter >> 32).to(tl.uint32)
+    zero = low * 0
+    a, b, c, d = tl.philox(key, low, high, zero, zero, n_rounds=7)
+    limit = _limit_of_halves(p, a, b, c, d)
+
+    step = tl.arange(0, 4)[None, :]
     number = tl.zeros([SIZE], dtype=tl.int32)
-    for part in tl.static_range(4):
+    for part in tl.static_range(2):
         if part == 0:
-            drawn = a
-        elif part == 1:
-            drawn = b
-        elif part == 2:
-            drawn = c
+            bits = _dropped_halves(a, b, limit)
         else:
-            drawn = d
-        place = program * (4 * SIZE) + part * SIZE + step
+            bits = _dropped_halves(c, d, limit)
+        drops = ((bits[:, None] >> step) & 1) != 0
+        first = program * (8 * SIZE) + part * (4 * SIZE)
+        place = first + strip[:, None] * 4 + step
         exists = place < n_elements
-        keeps = exists & (drawn >= limit)
-        value = tl.load(x + place, mask=keeps, other=0.0).to(WIDE) * tl.full([], factor, WIDE)
-        tl.store(y + place, value.to(y.dtype.element_ty), mask=exists)
-        number += (exists & (drawn < limit)).to(tl.int32)
+        value = tl.load(x + place, mask=exists, other=0.0).to(WIDE) * tl.full([], factor, WIDE)
+        result = tl.where(drops, 0.0, value)
+        tl.store(y + place, result.to(y.dtype.element_ty), mask=exists)
+        number += _number_of_four(bits, n_elements - (first + strip * 4))
     if COUNTS:
         tl.atomic_add(dropped, tl.sum(number, axis=0).to(tl.int64))
 
@@ -125,13 +165,17 @@ def _apply_units_kernel(
     place = row // inner
     within = row % inner
     exists = (row < n_rows)[:, None] & (column < columns)[None, :]
-    if LAST:
+    if LAST:  # a mask that differs from place to place would split a load of 16 bytes
         unit = place[:, None] * columns + column[None, :]
         keeps = tl.load(kept + unit, mask=exists, other=0) != 0
+        loaded = exists
     else:
         keeps = (tl.load(kept + row, mask=row < n_rows, other=0) != 0)[:, None] & exists
+        loaded = keeps
     of_x = (place * x_outer + within * x_inner)[:, None] + column[None, :] * x_column
-    value = tl.load(x + of_x, mask=keeps, other=0.0).to(WIDE) * tl.full([], factor, WIDE)
+    value = tl.load(x + of_x, mask=loaded, other=0.0).to(WIDE) * tl.full([], factor, WIDE)
+    if LAST:
+        value = tl.where(keeps, value, 0.0)
     of_y = (place * y_outer + within * y_inner)[:, None] + column[None, :] * y_column
     tl.store(y + of_y, value.to(y.dtype.element_ty), mask=exists)
 
@@ -166,7 +210,7 @@ class Elements:
             x = torch.empty_like(y).copy_(x)
         launch.start(
             _drop_elements_kernel,
-            launch.parts(x.numel(), 4 * _ELEMENTS),
+            launch.parts(x.numel(), 8 * _STRIPS),
             x.device,
             x,
             y,
@@ -178,7 +222,7 @@ class Elements:
             SEED_ON_DEVICE=isinstance(self.seed, Tensor),
             COUNTS=is_forward,
             WIDE=launch.wide(x),
-            SIZE=_ELEMENTS,
+            SIZE=_STRIPS,
             BIG=launch.is_big(x.numel()),
         )
         return y

@@ -1,0 +1,65 @@
+"""The history of an attachment, with the epoch that has not ended."""
+
+import math
+from collections.abc import Sequence
+
+from torch import nn
+
+from ..diagnosis.now import find_before_step
+from ..findings import Finding
+from ..sites.counter import Snapshot
+from ..sites.history import History, mean_rates
+from ..sites.hooks import SiteHook
+from ..sites.run import Run
+
+
+def history_of(base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> History:
+    """Return the rows of all epochs, which waits for the device."""
+    run.take_counts()
+    rows = run.history.rows()
+    windows = _open_windows(run)
+    if run.installed and _is_trained(windows):
+        epoch = math.floor(run.epoch)
+        faults = _faults_now(base, run, hooks)
+        rows += run.history.open_rows(epoch, run.sites, windows, faults)
+    return History(rows)
+
+
+def close_last(base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> None:
+    """Add the rows of the present epoch, because no step will end it."""
+    run.take_counts()
+    windows = _open_windows(run)
+    if not _is_trained(windows):
+        return
+
+    faults = _faults_now(base, run, hooks)
+    epoch = math.floor(run.epoch)
+    run.history.note_findings(faults)
+    run.history.note_end(epoch, run.sites)
+    run.history.close(run.sites, windows)
+
+
+def rates_now(run: Run) -> tuple[float, float] | None:
+    """Return the mean nominal and realized rate of the sites that drop, as a report shows them.
+
+    None if no element has passed them. This waits for the device.
+    """
+    run.take_counts()
+    shown = [site.tally.shown() for site in run.sites]
+    return mean_rates(run.sites, shown)
+
+
+def _open_windows(run: Run) -> list[Snapshot]:
+    """Return what was counted for each site since the last window closed."""
+    return [site.tally.window() for site in run.sites]
+
+
+def _is_trained(windows: Sequence[Snapshot]) -> bool:
+    """Return whether a site had a call in training mode, or a gradient."""
+    return any(window.trained or window.active for window in windows)
+
+
+def _faults_now(base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> list[Finding]:
+    """Find the faults that would be reported if the present epoch ended now."""
+    next_epoch = math.floor(run.epoch) + 1
+    return find_before_step(next_epoch, base, run, hooks)

@@ -1,0 +1,172 @@
+"""Several passes of `sample` in one batch, where the rows of axis 0 do not influence each other."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .._torch import tree_leaves, tree_map_only
+from ..attach import attachments
+from ..compiling import as_written
+from ..regularizers.base import Regularizer
+from ..regularizers.clamp_activation import ClampActivation
+from ..regularizers.dropout import (
+    DropBlock1d,
+    DropBlock2d,
+    DropBlock3d,
+    Dropout,
+    Dropout1d,
+    Dropout2d,
+    Dropout3d,
+    DropPath,
+    GaussianDropout,
+    GaussianNoise,
+    StochasticDepth,
+)
+from ..regularizers.foreign import Retune
+from ..regularizers.neftune import NEFTune
+from ..selectors.wrappers import unwrap
+from ..sites.seeds import Seeds
+from ..sites.site import LiveSite
+from .once import main_tensor
+
+_BY_ROW = (
+    ClampActivation,
+    Dropout,
+    Dropout1d,
+    Dropout2d,
+    Dropout3d,
+    DropPath,
+    GaussianDropout,
+    GaussianNoise,
+    NEFTune,
+)
+"""The classes that treat each row of axis 0 by itself."""
+_DROP_BLOCKS = (DropBlock1d, DropBlock2d, DropBlock3d)
+_BATCH_NORMS = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm
+_CURE = "leave batched=True out"
+
+
+def in_one_batch(
+    model: nn.Module,
+    arguments: tuple[tuple[Any, ...], dict[str, Any]],
+    n: int,
+    target: Callable[[Any], Any] | None,
+) -> Tensor:
+    """Run a model once, on n copies of its arguments; return the outputs on a new first axis.
+
+    RuntimeError if rows of axis 0 may influence each other, ValueError if the lengths do not fit.
+    """
+    bare = unwrap(model)
+    sites = [site for attached in attachments(bare) for site in attached._sites]
+    acting = [site for site in sites if _changes_activations(site)]
+    for site in acting:
+        reason = _why_together(site.regularizer)
+        if reason is not None:
+            raise RuntimeError(f"{site.key} {reason}, so the passes would not be apart: {_CURE}")
+    _check_modules(bare)
+
+    rows = _rows_of(arguments)
+    args, kwargs = tree_map_only(Tensor, lambda x: _repeated(x, n), arguments)
+    lengths = Lengths()
+    with as_written(), _noting(lengths, acting):
+        output = main_tensor(model(*args, **kwargs), target)
+
+    lengths.check(n * rows)
+    if not output.ndim or len(output) != n * rows:
+        raise ValueError(
+            f"the output must have {n} x {rows} rows on axis 0, got shape {tuple(output.shape)}: "
+            f"{_CURE}"
+        )
+    return output.reshape(n, rows, *output.shape[1:])
+
+
+def _changes_activations(site: LiveSite) -> bool:
+    """Return whether a site changes activations in evaluation."""
+    is_observer = site.watch is not None
+    return site.acts(False) and not site.of_gradients and not is_observer and not site.idle
+
+
+def _rows_of(arguments: Any) -> int:
+    """Return the length of axis 0 of all tensors among the arguments."""
+    tensors = [x for x in tree_leaves(arguments) if isinstance(x, Tensor) and x.ndim]
+    lengths = {len(x) for x in tensors}
+    if len(lengths) != 1 or 0 in lengths:
+        shapes = [tuple(x.shape) for x in tensors]
+        raise ValueError(
+            "batched=True repeats axis 0 of all tensors, which must have the same length there, "
+            f"at least 1; got shapes {shapes}"
+        )
+    return lengths.pop()
+
+
+def _repeated(x: Tensor, n: int) -> Tensor:
+    """Return n copies of a tensor along axis 0."""
+    return torch.cat([x] * n) if x.ndim else x
+
+
+def _why_together(regularizer: Regularizer) -> str | None:
+    """Return why a regularizer may treat rows of axis 0 together; None if it does not."""
+    item = regularizer
+    if isinstance(item, Retune) and item.ours is not None:
+        item = item.ours
+    if type(item) in _BY_ROW:
+        return None
+
+    if type(item) in _DROP_BLOCKS:
+        is_joint = getattr(item, "normalize", None) == "batch"
+        return 'has normalize="batch", a factor of the whole batch' if is_joint else None
+    if type(item) is StochasticDepth:
+        is_joint = item.mode == "batch"
+        return 'has mode="batch", one decision for the whole batch' if is_joint else None
+    return "may treat the samples of a batch together"
+
+
+def _check_modules(model: nn.Module) -> None:
+    """Raise RuntimeError if a module mixes the rows of axis 0, although it is in evaluation."""
+    for name, module in model.named_modules():
+        layer = f"{type(module).__name__} '{name or '.'}'"
+        if isinstance(module, _BATCH_NORMS):
+            has_statistics = module.running_mean is not None
+            if module.training or not has_statistics:
+                raise RuntimeError(f"{layer} normalizes over the batch: {_CURE}")
+        if getattr(module, "batch_first", True) is False:
+            raise RuntimeError(
+                f"{layer} has batch_first=False, so axis 0 may not be the samples: {_CURE}"
+            )
+
+
+class Lengths(Seeds):
+    """Notes the length of axis 0 of the tensors at the sites, and draws as always."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._of_sites: dict[str, int] = {}
+
+    def seed_of(self, site: LiveSite, x: Tensor, recomputes: bool) -> int | None:
+        self._of_sites[site.key] = len(x) if x.ndim else 0
+        return None
+
+    def check(self, rows: int) -> None:
+        """Raise RuntimeError if a tensor had no row for each sample, so that samples shared one."""
+        for key, length in self._of_sites.items():
+            if not length or length % rows:
+                raise RuntimeError(
+                    f"{key} acts on a tensor of {length} rows on axis 0, for {rows} samples in the "
+                    f"batch, so passes would share a mask: {_CURE}"
+                )
+
+
+@contextmanager
+def _noting(lengths: Lengths, sites: Sequence[LiveSite]) -> Iterator[None]:
+    """Let the sites note their lengths within a ``with`` block."""
+    before = [(site.run, site.run.seeds) for site in sites]
+    try:
+        for run, _ in before:
+            run.seeds = lengths
+        yield
+    finally:
+        for run, seeds in before:
+            run.seeds = seeds

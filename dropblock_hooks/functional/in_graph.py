@@ -1,0 +1,88 @@
+"""Operators whose kernels become a part of the graph that torch.compile makes.
+
+An operator of ``torch.library`` is opaque: compiled code calls its Python at each step. On a GPU
+AOTAutograd traces into the operators that call `look_into`, as into those of
+``torch.library.triton_op``. Then inductor starts their kernels from the code that it writes.
+
+Where such an operator can't be traced, it stays opaque, and a warning tells the reason.
+"""
+
+import inspect
+import os
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import messages
+from .._torch import allowing_constants, analyze_kernels_once, look_into_operator
+from ..compiling import is_exporting
+from ..warn import warn
+from .kernels import launch
+
+SWITCH = "DROPBLOCK_HOOKS_IN_GRAPH"
+"""The environment variable that keeps all operators opaque if its value is 0."""
+enabled = os.environ.get(SWITCH) != "0"
+"""Whether operators are traced; a test or a comparison changes it."""
+CHANGED = ("state", "alive", "batches")
+"""The names of the arguments that operators change."""
+_told: set[str] = set()  # the operators of which a warning has told that they can't be traced
+
+
+def look_into(
+    name: str, run: Callable[..., Any], fits: Callable[..., bool], library: torch.library.Library
+) -> None:
+    """Have AOTAutograd trace into an operator on a GPU.
+
+    Args:
+        name: of the operator, without the namespace.
+        run: its implementation, which consists of torch operations and `launch.start`. It changes
+            no arguments but those with a name in `CHANGED`.
+        fits: tells from the arguments whether `run` can be traced.
+        library: that has defined the operator.
+    """
+
+    def rule(mode: Any, operator: Any, types: Any, args: Any, kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if enabled and not is_exporting() and fits(*args, **kwargs):
+            analyze_kernels_once(launch.is_ours)
+            given = {**dict(zip(names, args, strict=False)), **kwargs}
+            with mode, allowing_constants(), launch.tracing():
+                changed = [x for key, x in given.items() if key in CHANGED and x is not None]
+                before = [x.clone() for x in changed]  # the graph leaves out what is not used
+                try:
+                    return run(*args, **kwargs)
+                except Exception as error:  # of a compiler
+                    for x, value in zip(changed, before, strict=True):
+                        x.copy_(value)
+                    _tell(name, error)
+        return mode.__torch_dispatch__(operator, types, args, kwargs)
+
+    names = list(inspect.signature(run).parameters)
+    look_into_operator(f"dropblock_hooks::{name}", rule, library)
+
+
+def _tell(name: str, error: Exception) -> None:
+    """Warn, once for each operator, that it can't be traced."""
+    if name in _told:
+        return
+    _told.add(name)
+    reason = f"{type(error).__name__}: {str(error)[:500]}"
+    warn(messages.NOT_IN_GRAPH.format(operator=name, error=reason))
+
+
+def kernels_run(x: Tensor, *others: Tensor | None) -> bool:
+    """Whether kernels can be traced that read or change the first tensor, which is not empty."""
+    return launch.is_on(x.device, x.dtype) and x.numel() > 0 and are_static([x, *others])
+
+
+def are_static(tensors: Iterable[Tensor | None]) -> bool:
+    """Whether all tensors have sizes that a trace knows, so that they may be numbers of kernels."""
+    for x in tensors:
+        if x is None:
+            continue
+        sizes = (*x.shape, *x.stride(), x.storage_offset())
+        if not all(type(size) is int for size in sizes):
+            return False
+    return True

@@ -1,0 +1,423 @@
+"""The history of a training: what each site did in each epoch.
+
+`Attachment.step` adds the numbers of an epoch when its window closes. Counts on a device stay there
+as tensors, a few for all sites of an epoch, until somebody reads the history or saves the state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import chain
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..findings import Finding
+from ..functional.cells import LARGEST
+from ..tables import Columns, Table, counted
+from .counter import Snapshot
+
+MOST_ROWS = 20_000  # with more of them, every second epoch is forgotten
+FEWEST_EPOCHS = 64  # that are kept, however many sites there are
+MODEL = "."  # stands for the model in rows about no single site, as in `Finding.ids`
+
+
+@dataclass(frozen=True)
+class HistoryRow:
+    """What a site did in an epoch. The site ``"."`` has the findings about the whole model."""
+
+    epoch: int  # the whole part of the time
+    site: str  # its key
+    rate: float | None = None  # the main rate, or bound, when the epoch ended
+    expected_rate: float | None = None  # mean nominal rate over the elements, if it drops any
+    realized_rate: float | None = None  # share of the elements dropped or changed
+    calls: int = 0  # of the layer
+    active_calls: int = 0  # in which the regularizer acted; for gradients, the gradients it saw
+    mean_norm: float | None = None  # of the gradients before a bound
+    largest_norm: float | None = None
+    penalty: float | None = None  # mean value of a penalty, without its weight
+    findings: tuple[str, ...] = ()  # the kinds of the findings about it when the epoch ended
+
+
+def _cell(name: str) -> Any:
+    """Return the function that reads a cell of a table, which is empty for None."""
+
+    def read(row: HistoryRow) -> Any:
+        value = getattr(row, name)
+        return "" if value is None else value
+
+    return read
+
+
+_COLUMNS: Columns[HistoryRow] = {
+    "epoch": _cell("epoch"),
+    "site": _cell("site"),
+    "rate": _cell("rate"),
+    "expected": _cell("expected_rate"),
+    "realized": _cell("realized_rate"),
+    "calls": _cell("calls"),
+    "active": _cell("active_calls"),
+    "mean\nnorm": _cell("mean_norm"),
+    "largest\nnorm": _cell("largest_norm"),
+    "penalty": _cell("penalty"),
+    "findings": lambda row: ", ".join(row.findings),
+}
+
+
+class History(Table[HistoryRow]):
+    """The rows of a history, one for each epoch and site, oldest first; they print as a table."""
+
+    def __init__(self, rows: Sequence[HistoryRow]) -> None:
+        epochs = {row.epoch for row in rows}
+        super().__init__(rows, _COLUMNS, f"history of {counted(len(epochs), 'epoch')}")
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """The rows as dicts."""
+        return self.to_dict()
+
+
+class NormSums(NamedTuple):
+    """Sums over the norms of a site in an epoch."""
+
+    number: float = 0.0
+    total: float = 0.0
+    largest: float = 0.0
+
+    def plus(self, other: NormSums) -> NormSums:
+        """Add the norms of another part of the epoch."""
+        total = _rounded(self.total + other.total)
+        largest = max(self.largest, other.largest)
+        return NormSums(self.number + other.number, total, largest)
+
+
+def _rounded(total: float) -> float:
+    """Leave out the last digits of a sum, because they depend on where its counting began.
+
+    So a resumed training has the same history.
+    """
+    return float(f"{total:.10g}")
+
+
+class _Epoch:
+    """The rows of an epoch, some of whose numbers may still be on a device.
+
+    Args:
+        rows: the rows without these numbers; those of the sites come first.
+        windows: what was counted for each site, in the same order.
+        before: the norms that are not in these counts, by site.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[HistoryRow],
+        windows: Sequence[Snapshot] = (),
+        before: Mapping[str, NormSums] = MappingProxyType({}),
+    ) -> None:
+        self._rows = list(rows)
+        self._totals = [window.total for window in windows]
+        self._before = dict(before)
+        affected = {}
+        cells = {}
+        for place, window in enumerate(windows):
+            if isinstance(window.affected, Tensor):
+                affected[place] = window.affected
+            if window.cells is not None:
+                cells[place] = window.cells
+
+        with torch.no_grad():
+            self._affected = _by_device(affected)
+            self._norms = [(places, _summary(several)) for places, several in _by_device(cells)]
+
+    def read(self) -> list[HistoryRow]:
+        """Return the rows with all numbers, which waits for the device at the first time."""
+        for places, numbers in self._affected:
+            for place, number in zip(places, numbers.tolist(), strict=True):
+                share = number / self._totals[place] if self._totals[place] else None
+                self._rows[place] = replace(self._rows[place], realized_rate=share)
+        self._affected = []
+
+        sums = self._before
+        for places, numbers in self._norms:
+            for place, values in zip(places, numbers.tolist(), strict=True):
+                key = self._rows[place].site
+                sums[key] = NormSums(*values).plus(sums.get(key, NormSums()))
+        self._norms = []
+        self._before = {}
+        if sums:
+            self._rows = [_with_norms(row, sums.get(row.site, NormSums())) for row in self._rows]
+        return self._rows
+
+
+def _by_device(tensors: Mapping[int, Tensor]) -> list[tuple[list[int], Tensor]]:
+    """Stack tensors of one device and dtype; return their places with each stack."""
+    groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    for place, tensor in tensors.items():
+        group = tensor.device, tensor.dtype
+        groups.setdefault(group, []).append(place)
+
+    stacks = []
+    for places in groups.values():
+        stack = torch.stack([tensors[place] for place in places])
+        stacks.append((places, stack))
+    return stacks
+
+
+def _summary(cells: Tensor) -> Tensor:
+    """Return the number of norms, their sum and the largest one, of each histogram in a row."""
+    count = cells[:, 1:-LARGEST].sum(1)
+    return torch.stack([count, cells[:, 0], cells[:, -LARGEST]], dim=1)
+
+
+def _with_norms(row: HistoryRow, sums: NormSums) -> HistoryRow:
+    """Add norms to a row, or the mean of a penalty to a row that waits for one."""
+    if not sums.number:
+        return row
+    mean = sums.total / sums.number
+    if row.penalty is not None:
+        return replace(row, penalty=mean)
+    return replace(row, mean_norm=mean, largest_norm=sums.largest)
+
+
+class Ending(NamedTuple):
+    """What is known of an epoch before its window closes.
+
+    Attributes:
+        epoch: the epoch.
+        rates: the main rate of each site.
+        found: the kinds of the findings about each site.
+    """
+
+    epoch: int
+    rates: Sequence[float | None]
+    found: Mapping[str, Sequence[str]]
+
+
+class Recorder:
+    """Keeps the rows of the epochs that have ended, in the state of an attachment.
+
+    It keeps at most `MOST_ROWS` rows, but the rows of `FEWEST_EPOCHS` epochs in any case. If there
+    are more, it forgets every second epoch, and from then on it adds only every second one.
+    """
+
+    def __init__(self) -> None:
+        self._epochs: dict[int, _Epoch] = {}
+        self._every = 1  # of so many windows, one is kept
+        self._closed = 0  # the windows so far
+        self._begun: dict[str, tuple[int, int]] = {}  # calls, and active calls, before the window
+        self._found: dict[str, list[str]] = {}  # the kinds of the findings in the open window
+        self._norms: dict[str, NormSums] = {}  # of the open window, before a state was loaded
+        self._ending: Ending | None = None  # of the window that closes next
+
+    def __getstate__(self) -> dict[str, Any]:
+        self.rows()  # a file has numbers in place of tensors
+        return self.__dict__
+
+    def rows(self) -> list[HistoryRow]:
+        """Return the rows of the epochs that have ended, which waits for the device."""
+        return list(chain.from_iterable(epoch.read() for epoch in self._epochs.values()))
+
+    def note_findings(self, findings: Iterable[Finding]) -> None:
+        """Note what was found in the open window."""
+        self._found = _together(self._found, findings)
+
+    def note_end(self, epoch: int, sites: Sequence[Any]) -> None:
+        """Note the rates of an epoch before the time moves on."""
+        rates = [site.rate for site in sites]
+        self._ending = Ending(epoch, rates, self._found)
+
+    def close(self, sites: Sequence[Any], windows: Sequence[Snapshot]) -> None:
+        """Add the epoch whose end was noted. An epoch that comes again replaces the first one.
+
+        Args:
+            sites: the `LiveSite` of each site.
+            windows: what was counted for each.
+        """
+        ending = self._ending
+        if ending is None:
+            return
+        self._ending = None
+        ended = self._epoch_of(ending, sites, windows)
+        self._begun = {site.key: _calls_of(site) for site in sites}
+        self._norms = {}
+        self._found = {}
+        if ended is None:
+            return
+
+        self._closed += 1
+        if (self._closed - 1) % self._every:
+            return
+        self._epochs.pop(ending.epoch, None)
+        self._epochs[ending.epoch] = ended
+
+        most = max(FEWEST_EPOCHS, MOST_ROWS // max(1, len(sites)))
+        if len(self._epochs) > most:
+            self._epochs = dict(list(self._epochs.items())[::2])
+            self._every *= 2
+
+    def open_rows(
+        self,
+        epoch: int,
+        sites: Sequence[Any],
+        windows: Sequence[Snapshot],
+        findings: Sequence[Finding],
+    ) -> list[HistoryRow]:
+        """Return the rows of the open window, which waits for the device.
+
+        Args:
+            epoch: the epoch.
+            sites: the `LiveSite` of each site.
+            windows: what was counted for each.
+            findings: what is wrong besides what was noted.
+        """
+        rates = [site.rate for site in sites]
+        ending = Ending(epoch, rates, _together(self._found, findings))
+        now = self._epoch_of(ending, sites, windows)
+        return [] if now is None else now.read()
+
+    def _epoch_of(
+        self, ending: Ending, sites: Sequence[Any], windows: Sequence[Snapshot]
+    ) -> _Epoch | None:
+        """Make the rows of a window; None if nothing was called, and nothing found."""
+        found = ending.found
+        rows = []
+        for site, rate, window in zip(sites, ending.rates, windows, strict=True):
+            calls, active_calls = self._calls_in_window(site)
+            has_norms = window.cells is not None or site.key in self._norms
+            row = HistoryRow(
+                epoch=ending.epoch,
+                site=site.key,
+                rate=rate,
+                expected_rate=_expected_rate(site, window),
+                realized_rate=None if isinstance(window.affected, Tensor) else window.share(),
+                calls=calls,
+                active_calls=active_calls,
+                penalty=0.0 if has_norms and site.regularizer.penalizes else None,
+                findings=tuple(found.get(site.key, ())),
+            )
+            rows.append(row)
+
+        if MODEL in found:
+            rows.append(HistoryRow(ending.epoch, MODEL, findings=tuple(found[MODEL])))
+        if not any(row.calls or row.active_calls or row.findings for row in rows):
+            return None
+        return _Epoch(rows, windows, self._norms)
+
+    def _calls_in_window(self, site: Any) -> tuple[int, int]:
+        """Return the calls and the active calls of a site since the last window closed."""
+        calls, active_calls = _calls_of(site)
+        calls_before, active_before = self._begun.get(site.key, (0, 0))
+        return calls - calls_before, active_calls - active_before
+
+    def state_dict(self, sites: Sequence[Any]) -> dict[str, Any]:
+        """Return the history as plain numbers and text."""
+        begun = {site.key: list(self._begun.get(site.key, (0, 0))) for site in sites}
+        norms = {}
+        for site in sites:
+            norms_now = _sums_of(site.tally.window())
+            sums = norms_now.plus(self._norms.get(site.key, NormSums()))
+            if sums.number:
+                norms[site.key] = list(sums)
+
+        return {
+            "every": self._every,
+            "closed": self._closed,
+            "begun": begun,
+            "norms": norms,
+            "found": {key: list(kinds) for key, kinds in self._found.items()},
+            "rows": [_as_list(row) for row in self.rows()],
+        }
+
+    def load(self, saved: Recorder, sites: Sequence[Any]) -> None:
+        """Take over a history that was read from a state, whose counts the sites have by now."""
+        self._epochs = dict(saved._epochs)
+        self._every = saved._every
+        self._closed = saved._closed
+        self._begun = {site.key: _calls_of(site) for site in sites}
+        self._begun |= saved._begun
+        self._norms = dict(saved._norms)
+        self._found = dict(saved._found)
+
+
+def read_state(state: Mapping[str, Any]) -> Recorder:
+    """Make a history from the result of `Recorder.state_dict`; errors if it is damaged."""
+    recorder = Recorder()
+    recorder._every = max(1, int(state["every"]))
+    recorder._closed = int(state["closed"])
+    for key, (calls, active_calls) in state["begun"].items():
+        recorder._begun[str(key)] = int(calls), int(active_calls)
+
+    for key, sums in state["norms"].items():
+        recorder._norms[str(key)] = NormSums(*map(float, sums))
+    for key, kinds in state["found"].items():
+        recorder._found[str(key)] = list(map(str, kinds))
+
+    epochs: dict[int, list[HistoryRow]] = {}
+    for values in state["rows"]:
+        *numbers, kinds = values
+        row = replace(HistoryRow(*numbers), findings=tuple(kinds))
+        epochs.setdefault(row.epoch, []).append(row)
+    recorder._epochs = {epoch: _Epoch(rows) for epoch, rows in epochs.items()}
+    return recorder
+
+
+def _as_list(row: HistoryRow) -> list[Any]:
+    """Return the values of a row in the order of its fields."""
+    values = [getattr(row, field.name) for field in fields(row)]
+    *numbers, kinds = values
+    return [*numbers, list(kinds)]
+
+
+def _sums_of(window: Snapshot) -> NormSums:
+    """Return the sums over the norms of a window, which waits for the device."""
+    norms = window.norms
+    if norms.mean is None or norms.largest is None:
+        return NormSums()
+    return NormSums(norms.count, norms.mean * norms.count, norms.largest)
+
+
+def _calls_of(site: Any) -> tuple[int, int]:
+    """Return the calls of the layer, and those in which the site acted, since attaching."""
+    tally = site.tally
+    return tally.evaluated + tally.trained, tally.active
+
+
+def _expected_rate(site: Any, window: Snapshot) -> float | None:
+    """Return the mean nominal rate of a window; None for a site that drops no elements."""
+    regularizer = site.regularizer
+    drops = regularizer.unit is not None or regularizer.has_share
+    if site.of_gradients or not drops or not window.total:
+        return None
+    return _rounded(window.expected / window.total)
+
+
+def mean_rates(sites: Sequence[Any], windows: Sequence[Snapshot]) -> tuple[float, float] | None:
+    """Return the mean nominal and the mean realized rate of the sites that drop.
+
+    None if no element has passed one of them in these windows. This waits for the device.
+    """
+    nominal = []
+    realized = []
+    for site, window in zip(sites, windows, strict=True):
+        expected = _expected_rate(site, window)
+        if expected is not None:
+            nominal.append(expected)
+            realized.append(float(window.affected) / window.total)
+    if not nominal:
+        return None
+    return sum(nominal) / len(nominal), sum(realized) / len(realized)
+
+
+def _together(
+    found: Mapping[str, Sequence[str]], findings: Iterable[Finding]
+) -> dict[str, list[str]]:
+    """Return the kinds of findings about each site, with those of more findings, each kind once."""
+    kinds = {key: list(of_site) for key, of_site in found.items()}
+    for finding in findings:
+        for key in finding.sites or (MODEL,):
+            of_site = kinds.setdefault(key, [])
+            if finding.kind.value not in of_site:
+                of_site.append(finding.kind.value)
+    return kinds

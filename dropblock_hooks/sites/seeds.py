@@ -1,0 +1,125 @@
+"""Seeds of masks: random numbers that are drawn again.
+
+In a block of `Attachment.same_masks` each call of a site draws a number from torch's generator of
+the CPU. The number of its first call is the seed of the site in this block. Every call runs with
+generators that begin at this seed.
+
+A checkpoint restores the generator when it runs a forward again, maybe after the block. So this
+call draws the same number, by which its seed is found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+_SEEDS = 2**62
+_MOST_NOTED = 2**16  # calls that may be run again
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Seed the generators of the CPU and of a device within a ``with`` block."""
+    generators = [torch.default_generator]
+    if device.type not in ("cpu", "meta"):
+        of_devices: Any = torch.get_device_module(device).default_generators
+        generators.append(of_devices[device.index])
+    states = [generator.get_state() for generator in generators]
+
+    try:
+        for generator in generators:
+            generator.manual_seed(seed)
+        yield
+    finally:
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)
+
+
+class Drawn(NamedTuple):
+    """What the first call of a site in a block has drawn, and for which tensor."""
+
+    seed: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    strides: tuple[int, ...]
+    rates: dict[str, float]
+
+    @classmethod
+    def of(cls, seed: int, x: Tensor, rates: dict[str, float]) -> Drawn:
+        strides = torch.empty_like(x, device="meta").stride()
+        return cls(seed, tuple(x.shape), x.dtype, x.device, strides, rates)
+
+    def difference(self, other: Drawn) -> str:
+        """Describe the first difference to another call that changes the mask; or ``""``."""
+        for name in ("shape", "dtype", "device", "strides", "rates"):
+            first = getattr(self, name)
+            now = getattr(other, name)
+            if first != now:
+                return f"{name} {now}, and the first call in the block had {first}"
+        return ""
+
+
+class Seeds:
+    """The seeds of the sites of an attachment.
+
+    Attributes:
+        is_open: whether a block of `Attachment.same_masks` is open.
+    """
+
+    def __init__(self) -> None:
+        self.is_open = False
+        self._drawn: dict[int, Drawn] = {}  # in the open block, by the number of the site
+        self._noted: dict[tuple[int, int], int] = {}  # seeds, by site and the number of the call
+
+    @contextmanager
+    def block(self) -> Iterator[None]:
+        """Let each site draw one mask within a ``with`` block; a block inside begins anew."""
+        outside = self.is_open, self._drawn
+        self.is_open = True
+        self._drawn = {}
+        try:
+            yield
+        finally:
+            self.is_open, self._drawn = outside
+
+    def seed_of(self, site: Any, x: Tensor, recomputes: bool) -> int | None:
+        """Return the seed of a call; None if the call is not in a block.
+
+        A SiteError says that the mask of the first call in the block does not fit the tensor.
+        """
+        if recomputes:
+            return self._noted_seed(site)
+        if not self.is_open:
+            return None
+
+        number = _draw()
+        now = Drawn.of(number, x, site.values)
+        first = self._drawn.setdefault(site.order, now)
+        difference = first.difference(now)
+        if difference:
+            raise site.error(f"same_masks() has no mask for {difference}")
+
+        self._noted[site.order, number] = first.seed
+        if len(self._noted) > _MOST_NOTED:
+            oldest = next(iter(self._noted))
+            del self._noted[oldest]
+        return first.seed
+
+    def _noted_seed(self, site: Any) -> int | None:
+        """Return the seed of a call that is run again, and draw the number that it has drawn."""
+        if not self._noted:
+            return None
+        before = torch.default_generator.get_state()
+        seed = self._noted.get((site.order, _draw()))
+        if seed is None:
+            torch.default_generator.set_state(before)
+        return seed
+
+
+def _draw() -> int:
+    return int(torch.randint(_SEEDS, (), device="cpu"))
