@@ -88,10 +88,12 @@ class Seeds:
             self.is_open, self._drawn = outside
 
     def seed_of(self, site: Any, x: Tensor, recomputes: bool) -> int | None:
-        """Return the seed of a call; None if the call is not in a block.
+        """Return the seed of a call; None if it draws nothing, or is not in a block.
 
         A SiteError says that the mask of the first call in the block does not fit the tensor.
         """
+        if not site.draws:
+            return None
         if recomputes:
             return self._noted_seed(site)
         if not self.is_open:

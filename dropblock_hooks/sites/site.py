@@ -345,7 +345,7 @@ def act(
     # what always() adds in evaluation is not counted
     counts = not recomputes and (training or site.always)
     seeds = site.run.seeds
-    seed = None if seeds is None or not site.draws else seeds.seed_of(site, x, recomputes)
+    seed = None if seeds is None else seeds.seed_of(site, x, recomputes)
     if seed is None:
         return perform(site, x, view, site.values, counts, input=layer_input)
     with seeded(seed, x.device):
