@@ -98,14 +98,17 @@ def find_before_step(
     return [_not_trained(base, run, window)]
 
 
+AFTER_THE_END = (".", "after_the_end")
+"""What `Run.told` holds once a time after the end was reported, or is meant."""
+
+
 def _check_end(t: float, run: Run, hooks: Iterable[SiteHook]) -> None:
     """Warn once if the time is later than the end of the training, and schedules depend on it."""
-    told = (".", "after_the_end")
-    if run.epochs is None or t < run.epochs + 1 or told in run.told:
+    if run.epochs is None or t < run.epochs + 1 or AFTER_THE_END in run.told:
         return
     rates = [rate for hook in hooks for rate in hook.site.regularizer.rates.values()]
     if any(map(callable, rates)):
-        run.told.add(told)
+        run.told.add(AFTER_THE_END)
         warn(messages.AFTER_THE_END.format(t=t, epochs=run.epochs))
 
 

@@ -11,7 +11,7 @@ from ..attach import attach
 from ..attachment.attachment import Attachment
 from ..attachment.history import rates_now
 from ..checks import check_option
-from ..diagnosis.now import tell_faults
+from ..diagnosis.now import AFTER_THE_END, tell_faults
 from ..warn import warn
 
 
@@ -86,6 +86,7 @@ class TrainerDriver:
             epochs = math.ceil(length)
 
         attached = attach(model, self.spec, root=self.root, epochs=epochs, grad_scaler=scaler)
+        attached._run.told.add(AFTER_THE_END)  # schedules may be shorter than the training
         self.attached = attached
         try:
             if any(site.regularizer.accumulates for site in attached):

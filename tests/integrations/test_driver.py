@@ -49,6 +49,15 @@ def test_steps_of_the_optimizer():
     assert [rate_after(driver, 0, step) for step in (0, 2, 4)] == pytest.approx([0.0, 0.2, 0.4])
 
 
+def test_schedules_that_are_shorter_than_the_training_are_meant():
+    driver, model = TrainerDriver(SPEC), network()
+    driver.begin(model, 2)
+    for epoch in range(5):
+        rate = rate_after(driver, epoch)  # no warning
+        model(X)
+    assert rate == pytest.approx(0.4)
+
+
 def test_a_loaded_state_is_taken_over():
     driver, model = TrainerDriver(SPEC), network()
     assert driver.state() is None
