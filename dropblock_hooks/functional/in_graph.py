@@ -73,8 +73,10 @@ def _tell(name: str, error: Exception) -> None:
 
 
 def kernels_run(x: Tensor, *others: Tensor | None) -> bool:
-    """Whether kernels can be traced that read or change the first tensor, which is not empty."""
-    return launch.is_on(x.device, x.dtype) and x.numel() > 0 and are_static([x, *others])
+    """Whether kernels can be traced that read or change these tensors; the first is not empty."""
+    together = all(other is None or other.device == x.device for other in others)
+    has_elements = launch.is_on(x.device, x.dtype) and x.numel() > 0
+    return together and has_elements and are_static([x, *others])
 
 
 def are_static(tensors: Iterable[Tensor | None]) -> bool:

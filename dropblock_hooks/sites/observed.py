@@ -35,6 +35,8 @@ def observe(
     site.use_observed(x.device, 0 if mapped is None else mapped.shape[1], batch is not None)
     observed: Any = site.observed
     scale = scale_tensor(site.run.scaler) if site.scaled else None
+    if scale is not None and scale.device != x.device:
+        scale = scale.to(x.device)
     state = observed.state
     alive = observed.alive
     gradients = observed.gradients

@@ -56,6 +56,10 @@ def test_the_graph_calls_the_kernels_of_observers(item):
     forward, backward = traced(item, "plain", "static")
     assert kernels_in(forward) == in_forward * 2
     assert kernels_in(backward) == in_backward * 2
+    # what a kernel adds to a part of the state is in the new state
+    added = (forward + backward).count("_add_kernel")
+    assert (forward + backward).count("aten.select_scatter.default") >= added
+    assert (forward + backward).count("aten.slice_scatter.default") >= added
     assert not any(name.startswith(OURS) for name in forward + backward)
 
 

@@ -777,6 +777,7 @@ def _drawing(
     """The start of `_draw_kernel` for a plan."""
     _, _, width = plan.places
     rows = plan.rows_together
+    is_short = plan.words_per_row == 1 and width * rows <= 32
     return launch.Launch(
         _draw_kernel,
         launch.parts(plan.n_seeds, 128 * rows),
@@ -785,7 +786,7 @@ def _drawing(
         RATE_ON_DEVICE=rate_on_device,
         NODES=nodes,
         ROWS=rows,
-        BITS=32 if width * rows <= 32 else 64,
+        BITS=32 if is_short else 64,
         GROUP=128,
         BIG=launch.is_big(plan.n_seeds),
     )
@@ -821,7 +822,7 @@ def _growing(plan: Plan, per_sample: bool) -> launch.Launch:
         SEVERAL=plan.words_per_row > 1,
         PER_SAMPLE=per_sample,
         GROUP=512,
-        BIG=launch.is_big(plan.n_words),
+        BIG=launch.is_big(max(plan.n_words, plan.n_seeds)),
     )
 
 

@@ -154,7 +154,8 @@ class Launch:
 
         grid = (self.programs,)
         compiled = self.kernel[grid](*arguments, *self.numbers, **self.constants)
-        if device.type == "cuda" and _keeps_forms():
+        # an interpreter compiles nothing
+        if compiled is not None and device.type == "cuda" and _keeps_forms():
             names = self.kernel.arg_names[len(arguments) + len(self.numbers) :]
             others = (*self.numbers, *(self.constants[name] for name in names))
             self.forms[key] = compiled[(self.programs, 1, 1)], others

@@ -187,10 +187,10 @@ def _begin_call(state, training: tl.constexpr, counted_at, off_at, COUNTS: tl.co
 def _add_kernel(
     parts,
     counts,
+    state,  # before its parts `sums` and `largest`: a graph writes each argument over those before
     sums,
     largest,
     scale,
-    state,
     n_elements,
     programs,
     every,
@@ -298,7 +298,8 @@ def _alive_kernel(
             value = tl.load(x + at, mask=exists, other=0.0).to(tl.float32)
             lives = exists & ((tl.abs(value) <= most) == 0)  # true for NaN
             found = tl.maximum(found, tl.max(lives.to(tl.int32), axis=1))
-        tl.store(flags + unit, found.to(tl.int8), mask=inside & (found > 0))
+        living = tl.full([UNITS], 1, tl.int8)
+        tl.store(flags + unit, living, mask=inside & (found > 0))
 
 
 @triton.jit
@@ -435,7 +436,7 @@ def _square_kernel(
 
 @triton.jit
 def _note_call_kernel(
-    state,
+    state,  # before its part `found`; see `_add_kernel`
     found,
     near,
     counted_at,
@@ -489,7 +490,7 @@ def _note_call_kernel(
 
 @triton.jit
 def _note_gradient_kernel(
-    state,
+    state,  # before its part `square`; see `_add_kernel`
     square,
     scale,
     seen_at,
@@ -646,10 +647,10 @@ def measure(
         x.device,
         parts,
         counts,
+        state,
         sums,
         largest,
         scale,
-        state,
         x.numel(),
         programs,
         every,
