@@ -28,6 +28,7 @@ NOT_SEARCHED = (
     "retuned.md",
     "matrix.md",
     "decisions.md",
+    "guarantees.md",
     "CHANGELOG.md",
     "experiments/",
 )
