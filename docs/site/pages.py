@@ -22,16 +22,23 @@ ROOT = Path(__file__).parents[2]
 OUTSIDE = ("*.md", "experiments/**/*.md")
 LINK = re.compile(r"""(?:(?<=\]\()|(?<=src=")|(?<=srcset="))(?!\w+:|#)([^)#\s"]+)""")
 MESSAGE = re.compile(r"^- \*\*(.+?)\*\*: (.+?)(?=^- |^\n)", re.DOTALL | re.MULTILINE)
-FOUND_FIRST = ("guide/", "troubleshooting.md", "retune.md", "observers.md", "specs.md", "trainers/")
+FOUND_FIRST = (
+    "guide/",
+    "models.md",
+    "troubleshooting.md",
+    "retune.md",
+    "observers.md",
+    "specs.md",
+    "trainers/",
+)
 NOT_SEARCHED = (
-    "families.md",
-    "retuned.md",
     "matrix.md",
     "decisions.md",
     "guarantees.md",
     "CHANGELOG.md",
     "experiments/",
 )
+WIDE_TABLE = re.compile(r"^(## [^\n]+)(?=\n(?:(?!^## ).)*^<!-- \w+ -->$)", re.DOTALL | re.MULTILINE)
 NOTEBOOK_ICON = ":material-notebook-outline:"
 CARD = "<div markdown>\n[{2}]({1})\n\n[{0}]({1})\n</div>\n"
 RECIPE = "# {0}\n{1}\n\n![The picture of this recipe]({2}.png)\n\n```python\n{3}```\n"
@@ -161,6 +168,8 @@ def on_page_markdown(markdown, page, config, files):
         page.meta["search"] = {"exclude": True}
     if uri == "troubleshooting.md":
         markdown = with_messages_as_headings(markdown)
+    if uri == "models.md":  # its long tables would be found first, whatever was looked for
+        markdown = WIDE_TABLE.sub(r"\1 { data-search-exclude }", markdown)
     path = f"docs/{uri}"
     if not (ROOT / path).exists():
         return markdown
