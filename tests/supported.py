@@ -120,7 +120,8 @@ def transformers_table() -> str:
         maps = "✓" if int(row["maps"]) else "no maps"
         read_shown = f"{row['read']} of {row['tensors']}"
         rows.append((row["model"], read_shown, maps, row["not read"]))
-    return table("model | tensors that are read without options | DropBlock | not read", rows)
+    header = "model | tensors that are read without options | maps for DropBlock | not read"
+    return table(header, rows)
 
 
 def with_tables(page: str) -> str:
