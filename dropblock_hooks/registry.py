@@ -92,6 +92,24 @@ def name_of(cls: type) -> str:
     return _NAMES.get(cls, cls.__name__)
 
 
+class ShortSignature:
+    """The signature of a class as ``help()`` shows it: arguments and defaults, without annotations.
+
+    It is computed from the ``__init__`` of each subclass. The annotations of rates are long, and
+    ``__init__`` still has them.
+    """
+
+    def __get__(self, obj: object, cls: type) -> inspect.Signature:
+        if obj is not None:
+            raise AttributeError("__signature__")  # an object is not called
+        signature = inspect.signature(cls.__init__)  # type: ignore[misc]  # of any class
+        _, *arguments = signature.parameters.values()
+        bare = []
+        for argument in arguments:
+            bare.append(argument.replace(annotation=argument.empty))
+        return inspect.Signature(bare)
+
+
 def brief(obj: Any) -> str:
     """Return the repr of an object with its `stated_fields`."""
     return as_call(type(obj), stated_fields(obj))

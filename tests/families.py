@@ -1,7 +1,7 @@
 """The smallest member of every timm family, regularized at its last two feature stages.
 
 ``tests/models/test_families.py`` asserts what ``python -m tests.write_tables families`` writes to
-``docs/families.md``.
+``docs/models/families.csv``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A model with all that it drops by itself retuned: two training steps, and what they have shown.
 
 ``tests/models/test_retune_families.py`` asserts what
-``python -m tests.write_tables retuned`` writes to ``docs/retuned.md``.
+``python -m tests.write_tables retuned`` writes to ``docs/models/retuned.csv``.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ They are what ``help()`` shows, and the source of the documentation site.
 
 import importlib
 import inspect
+import pydoc
 import re
 from typing import Literal, get_args, get_origin, get_type_hints
 
@@ -169,3 +170,30 @@ def test_the_docstring_of_a_class_of_your_own_stays_as_it_is(own_registry):
 
     before = Mine.__doc__
     assert register(Mine).__doc__ == before
+
+
+@pytest.mark.parametrize("name", sorted(ATTACHED))
+def test_help_begins_with_a_short_call(name):
+    cls = ATTACHED[name]
+    arguments = inspect.signature(cls)
+    _, _, text = pydoc.plain(pydoc.render_doc(cls)).partition("\nclass ")
+    _, _, call = text.partition("\n")
+    without_lines = re.sub(r"[\s|]+", "", call)  # newer Pythons put each argument on a line
+    assert without_lines.startswith(re.sub(r"\s+", "", f"{name}{arguments}"))
+    assert ":" not in str(arguments)
+    assert "->" not in str(arguments)
+
+    of_init = [*inspect.signature(cls.__init__).parameters.values()][1:]
+    shown = [(p.name, p.kind, p.default) for p in arguments.parameters.values()]
+    assert shown == [(p.name, p.kind, p.default) for p in of_init]
+
+
+def test_the_call_of_a_class_of_your_own_is_its_own():
+    class Mine(dropblock_hooks.Dropout2d):
+        def __init__(self, strength: float = 2.0):
+            super().__init__(strength / 10)
+
+    assert str(inspect.signature(Mine)) == "(strength=2.0)"
+    assert str(inspect.signature(dropblock_hooks.Dropout2d)).startswith("(p=0.5, *, at='output'")
+    assert not hasattr(Mine(), "__signature__")
+    assert Mine() == Mine(2.0)

@@ -1,8 +1,10 @@
-"""Writes the tables of docs/families.md, docs/retuned.md and docs/matrix.md anew.
+"""Writes the tables of docs/models.md and docs/matrix.md again.
 
-    python -m tests.write_tables families|retuned|matrix [FAMILY]
+    python -m tests.write_tables families|retuned [FAMILY]
+    python -m tests.write_tables transformers|models|matrix
 
-The text above a table stays; the line "N of M" and the table itself are replaced.
+The first three measure models, and write docs/models/*.csv. Then, as `models` does alone, the
+tables of docs/models.md are made from these files. The text of a page stays.
 """
 
 import json
@@ -18,7 +20,8 @@ from pathlib import Path
 
 import torch
 
-from tests import families, retuned
+from tests import families, retuned, supported
+from tests.axes.layouts_table import TRANSFORMERS, rows_of
 from tests.matrix import COLUMNS, covering
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -119,23 +122,36 @@ def matrix_rows():
         yield (*values, f"{calls}, {active} active", share, f"{shown[values]['difference']:.0e}")
 
 
-def replaced(page, rows, count=None):
-    """The page with another table, and another number of families that work."""
+def transformers_rows():
+    """For each model of Transformers, how many tensors of its layers are read without options."""
+    for name in TRANSFORMERS:
+        tensors = rows_of(name)
+        unread = [row for row in tensors if row[4] == "-"]
+        layers = dict.fromkeys(f"`{layer_kind(row[1])}`" for row in unread)
+        yield {
+            "model": name,
+            "tensors": str(len(tensors)),
+            "read": str(len(tensors) - len(unread)),
+            "maps": str(sum(row[5] != "-" for row in tensors)),
+            "not read": ", ".join(layers),
+        }
+
+
+def layer_kind(name):
+    """The last part of a layer's name that is no number."""
+    return next((part for part in reversed(name.split(".")) if not part.isdigit()), name)
+
+
+def replaced(page, rows):
+    """The page with another table."""
     lines = page.splitlines()
     first = max(i for i, line in enumerate(lines) if line.startswith("| ---")) + 1
     text = "\n".join([*lines[:first], *(f"| {' | '.join(row)} |" for row in rows)]) + "\n"
-    if count is not None:
-        text = re.sub(r"\*\*\d+ of \d+\*\*", f"**{count} of {len(rows)}**", text)
     return re.sub(r"torch \d[\d.]*\d", f"torch {version('torch').partition('+')[0]}", text)
 
 
-def main(which, only=None):
-    """Write one table; return the exit status."""
-    path = DOCS / f"{which}.md"
-    page = path.read_text(encoding="utf-8")
-    if which == "matrix":
-        path.write_text(replaced(page, list(matrix_rows())), encoding="utf-8")
-        return 0
+def measure(which, only=None):
+    """Measure the families of timm; return whether all is as it should be."""
     torch.set_num_threads(1)  # so that the digits are the same on every machine
     make = {"families": family_row, "retuned": retuned_row}[which]
     members = [member for member in families.MEMBERS if only in (None, member.family)]
@@ -143,10 +159,27 @@ def main(which, only=None):
     rows = [(*cells, "; ".join(faults) or "ok") for cells, faults in made]
     if only is not None:
         print(*rows, sep="\n")
+    else:
+        header = list(supported.read(which)[0])
+        supported.write(which, [dict(zip(header, row, strict=True)) for row in rows])
+    return not any(faults for _, faults in made)
+
+
+def main(which, only=None):
+    """Write one table; return the exit status."""
+    if which == "matrix":
+        path = DOCS / "matrix.md"
+        page = path.read_text(encoding="utf-8")
+        path.write_text(replaced(page, list(matrix_rows())), encoding="utf-8")
         return 0
-    right = sum(not faults for _, faults in made)
-    path.write_text(replaced(page, rows, right), encoding="utf-8")
-    return 0 if right == len(rows) else 1
+    right = True
+    if which in ("families", "retuned"):
+        right = measure(which, only)
+    elif which == "transformers":
+        supported.write(which, list(transformers_rows()))
+    page = supported.PAGE.read_text(encoding="utf-8")
+    supported.PAGE.write_text(supported.with_tables(page), encoding="utf-8")
+    return 0 if right else 1
 
 
 if __name__ == "__main__":

@@ -42,6 +42,8 @@ QUERIES = {
     "drop_path_rate": "retune.html",
     "lightning": "trainers/lightning.html",
     "vision transformer": "guide/tasks.html",
+    "supported models": "models.html",
+    "does it work with my model": "models.html",
 }
 
 

@@ -22,15 +22,28 @@ ROOT = Path(__file__).parents[2]
 OUTSIDE = ("*.md", "experiments/**/*.md")
 LINK = re.compile(r"""(?:(?<=\]\()|(?<=src=")|(?<=srcset="))(?!\w+:|#)([^)#\s"]+)""")
 MESSAGE = re.compile(r"^- \*\*(.+?)\*\*: (.+?)(?=^- |^\n)", re.DOTALL | re.MULTILINE)
-FOUND_FIRST = ("guide/", "troubleshooting.md", "retune.md", "observers.md", "specs.md", "trainers/")
+FOUND_FIRST = (
+    "guide/",
+    "models.md",
+    "troubleshooting.md",
+    "retune.md",
+    "observers.md",
+    "specs.md",
+    "trainers/",
+)
 NOT_SEARCHED = (
-    "families.md",
-    "retuned.md",
     "matrix.md",
     "decisions.md",
+    "guarantees.md",
     "CHANGELOG.md",
     "experiments/",
 )
+WIDE_TABLE = re.compile(r"^(## [^\n]+)(?=\n(?:(?!^## ).)*^<!-- \w+ -->$)", re.DOTALL | re.MULTILINE)
+PICTURE = re.compile(
+    r'<picture>\s*<source [^>]*srcset="([^"]+)">\s*'
+    r'<img src="([^"]+)" alt="([^"]+)"[^>]*>\s*</picture>'
+)
+FIRST_EXAMPLE = "<!-- the first example of README.md -->"
 NOTEBOOK_ICON = ":material-notebook-outline:"
 CARD = "<div markdown>\n[{2}]({1})\n\n[{0}]({1})\n</div>\n"
 RECIPE = "# {0}\n{1}\n\n![The picture of this recipe]({2}.png)\n\n```python\n{3}```\n"
@@ -79,7 +92,11 @@ def help_texts():
 
 def place(path):
     """The place of a file of the repository on the site."""
-    special = {"README.md": "index.md", "docs/recipes": "recipes/index.md"}
+    special = {
+        "README.md": "overview.md",
+        "docs/recipes": "recipes/index.md",
+        "dropblock_hooks/__init__.py": "api/index.md",
+    }
     path = re.sub(r"^(docs/(?:recipes|notebooks)/\w+)\.(py|ipynb)$", r"\1.md", path)
     return special.get(path, path.removeprefix("docs/"))
 
@@ -95,6 +112,21 @@ def linked(path, text):
     return LINK.sub(on_the_site, text)
 
 
+def picture_of_the_site(picture):
+    """The two forms of a picture of README.md, which the theme shows by the colors of the page."""
+    dark, light, alt = picture.groups()
+    return f"![{alt}]({light}#only-light)\n![{alt}]({dark}#only-dark)"
+
+
+def with_first_example(markdown):
+    """The home page with the first code of README.md and its output."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    example = re.search(
+        r"^```python\n.*?^```\n\n```text\n.*?^```$", readme, re.DOTALL | re.MULTILINE
+    )
+    return markdown.replace(FIRST_EXAMPLE, example[0])
+
+
 def on_config(config):
     """Take the addresses of the repository and of the site from setup.cfg, once they are there."""
     if metadata()["owner"] != "OWNER":
@@ -107,7 +139,8 @@ def on_files(files, config):
     """Add the pages, the pictures and tables of the experiments, and expand ``folder/*``."""
     for source in sorted(path for pattern in OUTSIDE for path in ROOT.glob(pattern)):
         path, text = source.relative_to(ROOT).as_posix(), source.read_text(encoding="utf-8")
-        files.append(File.generated(config, place(path), content=linked(path, text)))
+        text = PICTURE.sub(picture_of_the_site, linked(path, text))
+        files.append(File.generated(config, place(path), content=text))
     shown = [*ROOT.glob("experiments/**/*.png"), *ROOT.glob("experiments/results/*/*.csv")]
     for source in (ROOT / "CITATION.cff", *shown):
         path = source.relative_to(ROOT).as_posix()
@@ -160,6 +193,10 @@ def on_page_markdown(markdown, page, config, files):
         page.meta["search"] = {"exclude": True}
     if uri == "troubleshooting.md":
         markdown = with_messages_as_headings(markdown)
+    if uri == "index.md":
+        markdown = with_first_example(markdown)
+    if uri == "models.md":  # its long tables would be found first, whatever was looked for
+        markdown = WIDE_TABLE.sub(r"\1 { data-search-exclude }", markdown)
     path = f"docs/{uri}"
     if not (ROOT / path).exists():
         return markdown

@@ -5,10 +5,12 @@ import csv
 import inspect
 from pathlib import Path
 
-from docstrings import path_of
+from docstrings import is_attachable, path_of, shared_options
+from examples import EXAMPLES, output_of
+from torch import nn
 
 import dropblock_hooks
-from dropblock_hooks import Observer, OnGradients, Regularizer, functional, plots, presets
+from dropblock_hooks import Observer, OnGradients, functional, plots, presets
 
 ROOT = Path(__file__).parents[2]
 PAGE = """---
@@ -19,6 +21,24 @@ title: {title}
     options: {{heading_level: 1}}
 """
 CLASS = """
+## Shared options of {name}
+
+It takes {options}. [Options](../options.md) describes them, and the
+[types](../options.md#types) above.{refused}
+
+## Errors of {name}
+
+- `{error}` for a wrong argument, such as: `{message}`.
+- `SpecError` or `SiteError` if it does not fit the layer. [Errors](../options.md#errors) says when.
+
+## Example with {name}
+
+```python
+{code}```
+
+```text
+{output}```
+
 ## Cost and compilation of {name}
 
 - Tensors: {tensors}
@@ -47,8 +67,7 @@ COMPILED = {
 def attachable():
     """The classes for specs by name, without the base classes."""
     public = {name: getattr(dropblock_hooks, name) for name in dropblock_hooks.__all__}
-    found = {n: c for n, c in public.items() if inspect.isclass(c) and issubclass(c, Regularizer)}
-    return {n: c for n, c in found.items() if c not in (Regularizer, Observer, OnGradients)}
+    return {name: value for name, value in public.items() if is_attachable(value)}
 
 
 def measured():
@@ -77,6 +96,42 @@ def summary_of(value):
     return (inspect.getdoc(value) or "").partition("\n")[0].partition("; see")[0].strip(".")
 
 
+def options_and_errors(name, cls):
+    """The shared options that a class takes, and the error of a wrong argument."""
+    taken, refused = shared_options(cls)
+    links = [f"[`{option}`](../options.md#{option})" for option in taken]
+    left_out = ", ".join(f"`{option}`" for option in refused)
+    error = wrong_argument(name, cls)
+    return {
+        "options": ", ".join(links),
+        "refused": f" It does not take {left_out}." if refused else "",
+        "error": type(error).__name__,
+        "message": error,
+    }
+
+
+def wrong_argument(name, cls):
+    """The error that a class raises for a value that its first checked argument refuses."""
+    arguments = EXAMPLES[name].arguments
+    for option in (*inspect.signature(cls).parameters, "at"):
+        for value in ("-1", "0", "'maybe'"):
+            others = [each for each in arguments.split(", ") if not each.startswith(f"{option}=")]
+            call = f"{name}({', '.join([*filter(None, others), f'{option}={value}'])})"
+            try:
+                eval(call, {"nn": nn, **vars(dropblock_hooks)})
+            except ValueError as error:
+                return error
+            except TypeError:
+                continue
+    raise AssertionError(f"{name} takes all arguments")
+
+
+def example(name):
+    """A complete example of a class, and what it prints."""
+    code = EXAMPLES[name].code(name)
+    return {"code": code, "output": output_of(code)}
+
+
 def class_pages():
     """A page for each regularizer and observer, and the tables of both."""
     times, rows = measured(), {"regularizers": [], "observers": []}
@@ -91,6 +146,7 @@ def class_pages():
         compiled = COMPILED.get(name, COMPILED[folder])
         spatial = cls.spatial if cls.spatial in TENSORS else None  # that of a peer's layer differs
         facts = {"tensors": TENSORS[spatial], "cost": cost, "compiled": compiled}
+        facts |= options_and_errors(name, cls) | example(name)
         text = page(name) + CLASS.format(name=name, **facts)
         yield f"{folder}/{name}.md", text
     for folder, lines in rows.items():

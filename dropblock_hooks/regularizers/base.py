@@ -16,7 +16,7 @@ from ..axes.view import check_axes
 from ..checks import NON_NEGATIVE, POSITIVE, PROBABILITY, Range, as_number, check_option
 from ..pickling import set_state, state_of
 from ..quoting import label, quote, shown
-from ..registry import brief, check_fields, name_of, store
+from ..registry import ShortSignature, brief, check_fields, name_of, store
 from ..schedules import Schedule, same_kind, span_here, span_of, value_at
 from ..selectors.dropouts import Unit
 
@@ -125,6 +125,8 @@ class Regularizer:
     grid: tuple[int, ...] | None = field(default=None, kw_only=True)
     prefix_tokens: int | None = field(default=None, kw_only=True)
     active: Literal["train", "always"] = field(default="train", kw_only=True)
+
+    __signature__ = ShortSignature()
 
     # what it is given
     acts_on: ClassVar[Literal["activation", "gradient"]] = "activation"
