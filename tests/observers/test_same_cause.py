@@ -38,7 +38,7 @@ from tests.observers.faulty import (
 
 SGD = torch.optim.SGD
 ADAM = torch.optim.Adam
-FEWEST = 25  # of the 30 trainings
+FEWEST = 24  # of the 30 trainings
 LATE = 54  # a step (from 0) between the looks at the forwards 32 and 64
 
 
@@ -236,6 +236,7 @@ BETWEEN = {  # NaN comes in a forward that is not measured, and the next update 
     "diverges at once": (4, 8),
     "a test of rising rates": (16, 32),
     "a schedule that raises the rate late": (32, 64),
+    "a schedule that raises the rate in the second epoch": (71, 98),
     "NaN in an early batch": (4, 8),
     "NaN in a late batch": (32, 64),
     "Inf in a late batch": (32, 64),
@@ -246,6 +247,7 @@ NOT_NAMED = {  # of these, another layer is named than the one that made it
     "diverges at once",
     "a test of rising rates",
     "a schedule that raises the rate late",
+    "a schedule that raises the rate in the second epoch",
     "huge values in a late batch",
     "logarithm of 0 in one late forward",
 }
