@@ -146,7 +146,8 @@ class Lengths(Seeds):
         self._of_sites: dict[str, int] = {}
 
     def seed_of(self, site: LiveSite, x: Tensor, recomputes: bool) -> int | None:
-        self._of_sites[site.key] = len(x) if x.ndim else 0
+        if site.draws:
+            self._of_sites[site.key] = len(x) if x.ndim else 0
         return None
 
     def check(self, rows: int) -> None:

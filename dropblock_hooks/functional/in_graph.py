@@ -39,15 +39,15 @@ def look_into(
         name: of the operator, without the namespace.
         run: its implementation, which consists of torch operations and `launch.start`. It changes
             no arguments but those with a name in `CHANGED`.
-        fits: tells from the arguments whether `run` can be traced.
+        fits: tells from the arguments, which it gets by name, whether `run` can be traced.
         library: that has defined the operator.
     """
 
     def rule(mode: Any, operator: Any, types: Any, args: Any, kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if enabled and not is_exporting() and fits(*args, **kwargs):
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        if enabled and not is_exporting() and fits(**given):
             analyze_kernels_once(launch.is_ours)
-            given = {**dict(zip(names, args, strict=False)), **kwargs}
             with mode, allowing_constants(), launch.tracing():
                 changed = [x for key, x in given.items() if key in CHANGED and x is not None]
                 before = [x.clone() for x in changed]  # the graph leaves out what is not used

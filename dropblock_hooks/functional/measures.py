@@ -355,16 +355,13 @@ def _measures_in_graph(
     mapped: Tensor | None,
     batch: Tensor | None,
     scale: Tensor | None,
-    training: bool,
-    calls: bool,
-    every: int,
-    first: int,
-    last: int,
     state: Tensor,
-    *others: Tensor | None,
+    alive: Tensor | None,
+    batches: Tensor | None,
+    **others: Any,
 ) -> bool:
     """Whether AOTAutograd can trace into `add_statistics`."""
-    return in_graph.kernels_run(x, mapped, batch, scale, state, *others)
+    return in_graph.kernels_run(x, mapped, batch, scale, state, alive, batches)
 
 
 @operator(
@@ -510,7 +507,7 @@ def _if_due(due: Any, new: Tensor, before: Tensor) -> Tensor:
     return new if due is True else torch.where(due, new, before)
 
 
-def _counts_in_graph(training: bool, state: Tensor) -> bool:
+def _counts_in_graph(state: Tensor, **others: Any) -> bool:
     """Whether AOTAutograd can trace into `add_call`."""
     return in_graph.kernels_run(state)
 
@@ -528,10 +525,9 @@ def _watches_in_graph(
     tensors: Sequence[Tensor],
     given: Sequence[Tensor],
     mapped: Tensor | None,
-    training: bool,
-    bounds: Sequence[float],
     state: Tensor,
     alive: Tensor | None,
+    **others: Any,
 ) -> bool:
     """Whether AOTAutograd can trace into `add_watched`."""
     seen = [*tensors, *given]
@@ -658,7 +654,7 @@ class _WatchedCall:
 
 
 def _watches_gradient_in_graph(
-    grad: Tensor, scale: Tensor | None, training: bool, state: Tensor
+    grad: Tensor, scale: Tensor | None, state: Tensor, **others: Any
 ) -> bool:
     """Whether AOTAutograd can trace into `add_watched_gradient`."""
     return grad.dtype is not torch.float64 and in_graph.kernels_run(grad, scale, state)
@@ -721,13 +717,7 @@ def _measure_gradient(grad: Tensor, scale: Tensor | None, new: Tensor, due: Any)
 
 
 def _measures_gradient_in_graph(
-    grad: Tensor,
-    scale: Tensor | None,
-    training: bool,
-    every: int,
-    first: int,
-    last: int,
-    state: Tensor,
+    grad: Tensor, scale: Tensor | None, state: Tensor, **others: Any
 ) -> bool:
     """Whether AOTAutograd can trace into `add_measured_gradient`."""
     return in_graph.kernels_run(grad, scale, state)

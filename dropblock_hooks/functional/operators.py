@@ -343,10 +343,9 @@ def _draws_in_graph(
     cells: Tensor,
     counts: Tensor,
     random: Tensor,
-    training: bool,
     block: Sequence[int],
     method: Method,
-    *others: Any,
+    **others: Any,
 ) -> bool:
     """Whether AOTAutograd can trace into `drop_blocks`."""
     if not _kernels_run(x) or not in_graph.are_static([x, cells, counts, random]):
@@ -513,9 +512,7 @@ def _fake_drop_blocks_again(grad: Tensor, *others: Any) -> Tensor:
     return torch.empty_like(grad)
 
 
-def _drops_again_in_graph(
-    grad: Tensor, mask: Tensor, factors: Tensor, random: Tensor, *others: Any
-) -> bool:
+def _drops_again_in_graph(grad: Tensor, mask: Tensor, factors: Tensor, **others: Any) -> bool:
     """Whether AOTAutograd can trace into `drop_blocks_again`."""
     if not _kernels_run(grad) or not in_graph.are_static([grad, mask, factors]):
         return False

@@ -316,7 +316,7 @@ def wide_type(dtype: torch.dtype) -> Any:
 
 def is_big(number: int, *tensors: Tensor) -> bool:
     """Whether a kernel must compute the places of so many elements with 64 bits."""
-    return any(is_far(number, x.shape, x.stride()) for x in tensors) or is_far(number, ())
+    return is_far(number, ()) or any(is_far(0, x.shape, x.stride()) for x in tensors)
 
 
 def is_far(number: int, shape: tuple[int, ...], *strides: tuple[int, ...]) -> bool:
