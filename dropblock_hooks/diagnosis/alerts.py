@@ -18,16 +18,32 @@ from .nonfinite import find_nonfinite
 from .rules import judge_statistics
 from .sights import Sight, sights_of, with_rule
 
-_OF_LOOP = (Kind.NO_UPDATE, Kind.EVAL_NORM)  # faults of the training loop, which no layer causes
-_OF_BACKWARD = (Kind.NO_GRADIENT, Kind.VANISHING, Kind.EXPLODING)
+# faults of the training loop, which no layer causes
+_OF_LOOP = (
+    Kind.NO_UPDATE,
+    Kind.EVAL_NORM,
+)
+# faults that a backward pass shows
+_OF_BACKWARD = (
+    Kind.NO_GRADIENT,
+    Kind.VANISHING,
+    Kind.EXPLODING,
+)
 
 
 def new_alerts(
-    base: nn.Module, run: Run, hooks: Sequence[SiteHook], statistics: bool = True
+    base: nn.Module,
+    run: Run,
+    hooks: Sequence[SiteHook],
+    statistics: bool = True,
 ) -> list[Finding]:
-    """Look at all sites: return the findings that the last look did not have; begin new counts.
+    """Look at all sites, begin new counts, and return the findings that the last look did not have.
 
-    Without `statistics`, only values that are not finite are judged.
+    Args:
+        base: the model.
+        run: the state that all sites share.
+        hooks: the hooks of all sites.
+        statistics: apply all rules. If False, only the rule about NaN and Inf is applied.
     """
     run.take_counts()
     sights = sights_of(base, hooks)
@@ -35,9 +51,9 @@ def new_alerts(
     if not sights or not run.installed:
         return []
 
-    if is_enabled(run.scaler):
-        clock.note_scale(run.scaler.get_scale())
-    statistics = statistics and any(sight.judged for sight in sights)
+    _note_scale(run, clock)
+    enough_calls = any(sight.judged for sight in sights)
+    statistics = statistics and enough_calls
     if statistics:
         clock.begin()
 
@@ -45,35 +61,75 @@ def new_alerts(
     findings = _judge(base, run, sights, statistics)
     run.history.note_findings(findings.values())
     if any(sight.measured for sight in sights):
-        run.told -= before.keys() - findings.keys()  # these have cleared, and may come again
+        cleared = before.keys() - findings.keys()
+        run.told -= cleared  # if such a finding comes again, it is reported again
         clock.alerts = findings
-    clock.looks += statistics
+
+    if statistics:
+        clock.looks += 1
     for sight in sights:
         sight.watched.forget(statistics)
 
-    new = [finding for key, finding in findings.items() if key not in before]
+    new = []
+    for key, finding in findings.items():
+        if key not in before:
+            new.append(finding)
     return _first_cause(new, sights)
 
 
-def alerts_now(base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> list[Finding]:
-    """Return the findings of the last look that hold, and those since then. Reports nothing."""
+def _note_scale(run: Run, clock: Clock) -> None:
+    """Note the scale of the loss, if a GradScaler is used."""
+    if is_enabled(run.scaler):
+        scale = run.scaler.get_scale()
+        clock.note_scale(scale)
+
+
+def alerts_now(
+    base: nn.Module,
+    run: Run,
+    hooks: Sequence[SiteHook],
+) -> list[Finding]:
+    """Return the findings of the last look that still hold, and the findings since then.
+
+    Nothing is reported, and counts go on.
+    """
     run.take_counts()
     sights = sights_of(base, hooks)
     statistics = any(sight.judged for sight in sights)
-    findings = Clock.of(run.shared).alerts | _judge(base, run, sights, statistics)
+    last_findings = Clock.of(run.shared).alerts
+    present_findings = _judge(base, run, sights, statistics)
+    findings = last_findings | present_findings
     return _first_cause(list(findings.values()), sights)
 
 
-def tell_alerts(run: Run, hooks: Sequence[SiteHook], findings: Sequence[Finding]) -> None:
-    """Report findings by the `action` of the `Watchdog` of their site, a WatchdogError last."""
-    dogs: dict[str, Any] = {hook.site.key: hook.site.regularizer for hook in hooks}
+def tell_alerts(
+    run: Run,
+    hooks: Sequence[SiteHook],
+    findings: Sequence[Finding],
+) -> None:
+    """Report each finding by the `action` of its `Watchdog`; a WatchdogError comes last."""
+    dogs: dict[str, Any] = {}
+    for hook in hooks:
+        dogs[hook.site.key] = hook.site.regularizer
 
-    actions = [(dogs[finding.sites[0]].action, finding) for finding in findings]
-    for action, finding in sorted(actions, key=lambda pair: pair[0] == "raise"):
+    actions = []
+    for finding in findings:
+        dog = dogs[finding.sites[0]]
+        actions.append((dog.action, finding))
+
+    for action, finding in sorted(actions, key=_raises):
         tell([finding], run.told, action)
 
 
-def _first_cause(findings: Sequence[Finding], sights: Sequence[Sight]) -> list[Finding]:
+def _raises(action_and_finding: tuple[str, Finding]) -> bool:
+    action, _ = action_and_finding
+    return action == "raise"
+
+
+def _first_cause(
+    findings: Sequence[Finding],
+    sights: Sequence[Sight],
+) -> list[Finding]:
     """Return the first finding, whose text lists the others as its likely effects.
 
     NaN and Inf come first. Then come findings of the forward, in the order of the layers, and
@@ -84,31 +140,50 @@ def _first_cause(findings: Sequence[Finding], sights: Sequence[Sight]) -> list[F
 
     def order(finding: Finding) -> tuple[bool, int, int]:
         """Sort by kind, then by the time of the last call."""
+        is_other = finding.kind != Kind.NONFINITE
         time = last_calls[finding.sites[0]]
-        in_backward = finding.kind in _OF_BACKWARD
-        stage = in_backward + (finding.kind in _OF_BACKWARD[1:])  # a missing gradient comes first
-        return finding.kind != Kind.NONFINITE, stage, -time if in_backward else time
+        if finding.kind not in _OF_BACKWARD:
+            return is_other, 0, time
+        # of the findings of the backward, a missing gradient comes first
+        stage = 1 if finding.kind == Kind.NO_GRADIENT else 2
+        return is_other, stage, -time
 
     called: list[Finding] = []
     separate: list[Finding] = []
     for finding in findings:
-        is_called = last_calls.get(finding.sites[0])
-        group = called if is_called and finding.kind not in _OF_LOOP else separate
-        group.append(finding)
+        was_called = last_calls.get(finding.sites[0])
+        if was_called and finding.kind not in _OF_LOOP:
+            called.append(finding)
+        else:
+            separate.append(finding)
     if len(called) < 2:
         return called + separate
 
     first, *effects = sorted(called, key=order)
-    layers = defaultdict(list)
-    for effect in effects:
-        layers[effect.kind].append(effect.layer)
-    effects_text = "; ".join(f"{kind} at {listed(names, 5)}" for kind, names in layers.items())
-    text = messages.WITH_EFFECTS.format(text=first.text, effects=effects_text)
+    text = messages.WITH_EFFECTS.format(
+        text=first.text,
+        effects=_effects_text(effects),
+    )
     return [replace(first, text=text), *separate]
 
 
+def _effects_text(effects: Sequence[Finding]) -> str:
+    """List the kinds of findings with their layers."""
+    layers = defaultdict(list)
+    for effect in effects:
+        layers[effect.kind].append(effect.layer)
+
+    parts = []
+    for kind, names in layers.items():
+        parts.append(f"{kind} at {listed(names, 5)}")
+    return "; ".join(parts)
+
+
 def _judge(
-    base: nn.Module, run: Run, sights: list[Sight], statistics: bool
+    base: nn.Module,
+    run: Run,
+    sights: list[Sight],
+    statistics: bool,
 ) -> dict[tuple[str, str], Finding]:
     """Apply all rules; return the findings by site and kind.
 
@@ -116,14 +191,20 @@ def _judge(
     """
     clock = Clock.of(run.shared)
     last_findings = list(clock.alerts.values())
+    kinds_of_last = {finding.kind for finding in last_findings}
 
-    nonfinite = list(find_nonfinite(run, with_rule(Kind.NONFINITE, sights)))
-    had_nonfinite = any(finding.kind == Kind.NONFINITE for finding in last_findings)
-    if nonfinite and had_nonfinite:
-        return clock.alerts  # NaN comes from NaN
+    watched_for_nonfinite = with_rule(Kind.NONFINITE, sights)
+    nonfinite = list(find_nonfinite(run, watched_for_nonfinite))
+    if nonfinite and Kind.NONFINITE in kinds_of_last:
+        return clock.alerts  # new NaN follows from the NaN of the last look
 
     if statistics:
         others = list(judge_statistics(base, clock, sights))
     else:
         others = [finding for finding in last_findings if finding.kind != Kind.NONFINITE]
-    return {(finding.sites[0], finding.kind): finding for finding in nonfinite + others}
+
+    findings = {}
+    for finding in nonfinite + others:
+        key = (finding.sites[0], finding.kind)
+        findings[key] = finding
+    return findings

@@ -1,4 +1,4 @@
-"""Layers that compiled code has almost stopped to call."""
+"""Finds layers that compiled code has almost stopped calling."""
 
 from collections.abc import Iterable
 
@@ -11,18 +11,18 @@ from ..sites.run import Run
 from ..sites.windows import Window
 from ..tables import counted
 
-_FEWEST_FORWARDS = 20  # with fewer, layers that are called at random may differ much
-_FEW_CALLS = 0.1  # a layer is reported that was called in fewer forwards, as a part of the most
+_FEWEST_FORWARDS = 20  # in fewer forwards, layers that are called at random may differ much
+_FEW_CALLS = 0.1  # a layer is reported below this share of the forwards of the busiest layer
 
 
 def find_behind(
     base: nn.Module, run: Run, hooks: Iterable[SiteHook], window: Window
 ) -> list[Finding]:
-    """Find the sites of layers that compiled code has almost stopped to call.
+    """Find the sites of layers that compiled code has almost stopped calling.
 
-    The calls in the first forward of the window tell how often each layer is called in a forward.
-    Experts and layers that are skipped at random are called less often than others, so only few
-    calls are a fault. In eager mode each of them is a decision of the model.
+    The first forward of the window shows how often a forward calls each layer. Experts and layers
+    that are skipped at random are called less often than others, so only very few calls are a
+    fault. In eager mode the model decides about each call, so nothing is reported.
     """
     if not run.compiled:
         return []
@@ -36,9 +36,11 @@ def find_behind(
     most = max(forwards.values(), default=0)
     if most < _FEWEST_FORWARDS:
         return []
-    behind = {key: number for key, number in forwards.items() if 0 < number <= _FEW_CALLS * most}
     findings = []
-    for key, number in behind.items():
+    for key, number in forwards.items():
+        is_behind = 0 < number <= _FEW_CALLS * most
+        if not is_behind:
+            continue
         cause = messages.NOT_IN_COMPILED_CODE
         finding = messages.SELDOM_CALLED.finding(
             key,

@@ -24,15 +24,15 @@ from .idle import find_idle
 from .lost import find_overwritten, find_split_groups, old_anchors
 from .routed import around, routed_lists
 
-_BATCH_OF_IMAGES = 4  # axes; a tensor in a list with fewer is one sample
-_MOST_VIEWS = 64  # tensors in a list, of which any neighbors may be put together
+_BATCH_OF_IMAGES = 4  # axes; a tensor with fewer axes in a list is one sample
+_MOST_VIEWS = 64  # tensors in a list whose neighbors the model may concatenate
 
 
 class ForwardChecks:
     """The checks that a `ModelHook` runs in the forwards of the model; see `Checks` there."""
 
     def check_steps(self, hook: ModelHook) -> None:
-        """Report schedules that nobody steps."""
+        """Report schedules if ``step`` was never called."""
         sites = [site_hook.site for site_hook in hook.hooks]
         tell(not_stepped(sites), hook.run.told)
 
@@ -47,7 +47,7 @@ class ForwardChecks:
                 )
 
     def check_first(self, hook: ModelHook, model: nn.Module, inputs: Any) -> None:
-        """Report what the first training forward of a window shows."""
+        """Report the faults that the first training forward of a window shows."""
         run = hook.run
         opened, _ = windows(run, hook.hooks)
         window = replace(opened, backward=False)
@@ -71,23 +71,28 @@ class ForwardChecks:
             warn(messages.ANCHOR_BEFORE_LOADING.format(sites=listed(keys, 5)))
 
     def new_alerts(self, hook: ModelHook, model: nn.Module, statistics: bool) -> list[Finding]:
-        """Return the new findings of a `Watchdog`, without `statistics` those about NaN and Inf."""
+        """Return the new findings of a `Watchdog`: all, or only NaN and Inf if not `statistics`."""
         return new_alerts(model, hook.run, hook.hooks, statistics)
 
     def tell_alerts(self, hook: ModelHook, alerts: Sequence[Finding]) -> None:
-        """Report what a `Watchdog` has found."""
+        """Report the findings of a `Watchdog`."""
         tell_alerts(hook.run, hook.hooks, alerts)
 
 
 def _not_left_out(model: nn.Module, hooks: list[SiteHook], window: Window) -> list[SiteHook]:
-    """Return the hooks without those whose layers this one forward may have left out."""
+    """Return the hooks whose layers the model should have called in this forward.
+
+    A layer in a list from which the model chooses some may be left out.
+    """
     called = [hook.site.owner for hook in hooks if window.sites[hook.site.key].calls]
     routed = routed_lists(model, called)
-    return [
-        hook
-        for hook in hooks
-        if window.sites[hook.site.key].calls or routed.isdisjoint(around(hook.site.owner))
-    ]
+    expected = []
+    for hook in hooks:
+        was_called = window.sites[hook.site.key].calls
+        parents = around(hook.site.owner)
+        if was_called or routed.isdisjoint(parents):
+            expected.append(hook)
+    return expected
 
 
 def _waiting(hook: ModelHook) -> list[LiveSite]:
@@ -108,16 +113,16 @@ def _without_optimizer(hook: ModelHook) -> list[Finding]:
 
 
 def find_unknown_scaler(run: Run) -> list[Finding]:
-    """Find out whether bounds of gradients need a GradScaler that nobody has named."""
+    """Find out whether gradients are clipped in float16 while no GradScaler is known."""
     if run.scaler is not None or not run.in_float16:
         return []
     return [messages.GRAD_SCALER.finding(epoch=run.epoch)]
 
 
 def find_no_batch(sites: Iterable[LiveSite], inputs: Any) -> list[Finding]:
-    """Find the sites of whole samples whose tensor has another length than the batch.
+    """Find the sites that drop whole samples, and whose axis 0 is not as long as the batch.
 
-    Axis 0 of such a tensor may hold windows, or tokens.
+    Axis 0 of such a tensor may hold windows or tokens.
 
     Args:
         sites: the sites that were called in a forward.
@@ -140,18 +145,18 @@ def find_no_batch(sites: Iterable[LiveSite], inputs: Any) -> list[Finding]:
 
 
 def _first_batch(first: Tensor, lists: Sequence[list[Any]]) -> int:
-    """Return the length of the batch, as messages name it: of the first tensor, or its list."""
+    """Return the length of the batch for messages: of the first tensor, or of its list."""
     if first.ndim < _BATCH_OF_IMAGES:
         for values in lists:
             if values and values[0] is first:
-                return len(values)  # each is a sample
+                return len(values)  # every tensor in the list is a sample
     return first.shape[0]
 
 
 def _batches(tensors: Sequence[Tensor], lists: Sequence[list[Any]]) -> set[int]:
     """Return all lengths that axis 0 of whole samples may have.
 
-    Images may come in a list, or in several sizes, of which some are put together.
+    Images may come in a list. A model may concatenate those of the same size.
     """
     sizes = [x.shape[0] for x in tensors]
     batches = {*sizes, sum(sizes)}
@@ -165,7 +170,7 @@ def _is_list(value: Any) -> bool:
 
 
 def _sums_of_neighbors(values: list[Any]) -> set[int]:
-    """The lengths of axis 0 if neighbors in a list of tensors are put together."""
+    """Return the lengths of axis 0 that result if neighbors in a list are concatenated."""
     if len(values) > _MOST_VIEWS or not all(isinstance(x, Tensor) and x.ndim for x in values):
         return set()
     ends = [0, *itertools.accumulate(x.shape[0] for x in values)]

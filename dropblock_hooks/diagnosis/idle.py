@@ -1,6 +1,7 @@
-"""Why a site did nothing in a window: one function for each cause, of which the first counts.
+"""Finds out why a site did nothing in a window.
 
-A cause takes the `IdleSite` and returns its `Cause` from ``messages``, or None if it does not hold.
+There is one function for each cause. It takes the `IdleSite` and returns a `Cause` from
+``messages``, or None if this is not the cause. The first cause that holds is reported.
 """
 
 from collections.abc import Callable, Iterable
@@ -23,7 +24,7 @@ from .lost import find_frozen, find_lost
 
 @dataclass(frozen=True)
 class IdleSite:
-    """A site that did nothing in a window in which the model or another site did something."""
+    """A site that did nothing in a window in which the model or another site ran."""
 
     hook: SiteHook
     model: nn.Module
@@ -42,7 +43,7 @@ class IdleSite:
 
     @property
     def enabled(self) -> bool:
-        """Whether the attachment was on, now and in all of the window."""
+        """Whether the attachment is on, and was on during the whole window."""
         return self.hook.run.enabled and not self.window.has("off")
 
     @property
@@ -52,7 +53,7 @@ class IdleSite:
 
     @property
     def misses_call(self) -> bool:
-        """Whether a call of the layer is missing, rather than an action in a call."""
+        """Whether the layer was not called, rather than called without effect."""
         if not (self.enabled or self.hook.by_call):
             return False
         only_evaluated = self.trained and self.owner.training and not self.counts.trained
@@ -60,14 +61,14 @@ class IdleSite:
 
     @property
     def missed_training(self) -> bool:
-        """Whether the model was trained without the site, and a validation has followed."""
+        """Whether the model was trained without a call of the layer, and then evaluated."""
         return self.trained and not self.model.training and not self.counts.trained
 
 
 def find_idle(base: nn.Module, hooks: Iterable[SiteHook], window: Window) -> list[Finding]:
     """Find the faults of the sites that did nothing in a window.
 
-    If somebody freezes a parameter after it was trained, that is no fault.
+    A parameter that is frozen after some training is no fault.
     """
     idle = [hook for hook in hooks if not window.sites[hook.site.key].active]
     findings = []
@@ -86,7 +87,7 @@ def find_idle(base: nn.Module, hooks: Iterable[SiteHook], window: Window) -> lis
 
 
 def diagnose(hook: SiteHook, model: nn.Module, window: Window) -> Finding | None:
-    """Return why a site did nothing in a window, or can't do anything; None if it is well."""
+    """Return why a site did nothing in a window, or can't act any more; None if it works."""
     owner = hook.find(model)
     lost = find_lost(hook, owner)
     if lost is not None or owner is None:
@@ -125,15 +126,16 @@ def _no_update(site: IdleSite) -> Finding | None:
         return _idle_site(site)  # the layer was in evaluation mode
     if not _others_updated(site):
         return _finding(messages.NO_STEP, site)
-    # heads of several tasks may take turns
-    return None if site.hook.site.active_calls else _finding(messages.UPDATES_WITHOUT_IT, site)
+    if site.hook.site.active_calls:
+        return None  # heads of several tasks may take turns
+    return _finding(messages.UPDATES_WITHOUT_IT, site)
 
 
 def _others_updated(site: IdleSite) -> bool:
-    """Whether the only optimizer holds the parameter, and has made a step with other ones."""
+    """Return whether the optimizer of the parameter has updated other parameters."""
     run = site.hook.run
     if len(run.optimizers) > 1:
-        return False  # which of them has made a step is not known
+        return False  # it is unknown which of them has made a step
 
     optimizer = run.optimizers[0].optimizer
     hook: Any = site.hook
@@ -157,13 +159,12 @@ def _idle_site(site: IdleSite) -> Finding | None:
 
 
 def _what_is_missing(site: IdleSite) -> Message:
-    """Return the message about a missing call, call in training mode, or action in a call."""
+    """Return the message: the layer was not called, not called in training, or without effect."""
     if not site.misses_call:
         return messages.NEVER_ACTIVE
-    if site.hook.by_call:
-        called = site.counts.calls
-        return messages.NEVER_CALLED_IN_TRAINING if called else messages.NEVER_CALLED
     called = site.counts.calls
+    if site.hook.by_call:
+        return messages.NEVER_CALLED_IN_TRAINING if called else messages.NEVER_CALLED
     return messages.NO_GRADIENT_IN_TRAINING if called else messages.NO_GRADIENT_NO_CALL
 
 
@@ -174,7 +175,7 @@ def _frozen_layer(site: IdleSite) -> Cause | None:
 
 
 def _not_called(site: IdleSite) -> Cause | None:
-    # compiled code counts no calls of layers that only evaluate
+    # compiled code does not count calls of layers in evaluation mode
     by_compiled_code = site.missed_training and site.hook.by_call and site.hook.run.compiled
     if not (site.misses_call or by_compiled_code):
         return None
@@ -215,7 +216,7 @@ _CAUSES: tuple[Callable[[IdleSite], Cause | None], ...] = (
 
 
 def _why_not_called(model: nn.Module, name: str, compiled: bool) -> Cause:
-    """Return the likely cause why a layer was not called.
+    """Return the likely reason why a layer was not called.
 
     Args:
         model: the model.
@@ -239,5 +240,6 @@ def _why_not_called(model: nn.Module, name: str, compiled: bool) -> Cause:
 
 
 def _finding(message: Message, site: IdleSite, **values: object) -> Finding:
+    """Make a finding about an idle site."""
     key = site.hook.site.key
     return message.finding(key, epoch=site.hook.run.epoch, **values)

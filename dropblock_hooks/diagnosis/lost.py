@@ -1,4 +1,4 @@
-"""Sites that can't act any more: the layer was replaced, or its parameter is another one."""
+"""Finds sites that can't act any more, because their layer or parameter was replaced."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ from ..sites.updates import updated_by
 
 
 def find_lost(hook: SiteHook, owner: nn.Module | None) -> Finding | None:
-    """Find out whether a site has lost its target.
+    """Return the finding about a site that has lost its target; None if the target is there.
 
     Args:
         hook: the hook of the site.
@@ -32,21 +32,34 @@ def find_lost(hook: SiteHook, owner: nn.Module | None) -> Finding | None:
 
 
 def _lost_parameter(hook: ParameterHook, owner: nn.Module) -> Finding | None:
-    """Find out whether a hook has lost its parameter."""
+    """Return the finding about a hook that has lost its parameter; None if it has not."""
     regularizer = hook.site.regularizer
     acts_on_parts = bool(regularizer.parts)
-    refusal = shard_message(owner, acts_on_parts, acts_once(regularizer))
+    refusal = shard_message(
+        owner,
+        acts_on_parts,
+        acts_once(regularizer),
+    )
     if refusal is not None:
-        return _finding(refusal, hook, sharding=sharding_of(owner))
+        return _finding(
+            refusal,
+            hook,
+            sharding=sharding_of(owner),
+        )
 
     was_replaced = hook.lost(owner)
     if hook.held(owner) is None:
         if was_replaced:
             return _finding(messages.REPLACED, hook)
-        return _finding(messages.PARAMETER_GONE, hook, name=hook.local)
+        return _finding(
+            messages.PARAMETER_GONE,
+            hook,
+            name=hook.local,
+        )
 
     # a frozen parameter gets its hook when it is unfrozen
-    if hook.follows(owner) or hook.site.frozen or hook.is_frozen(owner):
+    is_frozen = hook.site.frozen or hook.is_frozen(owner)
+    if is_frozen or hook.follows(owner):
         return None
     if was_replaced:
         return _finding(messages.REPLACED, hook)
@@ -54,24 +67,43 @@ def _lost_parameter(hook: ParameterHook, owner: nn.Module) -> Finding | None:
 
 
 def _finding(message: Message, hook: SiteHook, **values: object) -> Finding:
-    return message.finding(hook.site.key, epoch=hook.run.epoch, **values)
+    """Make a finding about the site of a hook."""
+    return message.finding(
+        hook.site.key,
+        epoch=hook.run.epoch,
+        **values,
+    )
 
 
-def find_frozen(base: nn.Module, run: Run, hooks: Iterable[SiteHook]) -> list[Finding]:
+def find_frozen(
+    base: nn.Module,
+    run: Run,
+    hooks: Iterable[SiteHook],
+) -> list[Finding]:
     """Find the entries of the spec whose parameters are all frozen.
 
     A frozen parameter beside others is no fault, because it is regularized once it is unfrozen.
     """
-    entries = _by_entry(hook for hook in hooks if isinstance(hook, ParameterHook))
+    entries = _by_entry(_on_parameters(hooks))
     sizes = Counter(site.position for site in run.sites)
     findings = []
     for position, members in entries.items():
         frozen = [hook for hook in members if _has_frozen(hook, base)]
         if len(frozen) < sizes[position]:
             continue
+
         keys = [hook.site.key for hook in frozen]
-        findings.append(messages.FROZEN.finding(*keys, epoch=run.epoch))
+        finding = messages.FROZEN.finding(
+            *keys,
+            epoch=run.epoch,
+        )
+        findings.append(finding)
     return findings
+
+
+def _on_parameters(hooks: Iterable[SiteHook]) -> list[ParameterHook]:
+    """Return the hooks that are on parameters."""
+    return [hook for hook in hooks if isinstance(hook, ParameterHook)]
 
 
 def _has_frozen(hook: ParameterHook, base: nn.Module) -> bool:
@@ -80,28 +112,40 @@ def _has_frozen(hook: ParameterHook, base: nn.Module) -> bool:
     return owner is not None and hook.is_frozen(owner)
 
 
-def find_overwritten(base: nn.Module, run: Run, hooks: Iterable[SiteHook]) -> list[Finding]:
-    """Find the sites whose gradient is written anew at the optimizer's step.
+def find_overwritten(
+    base: nn.Module,
+    run: Run,
+    hooks: Iterable[SiteHook],
+) -> list[Finding]:
+    """Find the sites whose gradient is replaced in the optimizer's step.
 
-    Opacus computes gradients of each sample in hooks, keeps them in ``grad_sample`` of the
-    parameters, and makes ``grad`` of them in the step of its optimizer.
+    Opacus computes a gradient for each sample in hooks, and keeps them in ``grad_sample`` of the
+    parameter. Its optimizer computes ``grad`` from them in its step.
     """
     keys = []
-    for hook in hooks:
-        if not isinstance(hook, ParameterHook) or hook.site.regularizer.accumulates:
+    for hook in _on_parameters(hooks):
+        if hook.site.regularizer.accumulates:
             continue
         owner = hook.find(base)
-        if owner is not None and hasattr(hook.held(owner), "grad_sample"):
+        if owner is None:
+            continue
+        parameter = hook.held(owner)
+        if hasattr(parameter, "grad_sample"):
             keys.append(hook.site.key)
+
     if not keys:
         return []
-    return [messages.OVERWRITTEN.finding(*keys, epoch=run.epoch)]
+    finding = messages.OVERWRITTEN.finding(
+        *keys,
+        epoch=run.epoch,
+    )
+    return [finding]
 
 
 def old_anchors(base: nn.Module, hooks: Iterable[SiteHook]) -> list[str]:
-    """Return the keys of sites that pull a parameter to a value of before it was loaded.
+    """Return the keys of sites that pull a parameter to a value from before it was loaded.
 
-    Values are compared only where the parameter was written since `attach`, because a comparison
+    Values are compared only if the parameter was written since `attach`, because a comparison
     waits for the device.
     """
     keys = []
@@ -109,53 +153,84 @@ def old_anchors(base: nn.Module, hooks: Iterable[SiteHook]) -> list[str]:
         site = hook.site
         version = site.anchored_at
         site.anchored_at = None  # from here on, the training changes the parameter
+
         owner = hook.find(base)
-        if version is None or owner is None or not isinstance(hook, ParameterHook):
+        if version is None or owner is None:
+            continue
+        if not isinstance(hook, ParameterHook):
             continue
 
         parameter = hook.held(owner)
-        if parameter is not None and not site.active_calls and parameter._version != version:
-            anchor = site.anchor_of(parameter).to(parameter.dtype)
-            if not torch.equal(parameter, anchor):
-                keys.append(site.key)
+        if parameter is None or site.active_calls:
+            continue
+        if parameter._version == version:
+            continue
+
+        anchor = site.anchor_of(parameter)
+        anchor = anchor.to(parameter.dtype)
+        if not torch.equal(parameter, anchor):
+            keys.append(site.key)
     return keys
 
 
-def find_split_groups(base: nn.Module, run: Run, hooks: Iterable[SiteHook]) -> list[Finding]:
-    """Find the entries with one norm whose parameters several optimizers hold."""
-    parameter_hooks = [hook for hook in hooks if isinstance(hook, ParameterHook)]
-    grouped = [hook for hook in parameter_hooks if getattr(hook.site.regularizer, "group", False)]
+def find_split_groups(
+    base: nn.Module,
+    run: Run,
+    hooks: Iterable[SiteHook],
+) -> list[Finding]:
+    """Find the entries that clip one common norm, and whose parameters several optimizers hold."""
+    grouped = []
+    for hook in _on_parameters(hooks):
+        has_one_norm = getattr(hook.site.regularizer, "group", False)
+        if has_one_norm:
+            grouped.append(hook)
     if not grouped:
         return []
 
-    held = _updated(run)
+    updated = _updated(run)
     findings = []
     for members in _by_entry(grouped).values():
         parameters = _identities(members, base)
-        parts = {frozenset(part & parameters) for part in held} - {frozenset()}
-        if len(parts) < 2:  # optimizers of all parameters may take turns
+        parts = {frozenset(identities & parameters) for identities in updated}
+        parts.discard(frozenset())
+        if len(parts) < 2:  # two optimizers that both hold all parameters may take turns
             continue
+
         keys = [hook.site.key for hook in members]
-        finding = messages.SPLIT_GROUP.finding(*keys, epoch=run.epoch, optimizers=len(parts))
+        finding = messages.SPLIT_GROUP.finding(
+            *keys,
+            epoch=run.epoch,
+            optimizers=len(parts),
+        )
         findings.append(finding)
     return findings
 
 
 def _updated(run: Run) -> list[set[int]]:
     """Return the identities of the parameters of each optimizer."""
-    optimizers = [step_hooks.optimizer for step_hooks in run.optimizers]
-    return [updated_by(optimizer) for optimizer in optimizers if optimizer is not None]
+    identities = []
+    for step_hooks in run.optimizers:
+        optimizer = step_hooks.optimizer
+        if optimizer is not None:
+            identities.append(updated_by(optimizer))
+    return identities
 
 
 def _identities(hooks: Iterable[ParameterHook], base: nn.Module) -> set[int]:
-    """Return the identities of the parameters of hooks, as `updated_by` has them."""
-    owners = [(hook, hook.find(base)) for hook in hooks]
-    return {id(hook.held(owner)) for hook, owner in owners if owner is not None}
+    """Return the identities of the parameters of hooks, in the form that `updated_by` returns."""
+    identities = set()
+    for hook in hooks:
+        owner = hook.find(base)
+        if owner is not None:
+            parameter = hook.held(owner)
+            identities.add(id(parameter))
+    return identities
 
 
 def _by_entry(hooks: Iterable[ParameterHook]) -> dict[tuple[int, int], list[ParameterHook]]:
     """Return the hooks of each entry of the spec."""
     entries: dict[tuple[int, int], list[ParameterHook]] = defaultdict(list)
     for hook in hooks:
-        entries[hook.site.position].append(hook)
+        position = hook.site.position
+        entries[position].append(hook)
     return entries

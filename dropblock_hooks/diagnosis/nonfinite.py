@@ -1,4 +1,4 @@
-"""The rule of a `Watchdog` about NaN and Inf: the layer that made the first of them."""
+"""Applies the rule of a `Watchdog` about NaN and Inf, and names the layer that made them first."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -14,13 +14,13 @@ from ..sites.run import Run
 from ..sites.scaler import is_enabled
 from .sights import Sight
 
-_SMALLEST_SCALE = 1.0  # a GradScaler below it is not recovering from its overflows
+_SMALLEST_SCALE = 1.0  # a GradScaler below this scale is not recovering from its overflows
 
 
 def find_nonfinite(run: Run, sights: list[Sight]) -> Iterator[Finding]:
-    """Find the layer that made the first bad value, or the first that a bad gradient reaches.
+    """Find the layer that made the first NaN or Inf, or the first layer with a bad gradient.
 
-    An output with -Inf alone may be masked logits. It is a cause only where NaN or +Inf follows.
+    Masked logits contain -Inf, so -Inf alone is a fault only if NaN or +Inf follows.
     """
     if not sights:
         return
@@ -31,14 +31,14 @@ def find_nonfinite(run: Run, sights: list[Sight]) -> Iterator[Finding]:
     bad_gradient_first = first_in_backward.watched.grad_bad < worst.watched.worse
 
     scaled = is_enabled(run.scaler)
-    # overflows are how a GradScaler finds its scale
+    # a GradScaler finds its scale by overflows, so they are no fault
     searching = scaled and run.scaler.get_scale() >= _SMALLEST_SCALE
     if bad_gradient_first and not searching:
         message = messages.BAD_SCALED_GRADIENT if scaled else messages.BAD_GRADIENT
         yield first_in_backward.finding(message)
     elif worst.watched.worse < math.inf:
         first = worst
-        if worst.watched.made != worst.watched.worse:  # -Inf in its input may have made it
+        if worst.watched.made != worst.watched.worse:  # -Inf in the input may be the cause
             first = min(sights, key=lambda sight: sight.watched.bad)
         yield _of_forward(first, sights, clock)
     else:
@@ -46,10 +46,16 @@ def find_nonfinite(run: Run, sights: list[Sight]) -> Iterator[Finding]:
 
 
 def _of_forward(first: Sight, sights: Sequence[Sight], clock: Clock) -> Finding:
-    """Make the finding that a layer returned bad values, where `first` was the first to do so.
+    """Make the finding about bad values in a forward.
 
-    Of that layer and all around it, the innermost one whose input was finite has made them. If
-    code between two layers made them, that is their parent. If there is none, `first` is named.
+    The innermost layer whose input was finite has made the bad values. It is `first` or a module
+    around `first`. If code between two layers made them, their parent is named. If no such layer
+    is watched, `first` is named.
+
+    Args:
+        first: the layer that returned bad values first.
+        sights: all watched layers.
+        clock: the forwards that were measured.
     """
     makers = [sight for sight in sights if _made_bad_values(sight, first)]
     sight = max(makers, key=lambda maker: (maker is first, len(maker.site.name)), default=first)
@@ -71,7 +77,7 @@ def _of_forward(first: Sight, sights: Sequence[Sight], clock: Clock) -> Finding:
 
 
 def _gap_before(first: Sight, clock: Clock) -> Gap | None:
-    """Return the forwards before the first bad one that were not measured; None without any."""
+    """Return the forwards before the first bad one that were not measured; None if all were."""
     watched = first.watched
     if not watched.gap:
         return clock.gap
@@ -80,11 +86,11 @@ def _gap_before(first: Sight, clock: Clock) -> Gap | None:
 
 
 def _made_bad_values(sight: Sight, first: Sight) -> bool:
-    """Return whether a layer is `first`, or around it, and made bad values of a finite input."""
+    """Return whether a layer made bad values from a finite input, and is or contains `first`."""
     watched = sight.watched
     if not watched.made == watched.bad < math.inf:
         return False
-    prefix = f"{sight.site.name}.".lstrip(".")  # "" for the model itself, which is around all
+    prefix = f"{sight.site.name}.".lstrip(".")  # "" for the model itself, which contains all
     names_of_first = (first.site.name, *first.site.aliases)
     return any(f"{name}.".startswith(prefix) for name in names_of_first)
 
@@ -92,15 +98,15 @@ def _made_bad_values(sight: Sight, first: Sight) -> bool:
 def _after_the_last_measured(
     sights: Sequence[Sight], clock: Clock, compiled: bool
 ) -> Iterator[Finding]:
-    """Find bad parameters that forwards have left which were not measured.
+    """Find NaN and Inf in parameters after forwards that were not measured.
 
-    An update has put NaN or Inf into parameters since then. Therefore the first layer with bad
-    values need not be the one that made them.
+    An update has put them there since the last measured forward. Therefore the first layer with
+    bad values need not be the layer that made them.
     """
     last = clock.last
     forwards = clock.forwards
     if compiled:
-        # between two looks, the clock does not count
+        # between two looks, the clock does not count compiled forwards
         forwards = max(forwards, *(sight.watched.turn for sight in sights))
         last = forwards - max(sight.watched.unmeasured for sight in sights)
     if last == forwards:

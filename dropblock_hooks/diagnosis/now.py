@@ -1,4 +1,4 @@
-"""Finds everything that is wrong now, and what is wrong with an epoch that ends."""
+"""Finds all faults at this moment, and the faults of an epoch that ends."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -26,9 +26,10 @@ from .skipped import find_skipped
 
 
 def find_faults(base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> list[Finding]:
-    """Find everything that is wrong in the open window.
+    """Find all faults in the open window.
 
-    If the model was not trained in it, the last window is judged, if anything was called there.
+    If the model was not trained in the open window, the last window is judged, provided that a
+    layer was called there.
     """
     if not run.installed:
         return [messages.REMOVED.finding(epoch=run.epoch)]
@@ -61,7 +62,7 @@ def find_faults(base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> list[Fi
 
 
 def tell_faults(attached: Any) -> list[Finding]:
-    """Warn of each fault once, let each `Watchdog` look and act; return all that is wrong."""
+    """Warn of each fault once, let each `Watchdog` look and act, and return all findings."""
     base = attached._base
     run = attached._run
     hooks = attached._hooks
@@ -99,11 +100,11 @@ def find_before_step(
 
 
 AFTER_THE_END = (".", "after_the_end")
-"""What `Run.told` holds once a time after the end was reported, or is meant."""
+"""A member of `Run.told` when a time after the end of the training was reported, or is intended."""
 
 
 def _check_end(t: float, run: Run, hooks: Iterable[SiteHook]) -> None:
-    """Warn once if the time is later than the end of the training, and schedules depend on it."""
+    """Warn once if the time is after the end of the training, and a rate follows a schedule."""
     if run.epochs is None or t < run.epochs + 1 or AFTER_THE_END in run.told:
         return
     rates = [rate for hook in hooks for rate in hook.site.regularizer.rates.values()]
@@ -113,7 +114,7 @@ def _check_end(t: float, run: Run, hooks: Iterable[SiteHook]) -> None:
 
 
 def _had_backward(base: nn.Module, hooks: Iterable[SiteHook], window: Window) -> bool:
-    """Return whether a backward of the model ran in the window, as far as gradients tell."""
+    """Return whether a backward of the model ran in the window, judged by its gradients."""
     gradients = [hook for hook in hooks if hook.site.regularizer.acts_on == "gradient"]
     if any(window.sites[hook.site.key].active for hook in gradients):
         return True
@@ -130,5 +131,5 @@ def _not_trained(base: nn.Module, run: Run, window: Window) -> Finding:
 
 
 def _leaves_no_trace(hooks: Iterable[SiteHook]) -> bool:
-    """Return whether compiled code may run the model uncounted, because it only reads rates."""
+    """Return whether compiled code may run the model uncounted, because it reads only rates."""
     return all(hook.holds_rate and not hook.needs_calls for hook in hooks)

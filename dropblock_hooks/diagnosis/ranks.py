@@ -1,4 +1,4 @@
-"""The findings of several processes, and how the processes differ."""
+"""Collects the findings of several processes, and finds differences between the processes."""
 
 import itertools
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from ..sites.site import LiveSite
 
 
 def compare(run: Run, sites: Sequence[LiveSite], local: Sequence[Finding]) -> list[Finding]:
-    """Find the faults of all ranks and their differences; the same list on every rank."""
+    """Return the faults of all ranks and their differences. Every rank gets the same list."""
     settings = {site.key: repr(site.regularizer) for site in sites}
     settings[""] = f"epoch {run.epoch:g}{'' if run.enabled else ', paused'}"
     of_ranks = gathered((local, settings, torch.initial_seed()))
@@ -32,10 +32,13 @@ def compare(run: Run, sites: Sequence[LiveSite], local: Sequence[Finding]) -> li
 
 
 def _with_ranks(findings_of_ranks: Sequence[Sequence[Finding]]) -> list[Finding]:
-    """Name the ranks of each finding, if it does not hold on all of them."""
+    """Add the ranks to the text of each finding that does not hold on all ranks."""
     named = []
     for finding in dict.fromkeys(chain(*findings_of_ranks)):
-        ranks = [str(rank) for rank, those in enumerate(findings_of_ranks) if finding in those]
+        ranks = []
+        for rank, findings in enumerate(findings_of_ranks):
+            if finding in findings:
+                ranks.append(str(rank))
         everywhere = len(ranks) == len(findings_of_ranks)
         where = "" if everywhere else f" (on rank {', '.join(ranks)})"
         named.append(replace(finding, text=f"{finding.text}{where}"))
@@ -43,7 +46,7 @@ def _with_ranks(findings_of_ranks: Sequence[Sequence[Finding]]) -> list[Finding]
 
 
 def _differences(settings_of_ranks: Sequence[dict[str, str]]) -> list[Finding]:
-    """Find the sites whose regularizer is another one on some ranks; the key "" is the model."""
+    """Find the sites whose regularizers differ between ranks; the key "" stands for the model."""
     findings = []
     for key in dict.fromkeys(chain(*settings_of_ranks)):
         values = [settings.get(key, "nothing") for settings in settings_of_ranks]
@@ -58,8 +61,8 @@ def _differences(settings_of_ranks: Sequence[dict[str, str]]) -> list[Finding]:
 def tell_equal_seeds(run: Run, sites: Sequence[LiveSite]) -> None:
     """Warn, once for an attachment, if another rank has the same random seed.
 
-    Each rank puts its seed into the store of the process group and reads the seeds that are there.
-    No rank waits for the others. It looks again in the next step, until all seeds are there.
+    Each rank puts its seed into the store of the process group and reads the seeds of the others.
+    No rank waits. If a seed is still missing, the rank looks again in the next step.
     """
     if run.compared or world_size() < 2 or not run.installed:
         return
@@ -91,7 +94,7 @@ def _key_of_seed(comparison: int, rank: int) -> str:
 
 
 def _seeds_of_others(store: Any, comparison: int, rank: int) -> list[str | None]:
-    """Read the seeds of the other ranks from the store, without waiting; None for missing ones."""
+    """Read the seeds of the other ranks without waiting; None for a seed that is missing."""
     seeds: list[str | None] = []
     for other in range(world_size()):
         if other == rank:

@@ -1,4 +1,4 @@
-"""Layers from which a model chooses some in each forward, such as experts."""
+"""Finds lists of layers from which a model chooses some in each forward, such as experts."""
 
 from collections.abc import Iterable
 
@@ -8,10 +8,10 @@ from ..selectors.wrappers import find_module
 
 
 def routed_lists(base: nn.Module, called: Iterable[str]) -> set[str]:
-    """Return the names of lists from whose layers the model may choose some.
+    """Return the names of the lists of layers from which the model may choose some.
 
-    The layers of a list have the same class, and some of them, or layers in them, are called. So
-    are experts, heads of several tasks, and blocks of which LayerDrop skips some.
+    The layers of such a list have the same class, and at least one of them, or a layer inside one,
+    was called. Examples are experts, the heads of several tasks, and the blocks under LayerDrop.
 
     Args:
         base: the model.
@@ -24,7 +24,7 @@ def routed_lists(base: nn.Module, called: Iterable[str]) -> set[str]:
 
 
 def _is_list_of_equals(module: nn.Module | None) -> bool:
-    """Return whether a module is a list or dict of layers of one class."""
+    """Return whether a module is a list or dict of layers that have the same class."""
     if not isinstance(module, nn.ModuleList | nn.ModuleDict):
         return False
     classes = {type(child) for child in module.children()}
@@ -32,6 +32,6 @@ def _is_list_of_equals(module: nn.Module | None) -> bool:
 
 
 def around(name: str) -> list[str]:
-    """Return the names of all modules around a layer."""
+    """Return the names of all modules that contain a layer."""
     parts = name.split(".")
     return [".".join(parts[:n]) for n in range(len(parts))]

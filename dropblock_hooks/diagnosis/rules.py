@@ -17,17 +17,32 @@ from .updated import find_no_update
 _FEW = 4  # with fewer layers, no rule about depth is applied
 
 
-def judge_statistics(base: nn.Module, clock: Clock, sights: list[Sight]) -> Iterator[Finding]:
+def judge_statistics(
+    base: nn.Module,
+    clock: Clock,
+    sights: list[Sight],
+) -> Iterator[Finding]:
     """Apply the rules about gradients and activations."""
-    yield from _vanishing(with_rule(Kind.VANISHING, sights))
-    yield from _exploding(clock, with_rule(Kind.EXPLODING, sights))
+    for_vanishing = with_rule(Kind.VANISHING, sights)
+    yield from _vanishing(for_vanishing)
+
+    for_exploding = with_rule(Kind.EXPLODING, sights)
+    yield from _exploding(clock, for_exploding)
+
     output = _output_layer(sights)
     for sight in sights:
         if sight.judged:
-            yield from _of_activation(sight, is_output=sight is output)
-    yield from _no_gradient(base, sights, with_rule(Kind.NO_GRADIENT, sights))
-    yield from find_no_update(with_rule(Kind.NO_UPDATE, sights))
-    yield from _eval_norms(sights, with_rule(Kind.EVAL_NORM, sights))
+            is_output = sight is output
+            yield from _of_activation(sight, is_output)
+
+    for_no_gradient = with_rule(Kind.NO_GRADIENT, sights)
+    yield from _no_gradient(base, sights, for_no_gradient)
+
+    for_no_update = with_rule(Kind.NO_UPDATE, sights)
+    yield from find_no_update(for_no_update)
+
+    for_eval_norms = with_rule(Kind.EVAL_NORM, sights)
+    yield from _eval_norms(sights, for_eval_norms)
 
 
 class _Norms(NamedTuple):
@@ -39,30 +54,62 @@ class _Norms(NamedTuple):
 
     @property
     def max_ratio(self) -> float:
-        return self.layers[0].dog.max_ratio
+        """The limit of the ratio of these norms."""
+        first_layer = self.layers[0]
+        return first_layer.dog.max_ratio
 
-    def finding(self, message: Message, early: float, late: float) -> Finding:
-        """Make a finding about the first layer."""
-        return self.layers[0].finding(
+    def finding(
+        self,
+        message: Message,
+        early: float,
+        late: float,
+    ) -> Finding:
+        """Make a finding about the first layer.
+
+        Args:
+            message: the text of the finding.
+            early: the norm that stands for the first layers.
+            late: the norm that stands for the last layers.
+        """
+        first_layer = self.layers[0]
+        last_layer = self.layers[-1]
+        return first_layer.finding(
             message,
             first=len(self.first),
             layers=len(self.layers),
             early=early,
             late=late,
-            last=self.layers[-1].site.name,
+            last=last_layer.site.name,
         )
 
 
 def _norms_along_depth(sights: list[Sight]) -> _Norms | None:
     """Return the gradient norms of the first and the last layers; None with too few layers."""
-    layers = [sight for sight in sights if sight.is_enough(sight.watched.grads) and sight.trained]
+    layers = []
+    for sight in sights:
+        has_enough = sight.is_enough(sight.watched.grads)
+        if has_enough and sight.trained:
+            layers.append(sight)
     if len(layers) < _FEW:
         return None
 
-    layers.sort(key=lambda sight: sight.watched.at)
-    norms = [sight.watched.norm / sight.watched.grads for sight in layers]
+    layers.sort(key=_last_call)
+    norms = []
+    for sight in layers:
+        mean_norm = sight.watched.norm / sight.watched.grads
+        norms.append(mean_norm)
+
     quarter = max(1, len(layers) // 4)
-    return _Norms(layers, first=norms[:quarter], last=norms[-quarter:])
+    return _Norms(
+        layers,
+        first=norms[:quarter],
+        last=norms[-quarter:],
+    )
+
+
+def _last_call(sight: Sight) -> int:
+    """Return the time of the last call of a layer."""
+    return sight.watched.at
 
 
 def _vanishing(sights: list[Sight]) -> Iterator[Finding]:
@@ -70,11 +117,13 @@ def _vanishing(sights: list[Sight]) -> Iterator[Finding]:
     norms = _norms_along_depth(sights)
     if norms is None:
         return
+
     # a branch may have small gradients by design, so the smallest of the last layers is not used
     early = max(norms.first)
     late = median(norms.last)
-    has_both = early and late  # a layer without any gradient is dead
-    if has_both and early * norms.max_ratio < late:
+    has_both = early and late  # another rule finds layers without any gradient
+    limit = early * norms.max_ratio
+    if has_both and limit < late:
         yield norms.finding(messages.VANISHING, early, late)
 
 
@@ -83,84 +132,119 @@ def _exploding(clock: Clock, sights: list[Sight]) -> Iterator[Finding]:
     norms = _norms_along_depth(sights)
     if norms is None:
         return
+
     early = min(norms.first)
     late = max(norms.last)
     has_both = early and late
-    if has_both and early > norms.max_ratio * late:
-        later = _is_found_later(clock)
-        message = messages.EXPLODING_LATER if later else messages.EXPLODING
+    limit = norms.max_ratio * late
+    if has_both and early > limit:
+        message = messages.EXPLODING
+        if _is_found_later(clock):
+            message = messages.EXPLODING_LATER
         yield norms.finding(message, early, late)
 
 
 def _is_found_later(clock: Clock) -> bool:
-    """Return whether exploding gradients were not there at the first look of all."""
+    """Return whether gradients began to explode after the first look."""
+    cure_if_later = messages.EXPLODING_LATER.cure
     for finding in clock.alerts.values():
         if finding.kind == Kind.EXPLODING:
-            return bool(finding.cure == messages.EXPLODING_LATER.cure)
+            return bool(finding.cure == cure_if_later)
     return clock.looks > 0
 
 
 def _output_layer(sights: Sequence[Sight]) -> Sight | None:
-    """Return the layer without layers inside it that was called last, which makes the output."""
-    leaves = [sight for sight in sights if not any(True for _ in sight.module.children())]
-    return max(leaves, key=lambda sight: sight.watched.at, default=None)
+    """Return the layer that makes the output: the last one without layers inside it."""
+    leaves = []
+    for sight in sights:
+        children = list(sight.module.children())
+        if not children:
+            leaves.append(sight)
+    return max(leaves, key=_last_call, default=None)
 
 
 def _of_activation(sight: Sight, is_output: bool) -> Iterator[Finding]:
-    """Find channels that are dead, and values at the bounds of the activation.
+    """Find dead channels, and values at the bounds of the activation.
 
-    Probabilities of a classifier that is sure lie at the bounds, so the last layer may have them.
+    The last layer may have values at the bounds, because a confident classifier has them.
     """
     dog = sight.dog
     watched = sight.watched
 
     alive: Any = watched.units.get("alive", ())
-    dead = 1.0 - alive.float().mean().item() if len(alive) else 0.0
+    dead = 0.0
+    if len(alive):
+        share_alive = alive.float().mean().item()
+        dead = 1.0 - share_alive
     if Kind.DEAD in dog.names and dead > dog.max_dead:
-        yield sight.finding(messages.DEAD, share=dead, channels=len(alive))
+        yield sight.finding(
+            messages.DEAD,
+            share=dead,
+            channels=len(alive),
+        )
 
-    near = float(watched.near) / max(watched.calls, 1)
-    if Kind.SATURATED in dog.names and near > dog.max_saturated and not is_output:
+    calls = max(watched.calls, 1)
+    near = float(watched.near) / calls
+    is_saturated = near > dog.max_saturated and not is_output
+    if Kind.SATURATED in dog.names and is_saturated:
         yield sight.finding(messages.SATURATED, share=near)
 
 
 def _no_gradient(
-    base: nn.Module, all_sights: list[Sight], sights: list[Sight]
+    base: nn.Module,
+    all_sights: list[Sight],
+    sights: list[Sight],
 ) -> Iterator[Finding]:
-    """Find layers with trained parameters that get no gradient, while others do.
+    """Find layers with trained parameters that get no gradient, while other layers do.
 
     Args:
         base: the model.
         all_sights: all sites of a `Watchdog`.
-        sights: those of them that have the rule.
+        sights: the sites whose `Watchdog` has this rule.
     """
     has_enough = any(sight.is_enough(sight.watched.grads) for sight in all_sights)
-    model_has_gradients = any(_has_gradient(p) for p in base.parameters())
+    model_has_gradients = any(map(_has_gradient, base.parameters()))
     routed = routed_lists(base, _called(all_sights))
     for sight in sights:
-        trained = sight.trained  # empty for a frozen layer, which is meant to have no gradient
+        trained = sight.trained  # empty for a frozen layer, which needs no gradient
         if not has_enough or not trained:
             continue
         if any(map(_has_gradient, trained)):
             continue
 
         never_called = model_has_gradients and not sight.watched.called
-        unused = never_called and routed.isdisjoint(around(sight.site.name))
+        parents = around(sight.site.name)
+        unused = never_called and routed.isdisjoint(parents)
         if unused or _got_no_gradient(sight):
-            yield sight.finding(messages.NO_GRADIENT, calls=sight.watched.calls)
+            yield sight.finding(
+                messages.NO_GRADIENT,
+                calls=sight.watched.calls,
+            )
 
 
-def _eval_norms(all_sights: list[Sight], sights: list[Sight]) -> Iterator[Finding]:
-    """Find trained norms in evaluation mode; frozen ones, and those of FreezeNorm, are meant.
+def _eval_norms(
+    all_sights: list[Sight],
+    sights: list[Sight],
+) -> Iterator[Finding]:
+    """Find norms in evaluation mode whose parameters are trained.
 
-    Their own calls are not in training mode, so those of other layers count.
+    Frozen norms and norms under FreezeNorm are in evaluation mode on purpose. The calls of a norm
+    in evaluation mode are no training calls, so the calls of the other layers decide.
+
+    Args:
+        all_sights: all sites of a `Watchdog`.
+        sights: the sites whose `Watchdog` has this rule.
     """
     most_called = max((sight.watched.called for sight in all_sights), default=0)
     for sight in sights:
         forwards = sight.watched.evaluated
-        often = most_called >= sight.dog.min_calls and forwards >= sight.dog.enough
+        model_trained = most_called >= sight.dog.min_calls
+        often = model_trained and forwards >= sight.dog.enough
         if often and sight.trained:
-            yield sight.finding(messages.EVAL_NORM, forwards=forwards)
+            yield sight.finding(
+                messages.EVAL_NORM,
+                forwards=forwards,
+            )
 
 
 def _called(sights: Sequence[Sight]) -> list[str]:
@@ -171,11 +255,21 @@ def _called(sights: Sequence[Sight]) -> list[str]:
 def _got_no_gradient(sight: Sight) -> bool:
     """Return whether a layer was called often, and got no gradient or only zeros."""
     watched = sight.watched
-    none = sight.is_enough(watched.calls) and not watched.grads
-    zeros = sight.is_enough(watched.grads) and not watched.norm and math.isinf(watched.grad_bad)
-    return none or zeros
+    enough_calls = sight.is_enough(watched.calls)
+    if enough_calls and not watched.grads:
+        return True
+
+    enough_gradients = sight.is_enough(watched.grads)
+    was_finite = math.isinf(watched.grad_bad)
+    return enough_gradients and not watched.norm and was_finite
 
 
 def _has_gradient(p: nn.Parameter) -> bool:
-    """Return whether a gradient is not zero: ``zero_grad(set_to_none=False)`` leaves zeros."""
-    return p.grad is not None and bool((p.grad != 0).any())
+    """Return whether the gradient has a value other than 0.
+
+    ``zero_grad(set_to_none=False)`` leaves gradients of zeros.
+    """
+    if p.grad is None:
+        return False
+    is_not_zero = p.grad != 0
+    return bool(is_not_zero.any())

@@ -1,4 +1,4 @@
-"""The layers that a `Watchdog` watches, with the numbers of its last look."""
+"""Reads the layers that a `Watchdog` watches, with their numbers."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -32,7 +32,7 @@ class Sight(NamedTuple):
         return self.is_enough(self.watched.calls)
 
     def is_enough(self, measured: int) -> bool:
-        """Whether so many measured calls, or gradients, show something of the layer."""
+        """Return whether this number of measured calls, or gradients, allows a judgment."""
         return self.watched.called >= self.dog.min_calls and measured >= self.dog.enough
 
     @property
@@ -46,7 +46,7 @@ class Sight(NamedTuple):
 
 
 def sights_of(base: nn.Module, hooks: Sequence[SiteHook]) -> list[Sight]:
-    """Read all sites of a `Watchdog`, which waits for the device."""
+    """Read all sites of a `Watchdog`. This waits for the device."""
     sights = []
     for hook in hooks:
         site = hook.site

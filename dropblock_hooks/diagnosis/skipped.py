@@ -1,4 +1,4 @@
-"""Updates of the optimizer that `SkipUpdate` has left out."""
+"""Finds updates of the optimizer that `SkipUpdate` has left out."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from ..sites.windows import Window
 
 
 def find_skipped(sites: Sequence[LiveSite], window: Window, epoch: float) -> list[Finding]:
-    """Find the sites whose updates were left out in a window."""
+    """Find the sites with updates that were left out in a window."""
     findings = []
     for site in sites:
         regularizer = site.regularizer

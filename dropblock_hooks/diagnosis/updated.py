@@ -1,4 +1,4 @@
-"""The rule of a `Watchdog` about parameters that get gradients, and that no update changes."""
+"""Applies the rule of a `Watchdog` about parameters with gradients that no update changes."""
 
 from collections.abc import Iterator, Sequence
 
@@ -7,23 +7,26 @@ from ..findings import Finding, Message
 from ..quoting import listed
 from .sights import Sight
 
-_FEWEST = 3  # updates; a warm-up may begin with a learning rate of 0
-_MOST_LEFT_OUT = 0.25  # of the layers; more than these are left out of the optimizer on purpose
+_FEWEST = 3  # updates, because a warm-up may begin with a learning rate of 0
+_MOST_LEFT_OUT = 0.25  # of the layers; if more are left out of the optimizer, it is on purpose
 
 
 def find_no_update(sights: Sequence[Sight]) -> Iterator[Finding]:
-    """Find layers whose updates change no value, and layers that updates of others leave out."""
+    """Find layers that updates do not change, and layers that no optimizer updates."""
     layers = [sight for sight in sights if _gets_gradients(sight)]
     changed, unchanged = _by_change(layers)
-    in_vain = [sight for sight in unchanged if _number(sight) >= _FEWEST]
-    if in_vain:
-        updates = min(map(_number, in_vain))
-        yield _finding(messages.UPDATED_BY_NOTHING, in_vain, layers, updates)
 
-    left_out = [sight for sight in unchanged if not _number(sight)]
-    updates = max(map(_number, changed), default=0)
-    if left_out and updates >= _FEWEST and not _is_meant(left_out, changed, layers):
-        yield _finding(messages.NOT_UPDATED, left_out, layers, updates)
+    in_vain = [sight for sight in unchanged if _updates(sight) >= _FEWEST]
+    if in_vain:
+        fewest = min(map(_updates, in_vain))
+        yield _finding(messages.UPDATED_BY_NOTHING, in_vain, layers, fewest)
+
+    left_out = [sight for sight in unchanged if not _updates(sight)]
+    most = max(map(_updates, changed), default=0)
+    if not left_out or most < _FEWEST:
+        return
+    if not _is_on_purpose(left_out, changed, layers):
+        yield _finding(messages.NOT_UPDATED, left_out, layers, most)
 
 
 def _by_change(layers: Sequence[Sight]) -> tuple[list[Sight], list[Sight]]:
@@ -36,7 +39,7 @@ def _by_change(layers: Sequence[Sight]) -> tuple[list[Sight], list[Sight]]:
     return changed, unchanged
 
 
-def _number(sight: Sight) -> int:
+def _updates(sight: Sight) -> int:
     """Return the number of updates of a layer."""
     number: int = sight.watched.updates.updates
     return number
@@ -49,15 +52,24 @@ def _gets_gradients(sight: Sight) -> bool:
     return often and bool(watched.updates.parameters)
 
 
-def _is_meant(left_out: list[Sight], changed: list[Sight], layers: list[Sight]) -> bool:
-    """Return whether an optimizer may leave out layers on purpose: most of them, or the first."""
-    many = len(left_out) > _MOST_LEFT_OUT * len(layers)
-    last = max(sight.watched.at for sight in left_out)
+def _is_on_purpose(
+    left_out: list[Sight],
+    changed: list[Sight],
+    layers: list[Sight],
+) -> bool:
+    """Return whether many layers, or only the first ones, are left out of the optimizer."""
+    are_many = len(left_out) > _MOST_LEFT_OUT * len(layers)
+    last_left_out = max(sight.watched.at for sight in left_out)
     first_changed = min(sight.watched.at for sight in changed)
-    return many or last < first_changed
+    return are_many or last_left_out < first_changed
 
 
-def _finding(message: Message, sights: list[Sight], layers: list[Sight], updates: int) -> Finding:
+def _finding(
+    message: Message,
+    sights: list[Sight],
+    layers: list[Sight],
+    updates: int,
+) -> Finding:
     """Make one finding about the first of these layers, which names the others."""
     sights = sorted(sights, key=lambda sight: sight.watched.at)
     names = [sight.site.name or "the model" for sight in sights]
