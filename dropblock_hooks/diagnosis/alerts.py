@@ -203,7 +203,7 @@ def _judge(
     else:
         others = [finding for finding in last_findings if finding.kind != Kind.NONFINITE]
 
-    findings = {}
+    findings: dict[tuple[str, str], Finding] = {}
     for finding in nonfinite + others:
         key = (finding.sites[0], finding.kind)
         findings[key] = finding

@@ -1,18 +1,18 @@
-"""The board: what compiled code reads and counts, in tensors that stay where they are.
+"""The board: tensors with fixed addresses for the rates and counts of compiled code.
 
 Compiled code must not call Python, and is not compiled again for another rate. So each site has
 these tensors on the device of its layer:
 
-cells       the host writes them, and compiled code reads them
-counts      a compiled forward adds to them
-gradients   a compiled backward adds to them, because it can't save what a forward changes
-norms       a compiled backward adds to this histogram of the norms before a bound, or of penalties
+- cells: the host writes them, and compiled code reads them.
+- counts: a compiled forward adds to them.
+- gradients: a compiled backward adds to them. It can't save the counts, which a forward changes.
+- norms: a histogram of the norms before a bound, or of penalties. A compiled backward adds to it.
 
-The first axis of the cells has the modes, evaluation and training. The second one has copies, the
-smallest of which is taken, see `sites.compiled.read`. The third one has the rows of
+The cells have four axes. The first axis is the mode, evaluation or training. The second axis has
+equal copies, and `sites.compiled.read` takes the smallest of them. The other axes are the rows of
 `functional.cells`.
 
-The host changes these tensors through ``tensor.data``, because autograd would refuse a backward
+The host changes these tensors through ``tensor.data``. Otherwise autograd would refuse a backward
 whose forward came before the change.
 
 The cells of all sites share one memory, so `Board.write` is one copy to the device.
@@ -74,7 +74,7 @@ class Board:
         return torch.zeros(length, dtype=self._memory.dtype, device=self.device)
 
     def _part(self, number: int) -> Tensor:
-        """The cells of a site: a tensor that is no view, although it shares the memory."""
+        """Return the cells of a site: a tensor that shares the memory, but is no view for torch."""
         start = number * self._memory[0].numel()
         part = torch.empty(0, dtype=self._memory.dtype, device=self.device)
         storage = self._memory.untyped_storage()
@@ -94,7 +94,11 @@ class Board:
             self._memory.copy_(for_each_copy)
 
     def take(self, only: Any = None) -> None:
-        """Move the counts to the counters of the sites, or of one; this waits for the device."""
+        """Move the counts to the counters of the sites. This waits for the device.
+
+        Args:
+            only: the site whose counts are moved; None moves the counts of all sites.
+        """
         numbers = [i for i, site in enumerate(self.sites) if only is None or site is only]
         if self.device.type == "meta" or not numbers:
             return
@@ -114,21 +118,21 @@ class Board:
 
 
 def _keep_addresses(tensors: Sequence[Tensor | None]) -> None:
-    """Tell torch that tensors stay where they are, so that CUDA graphs may read them there."""
+    """Tell torch that tensors keep their addresses, so that CUDA graphs can read them."""
     for tensor in tensors:
         if tensor is not None:
             keep_address(tensor)
 
 
 def _clear(tensors: Sequence[Tensor | None]) -> None:
-    """Fill tensors with zeros, unnoticed by autograd."""
+    """Fill tensors with zeros, without a change of version for autograd."""
     for tensor in tensors:
         if tensor is not None:
             tensor.data.zero_()
 
 
 def _has_norms(site: Any) -> bool:
-    """Whether norms, or the values of a penalty, are counted for a site."""
+    """Return whether norms, or the values of a penalty, are counted for a site."""
     return bool(site.regularizer.bounds) or site.regularizer.penalizes
 
 
@@ -147,7 +151,7 @@ def _rows(site: Any, training: bool) -> list[list[float]]:
         gradient[ACTIVE] = 1.0
         elements[TOTAL] = 1.0
         changed[AFFECTED] = 1.0
-    elif on and (training or site.always):  # what always() adds in evaluation is not counted
+    elif on and (training or site.always):  # calls under always() in evaluation are not counted
         called[ACTIVE] = 1.0
         elements[TOTAL] = 1.0
         elements[EXPECTED] = site.rate or 0.0
@@ -162,14 +166,14 @@ class Observed:
     """The tensors in which compiled code counts for an observer at a site.
 
     Attributes:
-        state: numbers, see `functional.measures`. The first two tell whether the site is on. A
-            compiled forward changes it.
-        gradients: the same for a compiled backward, because it can't save what a forward changes;
-            None if no gradients are seen.
-        alive: of each channel, whether it was not zero in some call; None without channels.
-        batches: sums over batches, of a BatchNorm; None without.
+        state: the numbers of `functional.measures`, which a compiled forward changes. The first two
+            say whether the site is on, in evaluation and in training.
+        gradients: the same numbers for a compiled backward, because a backward can't save a tensor
+            that a forward changes; None if the observer sees no gradients.
+        alive: for each channel, whether it was not zero in some call; None without channels.
+        batches: the sums over batches of a BatchNorm; None for other layers.
         watches: whether the observer is a `Watchdog`.
-        numbers: what its operators need besides.
+        numbers: further arguments of its operators.
         sees_values: whether it measures activations, and not their gradients.
     """
 
@@ -184,8 +188,8 @@ class Observed:
         self.batches: Tensor | None = None
         self._site = site
         self._empty = observer.start_compiled()
-        self._on: list[float] = []  # as last written
-        self._distance = 1  # as last written, of the calls that a `Watchdog` measures
+        self._on: list[float] = []  # the switches that were written last
+        self._distance = 1  # the distance of measured calls that was written last, of a `Watchdog`
 
         dtype = wide_dtype(device)
         with torch.inference_mode(False):
@@ -203,15 +207,17 @@ class Observed:
         self.write()
 
     def fits(self, device: torch.device, channels: int, has_batches: bool) -> bool:
-        """Whether the tensors fit activations with so many channels on this device."""
+        """Return whether the tensors fit activations with so many channels on this device."""
         if self.state.device != device:
             return False
-        own_channels = 0 if self.alive is None else len(self.alive)
-        own_batches = self.batches is not None
-        return own_channels == channels and own_batches == (has_batches and channels > 0)
+        present_channels = 0 if self.alive is None else len(self.alive)
+        if present_channels != channels:
+            return False
+        needs_batches = has_batches and channels > 0
+        return needs_batches == (self.batches is not None)
 
     def write(self) -> None:
-        """Write whether the site is on, in evaluation and in training, and what is measured."""
+        """Write the switches for evaluation and training, and which calls a `Watchdog` measures."""
         on = [float(self._site.acts(training)) for training in (False, True)]
         distance = self._site.regularizer.distance(self._site.run.shared) if self.watches else 1
         if on == self._on and distance == self._distance:
@@ -225,12 +231,18 @@ class Observed:
                     numbers.data[DISTANCE].fill_(distance)
 
     def take(self, place: int, layers: int, before: int) -> Compiled | None:
-        """Return what was counted since the last time, or None. This waits for the device."""
+        """Return the counts since the last call of `take`, or None. This waits for the device.
+
+        Args:
+            place: the place of the layer in the order in which layers return.
+            layers: the number of observed layers.
+            before: the time at which these calls begin.
+        """
         if self.state.device.type == "meta":
             return None
         rows = [numbers.tolist() for numbers in self._numbers]
-        kept = [self._empty_row(row) for row in rows]
-        if rows == kept:
+        empty_rows = [self._empty_row(row) for row in rows]
+        if rows == empty_rows:
             return None
         values = self._sums(rows)
 
@@ -238,11 +250,11 @@ class Observed:
         batches = None
         if self.batches is not None and self.batches[-1].any():
             batches = self.batches.clone()
-        self._empty_tensors(kept)
+        self._empty_tensors(empty_rows)
         return Compiled(values, alive, batches, place, layers, before)
 
     def _empty_row(self, row: list[float]) -> list[float]:
-        """The numbers without any count. Switches and the plan of a `Watchdog` stay."""
+        """Return a row without counts, but with the switches and the plan of a `Watchdog`."""
         empty: list[float] = self._on + self._empty[2:]
         if self.watches:
             for place in (TURN, DISTANCE):
@@ -257,9 +269,9 @@ class Observed:
             _clear([self.alive, self.batches])
 
     def _sums(self, rows: list[list[float]]) -> list[float]:
-        """The sums of the numbers of forwards and backwards; of first times the smallest.
+        """Add the numbers of forwards and backwards. For a first time, take the smaller number.
 
-        The plan of a `Watchdog` is that of the forwards.
+        The plan of a `Watchdog` is taken from the forwards.
         """
         sums: list[float] = []
         for numbers, empty in zip(zip(*rows, strict=True), self._empty, strict=True):

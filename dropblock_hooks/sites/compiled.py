@@ -1,7 +1,7 @@
 """Sites in compiled code: pure functions that torch.compile traces into the graph of the model.
 
-They read the rates from the board, and add to its counts; see `sites.board`. Dynamo takes time for
-each function and each operation here, so there are few.
+They read the rates from the board, and add to its counts; see `sites.board`. Functions and
+operations are few, because dynamo takes time for each of them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .site import LiveSite, channels_first, in_place_of, may_get_grad
 
 
 def read(site: LiveSite, training: bool) -> Tensor:
-    """Return the rows of the cells of a site, as they are in this call.
+    """Return a copy of the cells of a site, which holds the rates of this call.
 
     `Attachment.step` may write the cells before the backward of this call, and the backward must
     not read them again. The partitioner of AOTAutograd computes cheap results twice, but it keeps
@@ -33,7 +33,7 @@ def read(site: LiveSite, training: bool) -> Tensor:
 
 
 def note(site: LiveSite, device: torch.device, training: bool) -> None:
-    """Count a call of the layer in which nothing is done to a tensor."""
+    """Count a call of the layer in which no tensor is changed."""
     site.use_board(device)
     count(site.counts, site.cells[int(training), 0, CALLED])
 
@@ -42,7 +42,7 @@ def regularize(site: LiveSite, x: Tensor, layer_input: Any, training: bool) -> T
     """Return the regularized activation, or a copy whose gradient will be regularized."""
     if site.of_gradients and not may_get_grad(x):
         site.note_no_gradient()
-        note(site, x.device, training)  # the first pass of a reentrant checkpoint, say
+        note(site, x.device, training)  # for example, the first pass of a reentrant checkpoint
         return x
 
     site.use_board(x.device)
@@ -72,7 +72,7 @@ def regularize(site: LiveSite, x: Tensor, layer_input: Any, training: bool) -> T
 
 
 def _regularize_counted(site: LiveSite, x: Tensor, view: View, training: bool) -> Tensor:
-    """The activation of a regularizer that adds to the counts itself."""
+    """Return the activation, for a regularizer that adds to the counts itself."""
     regularizer: Any = site.regularizer
     plain = view is site.reader.sure
     maps = x if plain else view.take(x)
@@ -116,7 +116,7 @@ class _OnGradient(torch.autograd.Function):
         ctx.save_for_backward(cells, scale, x if site.regularizer.needs_activation else None)
         ctx.site = site
         ctx.view = view
-        return x.clone()  # work in place on a view of `x` would be refused
+        return x.clone()  # autograd would refuse in-place operations on a view of `x`
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -151,10 +151,10 @@ def _count_norms(cells: Tensor, norms: Tensor, on: Tensor) -> None:
 
 
 def _in_backward(row: Tensor, grad: Tensor) -> Tensor:
-    """The row, as a result that depends on the gradient.
+    """Return the row as a result that depends on the gradient.
 
-    The partitioner of AOTAutograd moves what does not depend on a gradient into the forward. Then
-    two forwards before their backwards would both add to the same old counts.
+    The partitioner of AOTAutograd moves operations that do not depend on a gradient into the
+    forward. Then two forwards before their backwards would both add to the same old counts.
     """
     if not grad.numel():
         return row

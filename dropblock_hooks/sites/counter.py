@@ -31,9 +31,9 @@ _MOST_WAITING = 2**20  # norms of several counters are added up before there are
 class Norms:
     """How large gradient norms were before a bound, in units of the unscaled loss.
 
-    For `ClipGradNorm` they are the norms that it bounds: of gradients, samples or channels. For
-    `ClampGrad` it is the largest magnitude of each gradient; with one bound only, towards that
-    bound. Norms that are not finite are left out. For penalties they are the values of the penalty.
+    `ClipGradNorm` has the norms of gradients, samples or channels. `ClampGrad` has the largest
+    magnitude of each gradient. If it has only one bound, it has the largest value in the direction
+    of that bound. Penalties have the values of the penalty. Norms that are not finite are left out.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(3, 2))
@@ -59,9 +59,15 @@ class Norms:
             self.largest = values[-LARGEST]
 
     def quantile(self, q: float) -> float | None:
-        """The norm that a share `q` (in [0, 1], else ValueError) of them does not exceed.
+        """The norm that a share `q` of the norms does not exceed; None without norms.
 
-        Within 19 %, and exactly where it is the largest norm; None without norms.
+        The relative error is below 19 %. The largest norm is exact.
+
+        Args:
+            q: the share, in [0, 1].
+
+        Raises:
+            ValueError: `q` is not in [0, 1].
         """
         q = as_number("q", q, allowed=PROBABILITY)
         if self.largest is None:
@@ -77,7 +83,7 @@ class Norms:
         return self.largest
 
     def _in_bin(self, at: int, share: float) -> float:
-        """The norm below which a share of the norms of a bin lies, if their logarithms are even."""
+        """Interpolate in a bin, as if the logarithms of its norms were evenly spaced."""
         if at == 0:
             return 0.0
         octave = (at - _ONE) / _PER_OCTAVE
@@ -104,7 +110,13 @@ def with_norms(cells: Tensor, norms: Tensor) -> Tensor:
 
 
 def with_norms_of_several(cells: Tensor, norms: Tensor, owners: Tensor) -> Tensor:
-    """The cells of several histograms, one a row, with more norms; `owners` are their rows."""
+    """Return the cells of several histograms, one in each row, with more norms.
+
+    Args:
+        cells: the histograms.
+        norms: the norms.
+        owners: the row of each norm.
+    """
     width = cells.shape[1]
     norms, finite, bins = _binned(norms.to(cells.dtype))
     first = owners * width
@@ -117,24 +129,24 @@ def with_norms_of_several(cells: Tensor, norms: Tensor, owners: Tensor) -> Tenso
 
 
 def _binned(norms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the norms, with 0 for each that is not finite; which are finite; and their cells."""
+    """Return the norms with 0 for those that are not finite, which are finite, and their bins."""
     finite = norms < float("inf")  # False for NaN, too
     norms = norms.where(finite, 0.0)
-    octaves = norms.log2() * _PER_OCTAVE + _ONE  # of 0: -inf
+    octaves = norms.log2() * _PER_OCTAVE + _ONE  # -inf for a norm of 0
     bins = octaves.clamp(0, _LAST).long() + 1
     return norms, finite.to(norms.dtype), bins
 
 
 def _together(tensors: Sequence[Tensor]) -> Tensor:
-    """All values of tensors in one row, on the device of the last tensor."""
+    """Return all values of tensors in one row, on the device of the last tensor."""
     device = tensors[-1].device
     return torch.cat([x.to(device).reshape(-1) for x in tensors])
 
 
 def has_data(x: Any) -> bool:
-    """Whether `x` is a tensor with numbers, which may be kept.
+    """Return whether `x` is a tensor with numbers, which may be kept.
 
-    A tensor of a trace or of a transform must not be kept, because its numbers end with them.
+    A tensor of a trace or of a transform must not be kept, because it is invalid afterwards.
     """
     traced = transforming() or is_tracing()
     return isinstance(x, Tensor) and not (traced or x.is_meta or isinstance(x, FakeTensor))
@@ -154,23 +166,26 @@ class Snapshot(NamedTuple):
 
     @property
     def calls(self) -> int:
+        """Calls of the layer in both modes."""
         return self.evaluated + self.trained
 
     @property
     def norms(self) -> Norms:
+        """The norms before a bound. Reading them waits for the device."""
         return Norms(self.cells)
 
     def share(self) -> float | None:
+        """Return the share of the elements that were dropped or changed; None without elements."""
         return self.affected / self.total if self.total else None
 
     def calls_only(self) -> Snapshot:
-        """The same without elements and norms."""
+        """Return the same counts without elements and norms."""
         return Snapshot(
             evaluated=self.evaluated, trained=self.trained, active=self.active, off=self.off
         )
 
     def plus(self, other: Snapshot, sign: int = 1) -> Snapshot:
-        """The sum, for example over ranks, or with ``sign=-1`` the growth since `other`."""
+        """Return the sum, for example over ranks; ``sign=-1`` returns the growth since `other`."""
         return Snapshot(
             evaluated=self.evaluated + sign * other.evaluated,
             trained=self.trained + sign * other.trained,
@@ -183,7 +198,7 @@ class Snapshot(NamedTuple):
         )
 
     def _cells_with(self, others: Tensor | None, sign: int) -> Tensor | None:
-        """The histogram together with another one, or without it."""
+        """Return the sum of two histograms; with a negative sign, their difference."""
         cells = self.cells
         if cells is None or others is None:
             return others if cells is None else cells
@@ -191,17 +206,17 @@ class Snapshot(NamedTuple):
         if sign > 0:
             return norms_together(cells, others)
         grown = cells - others
-        grown[-LARGEST:] = cells[-1]  # the largest one since the window began
+        grown[-LARGEST:] = cells[-1]  # the largest norm since the window began
         return grown
 
     def read(self) -> Snapshot:
-        """The same with numbers in place of the tensors, which waits for the device."""
+        """Return the same counts with numbers instead of tensors. This waits for the device."""
         cells = None if self.cells is None else self.cells.cpu().double()
         return self._replace(affected=int(self.affected), cells=cells)
 
 
 class Counter:
-    """The counts of a site; snapshots hold their tensors, so none is changed in place."""
+    """The counts of a site. Tensors are never changed in place, because snapshots hold them."""
 
     def __init__(self) -> None:
         self.evaluated = 0
@@ -213,8 +228,8 @@ class Counter:
         self.expected = 0.0
         self.cells: Tensor | None = None
         self._waiting: list[Tensor] = []  # numbers of elements that are not in `affected` yet
-        self._norms: list[Tensor] = []  # that are not in the cells yet
-        self.joint: JointCounts | None = None  # what was counted for several counters at once
+        self._norms: list[Tensor] = []  # norms that are not in the cells yet
+        self.joint: JointCounts | None = None  # the counts that are shared with other counters
         self.map_size: tuple[int, ...] | None = None  # the spatial size of the last tensor
         self.map_varies = False  # whether a tensor of another size came before
         self._begun = Snapshot()  # the totals when the open window began
@@ -230,12 +245,12 @@ class Counter:
         """Add one active call.
 
         Args:
-            affected: how many elements were changed: an integer, or a tensor. Nothing else is
-                counted for None, and for a tensor without numbers.
+            affected: how many elements were changed: an integer or a tensor. For None, or a tensor
+                without numbers, elements and norms are not counted.
             total: the number of elements.
             rate: the nominal rate.
             size: the spatial size of the tensor; None without a map.
-            norms: the norms of gradients before a bound; None without.
+            norms: the norms of gradients before a bound; None without a bound.
         """
         self.active += 1
         if size is not None and self.map_size != size:
@@ -249,7 +264,7 @@ class Counter:
             self._waiting.append(affected.detach())
         else:
             return
-        if type(norms) is Tensor and not norms.is_meta:  # others have no numbers
+        if type(norms) is Tensor and not norms.is_meta:  # other tensors have no numbers
             self._norms.append(norms.detach())
         if len(self._waiting) >= _MOST_NORMS or len(self._norms) >= _MOST_NORMS:
             self._add_up()
@@ -257,25 +272,30 @@ class Counter:
         self.expected += rate * total
 
     def take_joint(self, affected: Tensor, cells: Tensor | None) -> None:
-        """Add what was counted for several counters at once: elements, and a histogram."""
+        """Add the elements and the histogram of this counter from its `JointCounts`."""
         self._waiting.append(affected)
         if cells is not None:
             self._add_up()
             self._take_norms(cells.clone())
 
     def settle(self) -> None:
-        """Take over what was counted for several counters at once."""
+        """Take over the numbers of its `JointCounts`."""
         if self.joint is not None:
             self.joint.settle()
 
     def note_size(self, size: Sequence[int]) -> None:
-        """Keep the spatial size of a tensor, and whether an earlier one had another."""
+        """Keep the spatial size of a tensor, and note whether an earlier size was different."""
         if self.map_size != tuple(size):
             self.map_varies |= self.map_size is not None
             self.map_size = tuple(size)
 
     def take(self, counts: Sequence[float], cells: Tensor | None) -> None:
-        """Add what compiled code has counted, in the order of the fields of a `Snapshot`."""
+        """Add the counts of compiled code.
+
+        Args:
+            counts: a row of counts, in the order of ``functional.cells``.
+            cells: a histogram of norms; None without norms.
+        """
         trained, evaluated, active, off, affected, total, expected, size = counts
         self.trained += round(trained)
         self.evaluated += round(evaluated)
@@ -291,7 +311,7 @@ class Counter:
             self._take_norms(cells.to("cpu", torch.float64, copy=True))
 
     def _take_norms(self, cells: Tensor) -> None:
-        """Add a histogram, which is kept."""
+        """Add a histogram. The tensor is kept, so the caller must not change it."""
         if self.cells is not None:
             cells = norms_together(self.cells.to(cells), cells)
         self.cells = cells
@@ -303,7 +323,7 @@ class Counter:
             self.cells[-1].zero_()  # an assigned number would be copied to a GPU, which waits
 
     def _add_up(self) -> None:
-        """Add up what waits: a constant number of kernels for all of it."""
+        """Add up the waiting numbers and norms, with a constant number of kernels."""
         if self._waiting:
             numbers = _together(self._waiting).sum()
             self._waiting = []
@@ -320,7 +340,7 @@ class Counter:
             self.cells = with_norms(before, norms)
 
     def life(self) -> Snapshot:
-        """The totals since attaching, including a loaded state."""
+        """Return the totals since attaching, including a loaded state."""
         self.settle()
         self._add_up()
         return Snapshot(
@@ -348,12 +368,13 @@ class Counter:
         return window if window.total else self.closed
 
     def close_window(self) -> None:
+        """Close the open window and begin the next one."""
         self.closed = self.window()
         self._begun = self.life()
         self._begin_largest()
 
     def forget_elements(self) -> None:
-        """Begin new windows for elements and norms, after `Attachment.set`; keep those of calls."""
+        """Begin a new window for elements and norms after `Attachment.set`, but not for calls."""
         self.closed = self.closed.calls_only()
         begun = self._begun
         self._begun = self.life()._replace(
@@ -365,8 +386,8 @@ class Counter:
         self._begin_largest()
 
     def restore(self, life: Snapshot, window: Snapshot) -> None:
-        """Take over totals that were read or saved, and the open window."""
-        self.settle()  # what was counted before is replaced as well
+        """Set the totals and the open window to read or saved values."""
+        self.settle()  # these counts are replaced as well
         self._begun = life.plus(window, -1)
         self.closed = Snapshot()
         self._waiting = []
@@ -379,7 +400,7 @@ class Counter:
             setattr(self, name, total)
 
     def plus(self, other: Counter) -> Counter:
-        """The counts of two ranks together."""
+        """Return the sum of the counts of two ranks."""
         life = self.life().plus(other.life())
         window = self.window().plus(other.window())
         both = Counter()
@@ -391,7 +412,7 @@ class Counter:
         return both
 
     def read(self) -> Counter:
-        """Put numbers in place of the tensors, which waits for the device; return itself."""
+        """Replace all tensors by numbers, and return this counter. This waits for the device."""
         self._begun = self._begun.read()
         self.closed = self.closed.read()
         self._put(self.life().read())
@@ -399,7 +420,7 @@ class Counter:
 
 
 class JointCounts:
-    """What is counted for several counters by one operator, until one of them is read.
+    """Counts that one operator adds for several counters, until one of the counters is read.
 
     Args:
         counters: the counters, in the order of the numbers.
@@ -414,7 +435,7 @@ class JointCounts:
         self._device = device
         self._norm_counts = list(norm_counts)
         self._affected: Any = None
-        self._norms: list[Tensor] = []  # that are not in the cells yet
+        self._norms: list[Tensor] = []  # norms that are not in the cells yet
         self._cells: Tensor | None = None
         owners = torch.arange(len(self._counters)).repeat_interleave(torch.tensor(norm_counts))
         self._owners = owners.to(device)  # the counter of each norm
@@ -426,7 +447,7 @@ class JointCounts:
     def of(
         cls, counters: Sequence[Counter], device: torch.device, norm_counts: Sequence[int]
     ) -> JointCounts:
-        """The joint counts of these counters; new ones, if they were others in the call before."""
+        """Return the joint counts of these counters; make new ones if the counters have changed."""
         joint = counters[0].joint
         if joint is not None and joint._fits(counters, device, norm_counts):
             return joint
@@ -435,7 +456,7 @@ class JointCounts:
     def _fits(
         self, counters: Sequence[Counter], device: torch.device, norm_counts: Sequence[int]
     ) -> bool:
-        """Whether these are the counters, and the same numbers of norms."""
+        """Return whether this object was made for these counters, device and numbers of norms."""
         if self._counters != list(counters) or self._norm_counts != list(norm_counts):
             return False
         return self._device == device and all(counter.joint is self for counter in counters)
@@ -453,6 +474,7 @@ class JointCounts:
                 self._bin_norms()
 
     def _bin_norms(self) -> None:
+        """Add the waiting norms to the histograms."""
         if not self._norms:
             return
         calls = len(self._norms)

@@ -42,14 +42,15 @@ from .site import LiveSite, is_due, refuse_tracing, regularize_grad, see_grad
 
 
 def acts_once(regularizer: Regularizer) -> bool:
-    """Return whether a regularizer gets gradients that all processes have added up."""
+    """Return whether a regularizer gets gradients after all processes have added them up."""
     return regularizer.accumulates or isinstance(regularizer, Observer)
 
 
 class RetuneHook(SiteHook):
-    """Sets the rate that a layer holds to 0, and drops in its place.
+    """Sets the rate of a dropout layer to 0, and drops in its place.
 
-    Unknown layers, rates that other code reads and ``attr:`` targets get the rate of now.
+    In three cases it sets the present rate instead, and the layer drops: for a layer of an unknown
+    class, for a rate that other code reads, and for an ``attr:`` target.
     """
 
     takes = Retune
@@ -98,18 +99,18 @@ class RetuneHook(SiteHook):
 
     def restore(self, module: nn.Module) -> None:
         super().restore(module)
-        if self.before is not None:  # it was installed
+        if self.before is not None:  # the hook was installed
             setattr(module, self.attribute, self.before)
 
     def put(self, module: nn.Module) -> None:
-        """Set the attribute to the value of now in training."""
+        """Set the attribute to its present value for training."""
         setattr(module, self.attribute, self.value(training=True))
 
     def value(self, training: bool) -> Any:
-        """The value of the attribute: the rate of now, or 0 where this hook drops.
+        """Return the value of the attribute: the present rate, or 0 if this hook drops.
 
-        While paused it is the value that the attribute had before. So it is in a forward in
-        evaluation, because some models read their rate there too.
+        A paused attachment restores the earlier value. So does a forward in evaluation, because
+        some models read their rate there, too.
         """
         if not (self.run.installed and self.run.enabled):
             return self.before
@@ -139,7 +140,7 @@ class RetuneHook(SiteHook):
     def _act(self, module: nn.Module, args: tuple[Any, ...], rest: tuple[Any, ...]) -> Any:
         if not self.holds_rate:
             return super()._act(module, args, rest)
-        # the call is counted; how much the module has dropped is not known
+        # only the call is counted, because the module does not say how much it has dropped
         if is_compiling():
             self._note_compiled(module, self.call_of(args, rest))
         elif graph_task() == NO_TASK:
@@ -159,8 +160,8 @@ class FreezeHook(SiteHook):
     """Puts a norm into evaluation mode before each of its forwards, and back after it.
 
     Attributes:
-        frozen: whether the norm is frozen now. Compiled code is made for either value.
-        holds: whether the norm is in evaluation mode because of this hook.
+        frozen: whether the norm is frozen now. There is compiled code for both values.
+        holds: whether this hook has put the norm into evaluation mode.
         switched_off: the parameters whose ``requires_grad`` this hook has set to False.
     """
 
@@ -202,7 +203,7 @@ class FreezeHook(SiteHook):
         self.switched_off = set()
 
     def _freeze_parameters(self, module: nn.Module) -> None:
-        """Freeze the weight and the bias, if asked for, also if other code has unfrozen them."""
+        """Freeze the weight and the bias if the regularizer says so, also if they were unfrozen."""
         regularizer: Any = self.site.regularizer
         if not regularizer.parameters:
             return
@@ -210,7 +211,7 @@ class FreezeHook(SiteHook):
             parameter = parameters_of(module).get(name)
             if parameter is not None and parameter.requires_grad and parameter.is_leaf:
                 parameter.requires_grad_(False)
-                parameter.grad = None  # an optimizer would still use it
+                parameter.grad = None  # an optimizer would still use this gradient
                 self.switched_off.add(name)
 
     def freeze(self, module: nn.Module, args: tuple[Any, ...]) -> None:
@@ -237,14 +238,14 @@ class FreezeHook(SiteHook):
 
 
 class ParameterHook(SiteHook):
-    """Forward pre-hook of the owner of a parameter: counts its calls, and hooks new parameters."""
+    """Forward pre-hook of the module of a parameter: counts calls, and hooks new parameters."""
 
     by_call = False
 
     def __init__(self, site: LiveSite, local: str = "") -> None:
         super().__init__(site, local)
         self.direct = False
-        self.handles: list[RemovableHandle] = []  # of the hooks on all tensors that live
+        self.handles: list[RemovableHandle] = []  # of the hooks on all present tensors
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "handles": []}  # a copy has other parameters
@@ -273,26 +274,29 @@ class ParameterHook(SiteHook):
     def restore(self, module: nn.Module) -> None:
         super().restore(module)
         self._unhook(self.held(module))
-        for handle in self.handles:  # also of former parameters, and those of a functional_call
+        for handle in self.handles:  # also of earlier parameters, and of a functional_call
             handle.remove()
 
     def _unhook(self, parameter: Any) -> None:
+        """Take the hooks of this site off a parameter."""
         for hooks in (hooks_of_tensor(parameter), accumulate_hooks_of(parameter)):
-            for key in [key for key, each in hooks.items() if getattr(each, "hook", None) is self]:
-                del hooks[key]
+            for key, tensor_hook in list(hooks.items()):
+                if getattr(tensor_hook, "hook", None) is self:
+                    del hooks[key]
 
     def look(self, module: nn.Module, together: bool = False) -> None:
         super().look(module, together)
-        waits = self.site.frozen and not self.follows(module)  # unfrozen, and not hooked yet
+        # a parameter that was unfrozen since then is not hooked yet
+        waits = self.site.frozen and not self.follows(module)
         self.site.frozen = waits or self.is_frozen(module)
 
     def is_frozen(self, module: nn.Module) -> bool:
-        """Whether the parameter gets no gradient; it is hooked once it is unfrozen."""
+        """Return whether the parameter gets no gradient. It is hooked when it is unfrozen."""
         parameter = self.held(module)
         return parameter is not None and not parameter.requires_grad
 
     def held(self, module: nn.Module) -> Any:
-        """The parameter that a module holds now.
+        """Return the parameter that a module holds now; None if it holds none.
 
         torch.nn.utils.prune renames it, and torch.nn.utils.parametrize moves it to a child.
         """
@@ -305,7 +309,7 @@ class ParameterHook(SiteHook):
         return parameter
 
     def follows(self, module: nn.Module) -> bool:
-        """Whether the gradient of the parameter that this module holds now will be met."""
+        """Return whether this site gets the gradient of the parameter that a module holds now."""
         if self.site.regularizer.accumulates:  # the step of the optimizer has a hook
             return not self.lost(module)
         if self.site.watch is not None and is_gathered(module):  # a copy for this forward
@@ -315,11 +319,12 @@ class ParameterHook(SiteHook):
             hooks = accumulate_hooks_of(parameter)
         else:
             hooks = hooks_of_tensor(parameter)
-        for each in hooks.values():  # at every forward, so no generator
-            if isinstance(each, AccumulatedHook) and each.hook is self:
-                return each.owner() is module
-            if isinstance(each, GradHook) and each.hook is self:
-                return each.owner() is module and each.impl == address_of(parameter)
+        for tensor_hook in hooks.values():  # a generator would take longer in each forward
+            if isinstance(tensor_hook, AccumulatedHook) and tensor_hook.hook is self:
+                return tensor_hook.owner() is module
+            if isinstance(tensor_hook, GradHook) and tensor_hook.hook is self:
+                has_same_tensor = tensor_hook.impl == address_of(parameter)
+                return tensor_hook.owner() is module and has_same_tensor
         return False
 
     def call_of(self, args: tuple[Any, ...], rest: tuple[Any, ...]) -> Call:
@@ -336,7 +341,7 @@ class ParameterHook(SiteHook):
         for step in self.run.optimizers:
             step.forget()
         if self.site.regularizer.accumulates:
-            return  # the hook of the optimizer does the rest
+            return  # the hook of the optimizer regularizes the gradient
         parameter = self.held(module)
         if parameter is not None:
             self.site.note_autocast(parameter.device)
@@ -344,7 +349,7 @@ class ParameterHook(SiteHook):
             self.put(module)
 
     def put(self, module: nn.Module) -> None:
-        """Hook a new parameter, as of a copy; the old one stays hooked, as it may come back."""
+        """Hook a new parameter, as in a copy. The old one stays hooked, for it may come back."""
         if not self.run.installed or self.site.regularizer.accumulates or self.follows(module):
             return
         regularizer = self.site.regularizer
@@ -359,21 +364,26 @@ class ParameterHook(SiteHook):
 
     def _hook(self, parameter: Any, module: nn.Module) -> None:
         """Hook a parameter of the module."""
-        # a handle has a weak reference to the hooks of its tensor; one to the tensor itself would
-        # be in the way of torch.utils.swap_tensors
+        # a handle has a weak reference to the hooks of its tensor; a weak reference to the tensor
+        # itself would prevent torch.utils.swap_tensors
         self.handles = [handle for handle in self.handles if handle.hooks_dict_ref() is not None]
         if is_distributed(parameter):
             hook = AccumulatedHook(self, weakref.ref(module))
             self.handles.append(parameter.register_post_accumulate_grad_hook(hook))
             return
-        # a leaf is found in the module; others may be gone by the backward
+        # the hook finds a leaf in the module; another tensor may be gone before the backward
         leaf = parameter.is_leaf and not transforming()
-        value, owner = None if leaf else parameter.detach(), weakref.ref(module)
-        handle = parameter.register_hook(GradHook(self, owner, address_of(parameter), value))
+        tensor_hook = GradHook(
+            self,
+            owner=weakref.ref(module),
+            impl=address_of(parameter),
+            value=None if leaf else parameter.detach(),
+        )
+        handle = parameter.register_hook(tensor_hook)
         self.handles.append(handle)
         hooks = hooks_of_tensor(parameter)
-        for key, each in list(hooks.items()):  # hooks of a layer stand in reverse
-            if isinstance(each, GradHook) and each.hook.turn < self.turn:
+        for key, other in list(hooks.items()):  # the order is the reverse of that at a layer
+            if isinstance(other, GradHook) and other.hook.turn < self.turn:
                 hooks[key] = hooks.pop(key)
         # torch.utils.swap_tensors gives a parameter another C++ tensor, without the hooks
         set_hooks_of_tensor(parameter, hooks)
@@ -381,9 +391,10 @@ class ParameterHook(SiteHook):
 
 @dataclass(eq=False)
 class AccumulatedHook:
-    """Hook of a sharded parameter: shows its gradient to an observer, after all processes added up.
+    """Hook of a sharded parameter: shows its gradient to an observer.
 
-    The parts of all processes are gathered, so all of them must measure the same gradients.
+    It runs after the processes have added up the gradient. It gathers the parts of all processes,
+    so all processes must measure the same gradients.
     """
 
     hook: ParameterHook
@@ -391,7 +402,8 @@ class AccumulatedHook:
     __torch_unserializable__ = True  # a ParameterHook puts it back after loading
 
     def __call__(self, parameter: Any) -> None:
-        module, site = self.owner(), self.hook.site
+        module = self.owner()
+        site = self.hook.site
         if module is None or not site.acts(module.training) or not is_due(site, training=True):
             return
         grad = parameter.grad
@@ -411,8 +423,9 @@ class GradHook:
     __torch_unserializable__ = True  # a ParameterHook puts it back after loading
 
     def __call__(self, grad: Tensor | None) -> Any:
-        module, site = self.owner(), self.hook.site
-        # a gradient does not tell which forward it comes from, so the mode of now decides
+        module = self.owner()
+        site = self.hook.site
+        # the forward of a gradient is unknown, so the present mode of the module decides
         if module is None or not site.is_on(module.training):
             return grad
         value = self.hook.held(module) if self.value is None else self.value

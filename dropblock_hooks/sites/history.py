@@ -1,7 +1,7 @@
-"""The history of a training: what each site did in each epoch.
+"""The history of a training, with one row for each site and epoch.
 
 `Attachment.step` adds the numbers of an epoch when its window closes. Counts on a device stay there
-as tensors, a few for all sites of an epoch, until somebody reads the history or saves the state.
+until the history is read or saved: a few tensors for all sites of an epoch.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from ..functional.cells import LARGEST
 from ..tables import Columns, Table, counted
 from .counter import Snapshot
 
-MOST_ROWS = 20_000  # with more of them, every second epoch is forgotten
-FEWEST_EPOCHS = 64  # that are kept, however many sites there are
+MOST_ROWS = 20_000  # with more rows, every second epoch is forgotten
+FEWEST_EPOCHS = 64  # the number of epochs that are kept for any number of sites
 MODEL = "."  # stands for the model in rows about no single site, as in `Finding.ids`
 
 
 @dataclass(frozen=True)
 class HistoryRow:
-    """What a site did in an epoch. The site ``"."`` has the findings about the whole model."""
+    """The numbers of a site in an epoch. The site ``"."`` has findings about the whole model."""
 
     epoch: int  # the whole part of the time
     site: str  # its key
@@ -105,8 +105,8 @@ class _Epoch:
     """The rows of an epoch, some of whose numbers may still be on a device.
 
     Args:
-        rows: the rows without these numbers; those of the sites come first.
-        windows: what was counted for each site, in the same order.
+        rows: the rows without these numbers; rows of sites come first.
+        windows: the counts of each site, in the same order.
         before: the norms that are not in these counts, by site.
     """
 
@@ -132,7 +132,7 @@ class _Epoch:
             self._norms = [(places, _summary(several)) for places, several in _by_device(cells)]
 
     def read(self) -> list[HistoryRow]:
-        """Return the rows with all numbers, which waits for the device at the first time."""
+        """Return the rows with all numbers. The first call waits for the device."""
         for places, numbers in self._affected:
             for place, number in zip(places, numbers.tolist(), strict=True):
                 share = number / self._totals[place] if self._totals[place] else None
@@ -152,7 +152,7 @@ class _Epoch:
 
 
 def _by_device(tensors: Mapping[int, Tensor]) -> list[tuple[list[int], Tensor]]:
-    """Stack tensors of one device and dtype; return their places with each stack."""
+    """Stack tensors with the same device and dtype; return each stack with the places in it."""
     groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
     for place, tensor in tensors.items():
         group = tensor.device, tensor.dtype
@@ -166,7 +166,7 @@ def _by_device(tensors: Mapping[int, Tensor]) -> list[tuple[list[int], Tensor]]:
 
 
 def _summary(cells: Tensor) -> Tensor:
-    """Return the number of norms, their sum and the largest one, of each histogram in a row."""
+    """Return a row for each histogram: the number of norms, their sum and the largest norm."""
     count = cells[:, 1:-LARGEST].sum(1)
     return torch.stack([count, cells[:, 0], cells[:, -LARGEST]], dim=1)
 
@@ -182,7 +182,7 @@ def _with_norms(row: HistoryRow, sums: NormSums) -> HistoryRow:
 
 
 class Ending(NamedTuple):
-    """What is known of an epoch before its window closes.
+    """The rates and findings of an epoch, noted before its window closes.
 
     Attributes:
         epoch: the epoch.
@@ -204,23 +204,23 @@ class Recorder:
 
     def __init__(self) -> None:
         self._epochs: dict[int, _Epoch] = {}
-        self._every = 1  # of so many windows, one is kept
-        self._closed = 0  # the windows so far
+        self._every = 1  # one of so many windows is kept
+        self._closed = 0  # the number of windows that have closed
         self._begun: dict[str, tuple[int, int]] = {}  # calls, and active calls, before the window
         self._found: dict[str, list[str]] = {}  # the kinds of the findings in the open window
-        self._norms: dict[str, NormSums] = {}  # of the open window, before a state was loaded
-        self._ending: Ending | None = None  # of the window that closes next
+        self._norms: dict[str, NormSums] = {}  # norms of the open window from a loaded state
+        self._ending: Ending | None = None  # the end of the window that closes next
 
     def __getstate__(self) -> dict[str, Any]:
-        self.rows()  # a file has numbers in place of tensors
+        self.rows()  # replaces the tensors by numbers
         return self.__dict__
 
     def rows(self) -> list[HistoryRow]:
-        """Return the rows of the epochs that have ended, which waits for the device."""
+        """Return the rows of the epochs that have ended. This waits for the device."""
         return list(chain.from_iterable(epoch.read() for epoch in self._epochs.values()))
 
     def note_findings(self, findings: Iterable[Finding]) -> None:
-        """Note what was found in the open window."""
+        """Note findings about the open window."""
         self._found = _together(self._found, findings)
 
     def note_end(self, epoch: int, sites: Sequence[Any]) -> None:
@@ -229,11 +229,11 @@ class Recorder:
         self._ending = Ending(epoch, rates, self._found)
 
     def close(self, sites: Sequence[Any], windows: Sequence[Snapshot]) -> None:
-        """Add the epoch whose end was noted. An epoch that comes again replaces the first one.
+        """Add the epoch whose end was noted. A repeated epoch replaces its earlier rows.
 
         Args:
             sites: the `LiveSite` of each site.
-            windows: what was counted for each.
+            windows: the counts of each site.
         """
         ending = self._ending
         if ending is None:
@@ -264,13 +264,13 @@ class Recorder:
         windows: Sequence[Snapshot],
         findings: Sequence[Finding],
     ) -> list[HistoryRow]:
-        """Return the rows of the open window, which waits for the device.
+        """Return the rows of the open window. This waits for the device.
 
         Args:
             epoch: the epoch.
             sites: the `LiveSite` of each site.
-            windows: what was counted for each.
-            findings: what is wrong besides what was noted.
+            windows: the counts of each site.
+            findings: findings that were not noted yet.
         """
         rates = [site.rate for site in sites]
         ending = Ending(epoch, rates, _together(self._found, findings))
@@ -280,7 +280,7 @@ class Recorder:
     def _epoch_of(
         self, ending: Ending, sites: Sequence[Any], windows: Sequence[Snapshot]
     ) -> _Epoch | None:
-        """Make the rows of a window; None if nothing was called, and nothing found."""
+        """Make the rows of a window; None if no layer was called and there are no findings."""
         found = ending.found
         rows = []
         for site, rate, window in zip(sites, ending.rates, windows, strict=True):
@@ -331,7 +331,7 @@ class Recorder:
         }
 
     def load(self, saved: Recorder, sites: Sequence[Any]) -> None:
-        """Take over a history that was read from a state, whose counts the sites have by now."""
+        """Take over a history from a state, after the sites have taken over their counts."""
         self._epochs = dict(saved._epochs)
         self._every = saved._every
         self._closed = saved._closed
@@ -342,7 +342,7 @@ class Recorder:
 
 
 def read_state(state: Mapping[str, Any]) -> Recorder:
-    """Make a history from the result of `Recorder.state_dict`; errors if it is damaged."""
+    """Make a history from the result of `Recorder.state_dict`. A damaged state raises an error."""
     recorder = Recorder()
     recorder._every = max(1, int(state["every"]))
     recorder._closed = int(state["closed"])
@@ -371,7 +371,7 @@ def _as_list(row: HistoryRow) -> list[Any]:
 
 
 def _sums_of(window: Snapshot) -> NormSums:
-    """Return the sums over the norms of a window, which waits for the device."""
+    """Return the sums over the norms of a window. This waits for the device."""
     norms = window.norms
     if norms.mean is None or norms.largest is None:
         return NormSums()
@@ -379,7 +379,7 @@ def _sums_of(window: Snapshot) -> NormSums:
 
 
 def _calls_of(site: Any) -> tuple[int, int]:
-    """Return the calls of the layer, and those in which the site acted, since attaching."""
+    """Return the calls of the layer and the active calls of the site since attaching."""
     tally = site.tally
     return tally.evaluated + tally.trained, tally.active
 
@@ -413,7 +413,7 @@ def mean_rates(sites: Sequence[Any], windows: Sequence[Snapshot]) -> tuple[float
 def _together(
     found: Mapping[str, Sequence[str]], findings: Iterable[Finding]
 ) -> dict[str, list[str]]:
-    """Return the kinds of findings about each site, with those of more findings, each kind once."""
+    """Add findings to the kinds of findings about each site. No kind comes twice."""
     kinds = {key: list(of_site) for key, of_site in found.items()}
     for finding in findings:
         for key in finding.sites or (MODEL,):

@@ -1,7 +1,7 @@
 """The hooks that a site puts on its target, and how they are put on, found and taken off.
 
-They are objects of module-level classes, and hold no module, Attachment or tensor of a graph. So a
-model with hooks pickles and copies.
+Hooks are objects of module-level classes. They hold no module, no Attachment and no tensor of a
+graph, so a model with hooks can be copied and pickled.
 """
 
 import inspect
@@ -43,16 +43,16 @@ _QUANTIZED = (
     "torch.ao.nn.intrinsic.quantized",
     "torch.ao.nn.sparse.quantized",
 )
-"""The packages of layers that only infer. ``torch.ao.quantization.convert`` makes them in training
-mode, and moves hooks to them.
+"""The packages of layers for inference only. ``torch.ao.quantization.convert`` makes such layers in
+training mode, and moves hooks to them.
 """
 
 Turn = IntEnum("Turn", "BEFORE ACTIVATIONS AFTER GRADIENTS LAST")
-"""The place of a hook among the hooks of its layer. The backward meets them in reverse."""
+"""The place of a hook among the hooks of its layer. A backward runs them in reverse order."""
 
 
 class Call(NamedTuple):
-    """What torch gives a hook at one call of its layer.
+    """The arguments and the output of one call of a layer, as torch passes them to a hook.
 
     Attributes:
         args: the positional arguments of the layer.
@@ -66,12 +66,12 @@ class Call(NamedTuple):
 
 
 class SiteHook:
-    """Forward hook, or forward pre-hook at an input: regularizes a tensor, or its gradient."""
+    """Regularizes a tensor or its gradient: a forward hook, or a forward pre-hook at an input."""
 
     takes: ClassVar[type[Regularizer]] = Regularizer  # the regularizers that this hook is for
-    by_call: ClassVar[bool] = True  # False if it acts when a gradient comes
-    with_kwargs = False  # whether it gets keyword arguments at an output
-    holds_rate = False  # whether the module itself holds the rate of now
+    by_call: ClassVar[bool] = True  # False if the hook acts on a gradient
+    with_kwargs = False  # whether the hook gets keyword arguments at an output
+    holds_rate = False  # whether the module itself holds the present rate
     turn = Turn.ACTIVATIONS
 
     def __init__(self, site: LiveSite, local: str = "") -> None:
@@ -85,8 +85,8 @@ class SiteHook:
         self.needs_input = item.needs_input and not self.at_input
         self.with_kwargs = self.with_kwargs or self.needs_input
         self.first = ""  # the name of the first argument of the layer
-        self.noted: Any = None  # the input of the layer in this call, as it was before
-        # whether the tensor is the output itself, and nothing else of the call is needed
+        self.noted: Any = None  # the input of this call, noted before the layer runs
+        # True if the hook needs only the output, and the output is one tensor
         self.takes_output = not (self.at_input or item.index is not None or item.needs_input)
         self.direct = self.takes_output  # whether `__call__` may regularize it without `_act`
         if self.turn == Turn.ACTIVATIONS:
@@ -94,23 +94,24 @@ class SiteHook:
 
     @classmethod
     def fitted(cls, target: Target, regularizer: Regularizer, index: Index) -> Regularizer:
+        """Return the regularizer for a target, with the facts about this target."""
         return regularizer
 
     @classmethod
     def refusals(cls, target: Target, regularizer: Regularizer) -> Iterator[str | None]:
-        """Yield the reasons why a fitted regularizer can't work there; the first one counts."""
+        """Yield the reasons why a regularizer can't work on a target. The first one is reported."""
         if regularizer.accumulates:
             text = "a regularizer that acts once per update is for parameters"
             yield f"{text}: write param: before the selector"
         yield regularizer.refusal(target.module, None)
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
-        """Run at every forward of the layer, in evaluation too, so this is short.
+        """Run in every forward of the layer, also in evaluation. So this function is short.
 
         `rest` has the keyword arguments, if the hook was registered with them, and then the output.
         """
         site = self.site
-        # is_compiling() takes longer
+        # the function is_compiling() would take longer
         if is_dynamo_compiling() or getattr(compiler, COMPILING, False):
             return self._compile(module, args, rest)
         training = module.training and not type(module).__module__.startswith(_QUANTIZED)
@@ -119,7 +120,7 @@ class SiteHook:
 
         direct = self.direct
         if direct and site.idle and type(rest[-1]) is Tensor and not is_tracing():
-            # without reading the layout or drawing a mask
+            # the layout is not read, and no mask is drawn
             site.count_idle(rest[-1].numel(), training)
             return None
 
@@ -132,7 +133,7 @@ class SiteHook:
             set_eval_frame(callback)
 
     def call_of(self, args: tuple[Any, ...], rest: tuple[Any, ...]) -> Call:
-        """Name what torch gives the hook; `rest` as in `__call__`."""
+        """Name the arguments of `__call__`."""
         expected = 1 if self.at_input else 2
         # quantization moves hooks, and registers them without keyword arguments
         kwargs = rest[0] if len(rest) == expected else None
@@ -157,10 +158,10 @@ class SiteHook:
         _move_notes_back(module)
 
     def _acts_before(self, other: "SiteHook | None") -> bool:
-        """Whether this hook stands before one that the layer has already.
+        """Return whether this hook must come before a hook that the layer has already.
 
-        Activations are regularized in the order of the spec. The backward meets the hooks in
-        reverse, so each hook of a gradient is put before the earlier ones.
+        Activations are regularized in the order of the spec. A backward runs hooks in reverse
+        order, so a hook of a gradient is put before the earlier hooks of gradients.
         """
         if other is None:
             return False
@@ -173,7 +174,11 @@ class SiteHook:
         take_off(self.run, module)
 
     def find(self, model: nn.Module) -> nn.Module | None:
-        """Return the module that it is on now, to which others may have moved it, or its owner."""
+        """Return the module that the hook is on.
+
+        Other code may have moved the hook to another module. If no module has the hook, the module
+        that now has the name of the layer is returned, or None.
+        """
         named = find_module(model, self.site.owner)
         if named is not None and not self.lost(named):
             return named
@@ -183,16 +188,18 @@ class SiteHook:
         return named
 
     def lost(self, module: nn.Module) -> bool:
-        """Whether the hook is not on the module."""
+        """Return whether the module does not have this hook."""
         return self not in hooks_on(module)
 
     def put(self, module: nn.Module) -> None:
         """Put the present rate into the module, or hook its parameter again."""
 
     def look(self, module: nn.Module, together: bool = False) -> None:
-        """Note what a report or the next window needs to know of the layer.
+        """Note facts about the layer for a report or for the next window.
 
-        `together` tells that all processes of a distributed training do this.
+        Args:
+            module: the module that the hook is on.
+            together: whether all processes of a distributed training call this now.
         """
         self.site.note_layer(module, self.local or None, together)
 
@@ -210,11 +217,11 @@ class SiteHook:
             return value, index, indexing.get(value, index)
         except ValueError as error:
             if self.at_input:
-                self._check_given(self.site.regularizer.index, call.args, call.kwargs or {})
+                self._check_arguments(self.site.regularizer.index, call.args, call.kwargs or {})
             raise self.site.error(f"{what} {error}") from None
 
-    def _check_given(self, index: indexing.Index, args: Sequence[Any], kwargs: Any) -> None:
-        """Raise SiteError if the call has no such argument, but has it in another form."""
+    def _check_arguments(self, index: indexing.Index, args: Sequence[Any], kwargs: Any) -> None:
+        """Raise SiteError if `index` is a place for a keyword argument, or the other way round."""
         if isinstance(index, str) and index not in kwargs and args:
             raise self.site.error(
                 f"the layer was called without the keyword {index!r}: say the place of the "
@@ -228,10 +235,10 @@ class SiteHook:
             )
 
     def note_input(self, module: nn.Module, args: tuple[Any, ...], kwargs: Any = None) -> None:
-        """Note the input of the layer before the layer runs, which may change it in place.
+        """Note the input before the layer runs, because the layer may change it in place.
 
-        Compiled code has no version counter, but a clone costs nothing there: the compiler leaves
-        it out where nothing is changed.
+        Compiled code has no version counter, so the input is cloned there. The compiler removes the
+        clone of an input that does not change.
         """
         self.noted = None
         x = self._input_of(args, kwargs)
@@ -244,10 +251,11 @@ class SiteHook:
             self.noted = id(x), x._version
 
     def _input_of(self, args: tuple[Any, ...], kwargs: Any) -> Any:
+        """Return the first argument of the layer; None if the call has no such argument."""
         return args[0] if args else (kwargs or {}).get(self.first)
 
     def _unchanged_input(self, module: nn.Module, call: Call, output: Tensor) -> Any:
-        """The input of the layer as it was before; SiteError if it is not known any more."""
+        """Return the input from before the layer ran; SiteError if the layer has changed it."""
         site = self.site
         layer_input = self._input_of(call.args, call.kwargs)
         noted = self.noted
@@ -284,7 +292,7 @@ class SiteHook:
         return None if y is output else y
 
     def _act(self, module: nn.Module, args: tuple[Any, ...], rest: tuple[Any, ...]) -> Any:
-        """Regularize the tensor of a call; return what replaces its value, or None."""
+        """Regularize the tensor of a call; return the value for torch, or None if it stays."""
         call = self.call_of(args, rest)
         value, index, x = self.pick(call)
         if self.at_input:
@@ -312,9 +320,9 @@ class SiteHook:
         return compiled.regularize if traced else operator.regularize
 
     def _compile(self, module: nn.Module, args: tuple[Any, ...], rest: tuple[Any, ...]) -> Any:
-        """Run while torch.compile or torch.export traces; a site that is off adds nothing.
+        """Run while torch.compile or torch.export traces. A site that is off adds no operation.
 
-        Dynamo takes long for each function that is called here, so there are few.
+        Few functions are called here, because dynamo takes long for each of them.
         """
         site = self.site
         if TOO_OLD or getattr(compiler, EXPORTING, False):
@@ -325,7 +333,7 @@ class SiteHook:
 
         if self.direct and site.traced and not transforming():
             x = rest[-1]
-            # as `indexing.is_dense`, of tensors that dynamo traces
+            # the test of `indexing.is_dense`, for tensors that dynamo traces
             if isinstance(x, Tensor) and x.layout is torch.strided and x.is_floating_point():
                 return self._regularize(compiled.regularize, args, x, training)
         return self._act(module, args, rest)
@@ -340,7 +348,7 @@ class SiteHook:
 
 
 class ObserveHook(SiteHook):
-    """The hook of an observer: it sees the output of a layer and its gradient, or the input."""
+    """The hook of an observer, which sees the output of a layer and its gradient, or the input."""
 
     takes = Observer
     with_kwargs = True
@@ -378,7 +386,10 @@ class ObserveHook(SiteHook):
         return put(watched) if changed else None
 
     def _is_due(self, module: nn.Module, recomputed: bool) -> bool:
-        """Count an eager call; whether it is measured. A recomputation follows its forward."""
+        """Count an eager call, and return whether it is measured.
+
+        A recomputation is measured if its forward was measured.
+        """
         if recomputed:
             watch: Any = self.site.watch
             return bool(watch.was_due)
@@ -412,7 +423,7 @@ class ObserveHook(SiteHook):
         return put(watched) if watched else None
 
     def _observe(self, module: nn.Module, call: Call, training: bool) -> Any:
-        """Observe a call in compiled code, which traces this."""
+        """Observe a call in compiled code. torch.compile traces this function."""
         output = call.output
         if self.takes_output and isinstance(output, Tensor):
             return self._observe_output(module, call, training)
@@ -423,7 +434,7 @@ class ObserveHook(SiteHook):
         return put(watched) if watched else None
 
     def _observe_output(self, module: nn.Module, call: Call, training: bool) -> Any:
-        """Observe an output that is one tensor, with few functions, which dynamo traces."""
+        """Observe an output that is one tensor. Dynamo traces this, so it calls few functions."""
         output = call.output
         if not output.is_floating_point() or output.layout is not torch.strided:
             return None
@@ -436,7 +447,7 @@ class ObserveHook(SiteHook):
         return watched[0] if watched else None
 
     def _observed(self, call: Call) -> indexing.Flattened:
-        """Return the observed tensors, with what puts others in place, and their nesting."""
+        """Return the observed tensors of a call, and how to replace them."""
         observer = self.observer
         whole = (call.args, call.kwargs) if observer.at == "input" else call.output
         if not (observer.sees_values or observer.sees_gradients):
@@ -462,9 +473,9 @@ class ObserveHook(SiteHook):
 
 
 def _move_notes_back(module: nn.Module) -> None:
-    """Move the hooks that note the input behind those that change it; the freezing one is last.
+    """Move hooks that note the input behind hooks that change it, and freezing hooks to the end.
 
-    A hook that freezes changes the mode of the layer, which the others read.
+    A hook that freezes the layer changes its mode, which the other hooks read.
     """
     hooks = forward_pre_hooks(module)
     for name in ("note_input", "freeze"):
@@ -474,6 +485,7 @@ def _move_notes_back(module: nn.Module) -> None:
 
 
 def _turn(regularizer: Regularizer) -> Turn:
+    """Return the place of the hook of a regularizer among the hooks of its layer."""
     gradient = regularizer.acts_on == "gradient"
     if not isinstance(regularizer, Observer):
         return Turn.GRADIENTS if gradient else Turn.ACTIVATIONS
@@ -483,7 +495,7 @@ def _turn(regularizer: Regularizer) -> Turn:
 
 
 def _first_argument(module: nn.Module) -> str:
-    """The name of the first argument of a forward; "" if it has none that may be a keyword."""
+    """Return the name of the first argument of a forward; "" if no argument has a keyword."""
     try:
         parameters = inspect.signature(module.forward).parameters.values()
     except (TypeError, ValueError):
@@ -494,14 +506,14 @@ def _first_argument(module: nn.Module) -> str:
 
 
 def _gives_back(module: nn.Module, layer_input: Tensor, output: Tensor) -> bool:
-    """Whether a layer returns the memory of its input; an ``nn.Identity`` may."""
+    """Return whether a layer returns the memory of its input. ``nn.Identity`` is allowed to."""
     if isinstance(module, nn.Identity):
         return False
     return output is layer_input or shares_memory(output, layer_input)
 
 
 def ours(hook: Any) -> SiteHook | None:
-    """The `SiteHook` behind a registered method; None for the hooks of others."""
+    """Return the `SiteHook` behind a registered method; None for the hooks of other code."""
     owner = getattr(hook, "__self__", None)
     return owner if isinstance(owner, SiteHook) else None
 
@@ -515,7 +527,7 @@ def hooks_on(module: nn.Module) -> list[SiteHook]:
 
 
 def take_off(run: Run, module: nn.Module) -> None:
-    """Take the hooks of one attachment off a module."""
+    """Take the hooks of an attachment off a module."""
     for hooks in (forward_hooks(module), forward_pre_hooks(module)):
         for key, hook in list(hooks.items()):
             owner = getattr(hook, "__self__", hook)

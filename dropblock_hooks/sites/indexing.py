@@ -32,41 +32,48 @@ class Flattened(NamedTuple):
 
 
 def is_dense(value: Any) -> TypeGuard[Tensor]:
+    """Return whether a value is a dense floating-point tensor that is whole on this process."""
     dense = isinstance(value, Tensor) and value.layout is torch.strided
     dense = dense and value.is_floating_point() and not value.is_nested
-    return dense and type(value).__name__ != "DTensor"  # `is_distributed`, at every forward
+    # `is_distributed` takes longer, and this runs in every forward
+    return dense and type(value).__name__ != "DTensor"
 
 
 def get(value: Any, index: Index) -> Tensor:
-    """The dense floating-point tensor itself, or at `index` of a tuple, list or dict."""
+    """Return the dense floating-point tensor itself, or at `index` of a tuple, list or dict.
+
+    Raises:
+        ValueError: there is no such tensor. The message has no subject, because the caller adds it.
+    """
     if index is not None and index not in _indices(value):
         raise ValueError(f"is {_shown(value)}: it has no element {index!r}")
-    found: Any = value if index is None else value[index]
-    if is_dense(found):
-        return found
-    if is_distributed(found):
+    element: Any = value if index is None else value[index]
+    if is_dense(element):
+        return element
+    if is_distributed(element):
         raise ValueError(
-            "is a DTensor, of which each process may hold a part: build the layer with "
+            "is a DTensor, which may be spread over processes: build the layer with "
             "use_local_output=True, as parallelize_module does by default, or name another layer"
         )
-    if isinstance(found, Tensor) and found.is_floating_point():
+    if isinstance(element, Tensor) and element.is_floating_point():
+        kind = "a nested" if element.is_nested else "a sparse"
         raise ValueError(
-            f"must be a dense tensor, got {'a nested' if found.is_nested else 'a sparse'} tensor: "
+            f"must be a dense tensor, got {kind} tensor: "
             "call to_padded_tensor() or to_dense() before this layer, and build "
             "nn.TransformerEncoder with enable_nested_tensor=False"
         )
-    if isinstance(found, PackedSequence):
+    if isinstance(element, PackedSequence):
         raise ValueError(
             "is a PackedSequence, which has no batch axis: regularize the input of the layer "
             "before it is packed, or the output after pad_packed_sequence"
         )
     if index is None and _indices(value):
         raise ValueError(f"is {_shown(value)}: say which element with index=")
-    raise ValueError(f"must be a floating-point tensor, got {_shown(found)}")
+    raise ValueError(f"must be a floating-point tensor, got {_shown(element)}")
 
 
 def put(value: Any, index: Index, new: Tensor) -> Any:
-    """A copy of `value`, of the same type, with `new` at `index`."""
+    """Return a copy of `value`, of the same type, with `new` at `index`."""
     if index is None:
         return new
     if isinstance(value, tuple):
@@ -89,12 +96,12 @@ def flat(value: Any) -> Flattened:
     places = [i for i, is_float in enumerate(floats) if is_float]
 
     def put(new: Sequence[Any]) -> Any:
-        there = dict(zip(places, new, strict=True))
-        return tree_unflatten([there.get(i, x) for i, x in enumerate(leaves)], spec)
+        new_by_place = dict(zip(places, new, strict=True))
+        return tree_unflatten([new_by_place.get(i, x) for i, x in enumerate(leaves)], spec)
 
     def nesting() -> Any:
-        there = {place: index for index, place in enumerate(places)}
-        indices = [there.get(i) for i in range(len(leaves))]
+        index_by_place = {place: index for index, place in enumerate(places)}
+        indices = [index_by_place.get(i) for i in range(len(leaves))]
         if is_compiling():
             return tree_unflatten(indices, spec)
         if any(map(_checks, leaves)):  # torch 2.6 does not open such tuples
@@ -107,24 +114,25 @@ def flat(value: Any) -> Flattened:
 
 
 def _checks(value: Any) -> bool:
-    """Whether a named tuple may refuse other fields, as a ``PackedSequence`` does."""
+    """Return whether a named tuple may refuse other fields, as a ``PackedSequence`` does."""
     return isinstance(value, tuple) and hasattr(type(value).__mro__[1], "_fields")
 
 
 def _plain(value: Any) -> Any:
-    """A named tuple without the checks of its subclass; other values as they are."""
+    """Return a named tuple without the checks of its subclass, and any other value unchanged."""
     base: Any = type(value).__mro__[1]
     return base._make(value) if _checks(value) else value
 
 
 def _indices(value: Any) -> Collection[Any]:
-    """What may be `index` of a tuple, list or mapping; nothing for other values."""
+    """Return the valid indices of a tuple, list or mapping; no indices for other values."""
     if isinstance(value, Mapping):
         return list(value)
     return range(-len(value), len(value)) if isinstance(value, (tuple, list)) else ()
 
 
 def _shown(value: Any) -> str:
+    """Describe a value in a message."""
     if isinstance(value, Tensor):
         return f"a {str(value.dtype).removeprefix('torch.')} tensor of shape {tuple(value.shape)}"
     name = kind_of(value)

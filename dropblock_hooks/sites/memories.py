@@ -1,4 +1,4 @@
-"""Regularizers with a memory of earlier updates, at the step of the optimizer.
+"""Applies regularizers with a memory of earlier updates, at the step of the optimizer.
 
 The norms of all gradients of an entry are judged at once. Each site keeps its row of the memory.
 """
@@ -29,7 +29,7 @@ def regularize(
         entry: the gradients, with their sites and parameters.
         norms: the norm of each gradient.
         scale: the factor of the loss.
-        found_inf: not 0 if the GradScaler leaves this update out; None if it can't.
+        found_inf: not 0 if the GradScaler leaves this update out; None if no GradScaler can.
     """
     sites = [held.site for held in entry]
     regularizer: Any = sites[0].regularizer
@@ -51,7 +51,7 @@ def regularize(
     if found_inf is not None:
         happens = found_inf.to(device).reshape(()) == 0
         new_rows = torch.where(happens, new_rows, old_rows)
-        norms = torch.where(happens, norms, math.nan)  # which nothing bounds or counts
+        norms = torch.where(happens, norms, math.nan)  # NaN is neither clipped nor counted
         if not regularizer.clips:
             verdict = verdict & happens
     _remember(sites, new_rows)
@@ -75,7 +75,7 @@ def _count(entry: Sequence[Any], changed: Tensor, norms: Tensor) -> None:
 
 
 def _check_shapes(entry: Sequence[Any]) -> None:
-    """Raise SiteError if a parameter has another shape than the one of its memory."""
+    """Raise SiteError if a memory was made for a parameter of another shape."""
     for held in entry:
         shape = tuple(held.parameter.shape)
         memory = held.site.bound
@@ -94,7 +94,7 @@ def _remember(sites: Sequence[LiveSite], rows: Tensor) -> None:
 
 
 def _first_in_use(memories: Sequence[Any]) -> Any:
-    """The memory of a group, which all of its sites hold; sites that came later hold none yet."""
+    """Return the memory of a group. All of its sites hold it, except sites that are new."""
     for memory in memories:
         if memory.row is not None:
             return memory
@@ -102,7 +102,7 @@ def _first_in_use(memories: Sequence[Any]) -> Any:
 
 
 def _rates(sites: Sequence[LiveSite], regularizer: WithMemory, norms: Tensor) -> dict[str, Any]:
-    """The rates by name: a number each, or a tensor with the rates of all sites."""
+    """Return the rates by name. A rate is a number, or a tensor with the rates of all sites."""
     first = sites[0].values
     if all(site.values == first for site in sites):
         return first
@@ -120,7 +120,7 @@ def _rates(sites: Sequence[LiveSite], regularizer: WithMemory, norms: Tensor) ->
 
 
 def _clip(entry: Sequence[Any], norms: Tensor, bounds: Tensor) -> Tensor:
-    """Scale the gradients down to their bounds; the number of changed elements of each."""
+    """Scale the gradients down to their bounds, and return how many elements of each changed."""
     grads = [held.grad for held in entry]
     no_weights = [None] * len(grads)
     lists, others = foreach.in_lists(grads, no_weights)
@@ -148,9 +148,9 @@ def _clip(entry: Sequence[Any], norms: Tensor, bounds: Tensor) -> Tensor:
 
 
 def _picked(numbers: Tensor, positions: Sequence[int], grads: Sequence[Tensor]) -> Tensor:
-    """The numbers of the gradients at these positions, on the device of the first of them.
+    """Return the numbers of the gradients at these positions, on the device of the first gradient.
 
-    A number that all gradients share stays alone.
+    If all gradients share one number, only this number is returned.
     """
     is_shared = len(numbers) == 1
     has_all = len(positions) == len(grads)
@@ -163,9 +163,9 @@ def _picked(numbers: Tensor, positions: Sequence[int], grads: Sequence[Tensor]) 
 
 
 def _leave_out(entry: Sequence[Any], norms: Tensor, skipped: Tensor) -> Tensor:
-    """Take the gradients of these updates away, so that the optimizer passes the parameters over.
+    """Remove the gradients of these updates, so that the optimizer skips the parameters.
 
-    This reads the device: no optimizer can be told later that there was no update.
+    This waits for the device, because the gradients must be gone before the optimizer's step.
     """
     number = len(entry)
     flags = skipped.expand(number).tolist()

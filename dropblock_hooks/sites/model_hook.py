@@ -27,14 +27,14 @@ from .hooks import SiteHook
 from .run import Run
 from .ticker import Ticker
 
-_EVALUATIONS = 2  # a training that nobody steps is reported after so many evaluations
+_EVALUATIONS = 2  # a training without ``step`` is reported after so many evaluations
 
 
 class Checks(Protocol):
     """The checks that a `ModelHook` runs. ``diagnosis`` implements them."""
 
     def check_steps(self, hook: ModelHook) -> None:
-        """Report schedules that nobody steps, after several evaluations."""
+        """Report schedules if ``step`` was not called after several evaluations."""
 
     def require_optimizer(self, hook: ModelHook) -> None:
         """Raise a SiteError if a regularizer judges updates and no optimizer is known."""
@@ -43,21 +43,22 @@ class Checks(Protocol):
         """Report the faults that the first training forward of a window shows."""
 
     def new_alerts(self, hook: ModelHook, model: nn.Module, statistics: bool) -> list[Finding]:
-        """Return the new findings of a `Watchdog`, without `statistics` those about NaN and Inf."""
+        """Return the new findings of a `Watchdog`: all, or only NaN and Inf if not `statistics`."""
 
     def tell_alerts(self, hook: ModelHook, alerts: Sequence[Finding]) -> None:
         """Report the findings of a `Watchdog`."""
 
 
 class ModelHook:
-    """Forward hook of the model: counts forwards, and checks the sites at the first of a window.
+    """Forward hook of the model: counts forwards, and checks the sites in the first of a window.
 
-    It also hooks parameters of layers that are never called, such as the projections of an
-    attention that reads only their weights.
+    It also hooks parameters of layers that are never called. An attention, for example, may read
+    only the weights of its projections.
 
-    Compiled code calls no Python. torch calls the hooks of a model that ``torch.compile`` has
-    returned outside of that code. Therefore this hook leaves after the first forward of a window,
-    a `Ticker` tells when a `Watchdog` is due, and ``Attachment.step`` puts the hook back.
+    Compiled code calls no Python. However, a model that ``torch.compile`` has returned calls its
+    hooks outside of the compiled code. Therefore this hook removes itself after the first forward
+    of a window. A `Ticker` then says when a `Watchdog` is due, and ``Attachment.step`` puts the
+    hook back.
     """
 
     @property
@@ -87,7 +88,7 @@ class ModelHook:
 
     @property
     def model(self) -> nn.Module | None:
-        """The model that the hook was made for; None if that is gone, and in a copy."""
+        """The model that the hook was made for; None if it is gone, and None in a copy."""
         return None if self._model is None else self._model()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -101,7 +102,7 @@ class ModelHook:
         run = self.run
         training = model.training
         if not run.installed or graph_task() != NO_TASK:
-            return  # a recomputation of checkpointing is no other forward
+            return  # checkpointing recomputes a forward that was counted before
 
         run.counter.trained += training
         run.counter.evaluated += not training
@@ -109,9 +110,10 @@ class ModelHook:
         turned = training is not self._training and not run.stepped
         first = training and run.enabled and not run.looked
         if turned or first or self.fewest or self.parameters or run.compiled:
-            callback = set_eval_frame(None)  # dynamo would compile what is called here
+            callback = set_eval_frame(None)  # otherwise dynamo would compile the checks
             try:
-                self._check_and_leave(model, training, inputs=args[:-1])  # the last is the output
+                inputs = args[:-1]  # the last argument is the output
+                self._check_and_leave(model, training, inputs)
             finally:
                 set_eval_frame(callback)
 
@@ -121,7 +123,7 @@ class ModelHook:
             model.register_forward_hook(self, with_kwargs=True)
 
     def _check_and_leave(self, model: nn.Module, training: bool, inputs: Any) -> None:
-        """Run the checks of a forward, and leave a compiled model that needs no other check."""
+        """Run the checks of a forward, then leave a compiled model if no other check is needed."""
         run = self.run
         self._check(model, training, inputs)
         if run.compiled and run.looked and not self.parameters:
@@ -156,16 +158,16 @@ class ModelHook:
                 self._count(model)
 
     def _note_turn(self, training: bool) -> None:
-        """Note that the mode has changed, and report a training of several epochs without step."""
+        """Note a change of the mode, and report a training of several epochs without ``step``."""
         self._training = training
         self._turns += training
         if training and self._turns > _EVALUATIONS:
             self.checks.check_steps(self)
 
     def _hook_parameters(self, model: nn.Module) -> None:
-        """Hook the parameters of layers that were never called themselves."""
+        """Hook the parameters of layers that were never called."""
         for hook in self.parameters:
-            tally = hook.site.tally  # reading all its counts could wait for a device
+            tally = hook.site.tally  # `counter` could wait for a device
             if tally.trained or tally.evaluated or hook.site.regularizer.accumulates:
                 continue
             owner = find_module(model, hook.site.owner)
@@ -173,9 +175,9 @@ class ModelHook:
                 hook.put(owner)
 
     def _look_at_new_parameters(self, model: nn.Module) -> None:
-        """Let `WeightStats` see parameters that had no numbers yet when it was attached.
+        """Let `WeightStats` see parameters that were initialized after it was attached.
 
-        The first update comes after this forward, so they are those with which the epoch began.
+        No update has come before this forward, so their values are those at the begin of the epoch.
         """
         for hook in self.hooks:
             watch = hook.site.watch
@@ -197,7 +199,7 @@ class ModelHook:
                     dog.note(hook.site.bound.open, layer)
 
     def _count(self, model: nn.Module) -> None:
-        """Count a training forward, look if a `Watchdog` is due, and plan the next forward."""
+        """Count a training forward, let a `Watchdog` look if it is due, and plan the next one."""
         clock = Clock.of(self.run.shared)
         clock.count()
         alerts = self._alerts(model) if clock.looks_for_nan(self.every) else []
@@ -208,14 +210,14 @@ class ModelHook:
 
     @constant_when_traced
     def _note_traced(self) -> None:
-        """Let a `Watchdog` look at compiled code; torch.compile calls this while it traces."""
+        """Start the clock of a `Watchdog`. torch.compile calls this while it traces."""
         self._start_ticker()
 
     def _start_ticker(self, counted: int = 0) -> None:
         """Start the clock of a `Watchdog`, if there is one.
 
         Args:
-            counted: how many of the next backwards belong to forwards that were counted before.
+            counted: how many of the next backwards belong to forwards that were already counted.
         """
         run = self.run
         model = self.model
@@ -224,25 +226,25 @@ class ModelHook:
             run.ticker = Ticker(model, wait=self._wait, due=self._look, leave_out=counted)
 
     def _wait(self) -> int:
-        """Return in how many forwards the `Watchdog` is due."""
+        """Return the number of forwards until the `Watchdog` is due."""
         done = Clock.of(self.run.shared).forwards
         next_power = 1 << done.bit_length()  # of 1, 2, 4, 8, ...
         next_multiple = (done // self.every + 1) * self.every
         return min(next_power, next_multiple) - done
 
     def _look(self) -> None:
-        """Look at what compiled code has counted for a `Watchdog`, and report it."""
+        """Judge the numbers of a `Watchdog` in compiled code, and report its findings."""
         model = self.model
         if model is None:
             return
         clock = Clock.of(self.run.shared)
         clock.forwards += self._wait()
         alerts = self._alerts(model)
-        self.run.write()  # which forwards are measured from now on
+        self.run.write()  # compiled code reads there which forwards to measure
         self.checks.tell_alerts(self, alerts)
 
     def _alerts(self, model: nn.Module) -> list[Finding]:
-        """Look after this forward: for all faults at each n-th one, else for NaN and Inf."""
+        """Return the new findings: of all kinds in each n-th forward, else only NaN and Inf."""
         forwards = Clock.of(self.run.shared).forwards
         statistics = forwards % self.every == 0
         return self.checks.new_alerts(self, model, statistics)

@@ -1,8 +1,8 @@
 """Observers in compiled code: their state is a tensor that operators change.
 
-`watch` and `measure` are operators for dynamo, which is quicker than to trace Python; AOTAutograd
-traces into them. They call the operators of `functional.measures` in the forward and, by a hook of
-the tensor, in the backward.
+`watch` and `measure` are operators for dynamo, because dynamo traces an operator faster than Python
+code. AOTAutograd traces into them. They call the operators of `functional.measures` in the forward
+and, by a hook of the tensor, in the backward.
 """
 
 import hashlib
@@ -19,19 +19,20 @@ from ..functional.operators import define
 from .operator import watch_gradient
 from .site import LiveSite, may_get_grad
 
-# the caches of torch.compile on disk know an operator by its name and its arguments only
+# caches of torch.compile on disk know an operator only by its name and arguments, so the hash of
+# this code is an argument
 _CODE = hashlib.sha256(inspect.getsource(sys.modules[__name__]).encode()).hexdigest()[:12]
 
 
 def observe(
-    site: LiveSite, tensors: list[Tensor], given: list[Tensor], training: bool
+    site: LiveSite, tensors: list[Tensor], arguments: list[Tensor], training: bool
 ) -> list[Tensor]:
-    """Observe a call; return its tensors with watched gradients, or nothing without any."""
+    """Observe a call; return its tensors with watched gradients, or [] if none is watched."""
     x = tensors[0]
     if site.of_gradients and not any(map(may_get_grad, tensors)):
         site.note_no_gradient()
     mapped = _maps_of(site, x) if site.finds_dead and x.ndim > 1 else None
-    batch = given[0] if training and site.reads_batches else None
+    batch = arguments[0] if training and site.reads_batches else None
     site.use_observed(x.device, 0 if mapped is None else mapped.shape[1], batch is not None)
     observed: Any = site.observed
     scale = scale_tensor(site.run.scaler) if site.scaled else None
@@ -43,7 +44,7 @@ def observe(
     if observed.watches:
         bounds = observed.numbers
         watched: list[Tensor] = watch(
-            tensors, given, mapped, scale, state, gradients, alive, training, bounds, _CODE
+            tensors, arguments, mapped, scale, state, gradients, alive, training, bounds, _CODE
         )
         return watched
     every, first, last = observed.numbers
@@ -67,7 +68,7 @@ def observe(
 
 
 def _maps_of(site: LiveSite, x: Tensor) -> Tensor | None:
-    """Return a tensor as (N, C, ...), or None if its channels are not known."""
+    """Return a tensor with channels on axis 1; None if the axis of the channels is unknown."""
     view = site.view_or_none(x)
     if view is not None:
         return view.take(x)
@@ -92,7 +93,7 @@ def watch(
 ) -> list[Tensor]:
     """Watch a call and its gradients; see `functional.measures.add_watched`.
 
-    `code` is the hash of this module, by which caches on disk know it.
+    `code` is the hash of this module, which caches on disk see.
     """
     seen = [x.detach() for x in tensors]
     arguments = [x.detach() for x in given]
@@ -129,9 +130,9 @@ def measure(
     last: int,
     code: str,
 ) -> list[Tensor]:
-    """Measure a call, or else its gradients; see `functional.measures.add_statistics`.
+    """Measure a call if `values`, else its gradients; see `functional.measures.add_statistics`.
 
-    `code` is the hash of this module, by which caches on disk know it.
+    `code` is the hash of this module, which caches on disk see.
     """
     bins = every, first, last
     if values:
@@ -162,7 +163,7 @@ def measure(
 
 
 def _watched(tensors: Sequence[Tensor], see: Any) -> list[Tensor]:
-    """Put a hook on each tensor; return the tensors, or nothing if none had to be copied."""
-    new = [watch_gradient(x, see) for x in tensors]
-    same = all(a is b for a, b in zip(new, tensors, strict=True))
-    return [] if same else new
+    """Put a hook on each tensor; return the tensors, or [] if none had to be copied."""
+    watched = [watch_gradient(x, see) for x in tensors]
+    are_same = all(new is old for new, old in zip(watched, tensors, strict=True))
+    return [] if are_same else watched

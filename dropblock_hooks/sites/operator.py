@@ -3,14 +3,14 @@
 They serve the classes that torch.compile does not trace: `Foreign`, `Capture`, and classes of users
 without ``traced = True``. `sites.compiled` and `sites.observed` serve all others.
 
-handle   Compiled code holds a handle. An operator finds the site and its present rates by this
-         handle, so one graph serves all rates. ``note`` and ``observe`` declare that they change
-         the handle, so that no call is left out or moved.
-seed     The seed is drawn in the graph, so that a recomputation draws the same one.
-row      Autograd refuses to save a changed tensor. Therefore a backward gets a row with the number
-         of the handle and the rates of its forward.
-copies   An operator may not return one of its inputs. Its output must have the strides that its
-         fake implementation promises. Results that break a rule are copied.
+- Handle: compiled code holds a handle. An operator finds the site and its present rates by this
+  handle, so one graph serves all rates. ``note`` and ``observe`` declare that they change the
+  handle, so that no call is left out or moved.
+- Seed: the seed is drawn in the graph, so that a recomputation draws the same seed.
+- Row: autograd refuses to save a changed tensor. Therefore a backward gets a row with the number of
+  the handle and the rates of its forward.
+- Copies: an operator may not return one of its inputs. Its output must have the strides that its
+  fake implementation promises. Results that break a rule are copied.
 """
 
 import ast
@@ -49,18 +49,18 @@ from .site import (
 
 _SEEDS = 2**63 - 1
 _VIEW = "str layout, SymInt[] grid, SymInt prefix"
-_NONE = -1  # the number of a handle if the site is off; of a call that is not observed
+_NONE = -1  # the number of a handle if the site is off, and of a call that is not observed
 
 
 def regularize(site: LiveSite, x: Tensor, layer_input: Any, training: bool) -> Tensor:
-    """The same as `act`, in code that torch.compile or torch.export traces."""
+    """Regularize as `act` does, in code that torch.compile or torch.export traces."""
     exporting = is_exporting()
     if exporting or transforming():
         refuse_tracing(site, training)
     if exporting:  # the program keeps the present rates as constants
         return perform(site, x, None, site.values, input=layer_input)
     if site.of_gradients and not may_get_grad(x):
-        note(site.handle, training)  # the first pass of a reentrant checkpoint, say
+        note(site.handle, training)  # for example, the first pass of a reentrant checkpoint
         return x
 
     keeps_activation = site.regularizer.needs_activation
@@ -86,7 +86,7 @@ def regularize(site: LiveSite, x: Tensor, layer_input: Any, training: bool) -> T
 
 
 def _view_of(site: LiveSite, x: Tensor) -> View:
-    """The view of a tensor; a layout that is sure is not read again."""
+    """Return the view of a tensor. A layout that is certain is not read again."""
     sure = site.reader.sure
     if sure and len(sure.layout) == x.ndim:
         return sure
@@ -94,7 +94,7 @@ def _view_of(site: LiveSite, x: Tensor) -> View:
 
 
 def _other_input(x: Tensor, layer_input: Any) -> Tensor | None:
-    """The input of the layer, if that is a tensor and not the regularized one."""
+    """Return the input of the layer if it is a tensor, and another one than `x`."""
     if layer_input is x or not isinstance(layer_input, Tensor):
         return None
     return layer_input
@@ -115,7 +115,7 @@ def _fake_note(handle: Tensor, training: bool) -> None:
 
 @define_operator("note", "(Tensor(a!) handle, bool training) -> ()", fake=_fake_note)
 def note(handle: Tensor, training: bool) -> None:
-    """Count a forward in which nothing is done to the activation."""
+    """Count a forward in which the activation is not changed."""
     site = _entered(handle, training)
     if site is not None and not site.of_gradients and graph_task() == NO_TASK:
         site.tally.add(None, 0, 0.0)
@@ -178,7 +178,7 @@ def regularize_op(
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    """Save what the backward needs; a linear regularizer needs no activation."""
+    """Save the tensors for the backward. A linear regularizer needs no activation."""
     x, layer_input, _, seed, layout, grid, prefix, _, linear, _ = inputs
     _, row = output
     ctx.view = (layout, grid, prefix)
@@ -230,8 +230,8 @@ def regularize_gradients_op(
 ) -> list[Tensor]:
     """Return the gradients of the activation and of `layer_input`, with the mask of the forward.
 
-    A linear regularizer is applied to the gradient. Others run again with autograd, on `x` and
-    `layer_input`. `x` is also given for regularizers of gradients that read the activation. The
+    A linear regularizer is applied to the gradient. Other regularizers run again with autograd, on
+    `x` and `layer_input`. Regularizers of gradients that read the activation also get `x`. The
     results have the strides of `grad` and of `layer_input`.
     """
     number, *values = row.tolist()
@@ -276,12 +276,12 @@ def _run_again(
 
 
 def has_gradient(x: Tensor | None) -> TypeGuard[Tensor]:
-    """Whether `x` is a tensor that may have a gradient; the input of an embedding has none."""
+    """Return whether `x` is a tensor that can have a gradient, unlike the input of an embedding."""
     return x is not None and (x.is_floating_point() or x.is_complex())
 
 
 def _new(y: Tensor, x: Tensor) -> Tensor:
-    """`y` as a new tensor with the dtype and the strides of ``torch.empty_like(x)``."""
+    """Return `y` as a new tensor with the dtype and the strides of ``torch.empty_like(x)``."""
     strides = torch.empty_like(x, device="meta").stride()
     aliased = shares_memory(y, x)
     fits = not aliased and y.dtype == x.dtype and y.stride() == strides
@@ -360,11 +360,11 @@ torch.fx.has_side_effect(observe_gradient)
 
 
 def watch_gradient(x: Tensor, see: Callable[[Tensor | None], None]) -> Tensor:
-    """Return the tensor; `see` is called with its gradient, if it may get one.
+    """Return the tensor with a hook that calls `see` with its gradient.
 
-    Three kinds of tensors are copied before the hook is put on them. Work in place would take the
-    hook off a view. A leaf is a parameter, which would keep the hook. A tensor whose gradient is
-    regularized has a hook already, and the first of two hooks acts first.
+    A copy gets the hook in three cases. A view would lose the hook by an in-place operation. A leaf
+    is a parameter, which would keep the hook. A tensor whose gradient is regularized already has a
+    hook, which would run before this one.
     """
     if not may_get_grad(x):
         return x
@@ -390,7 +390,7 @@ def observe_and_watch(
     training: bool,
     gradients: bool,
 ) -> list[Tensor]:
-    """Observe one call; return its tensors with watched gradients, or nothing without any."""
+    """Observe one call; return its tensors with watched gradients, or [] if none is watched."""
     if transforming():
         return []
     differentiable = any(map(may_get_grad, tensors))

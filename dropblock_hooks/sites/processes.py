@@ -12,7 +12,11 @@ def world_size() -> int:
 
 
 def gathered(local: Any) -> list[Any]:
-    """Return the objects of all ranks, in the order of the ranks. All ranks must call it."""
+    """Return the objects of all ranks, in the order of the ranks. All ranks must call this.
+
+    Raises:
+        RuntimeError: there is no process group.
+    """
     if not world_size():
         raise RuntimeError(
             "distributed=True needs a process group: call torch.distributed.init_process_group "

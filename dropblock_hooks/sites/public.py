@@ -1,4 +1,4 @@
-"""`Site`: what a user reads of a site."""
+"""`Site`: the public interface to a site."""
 
 from __future__ import annotations
 
@@ -32,27 +32,27 @@ class Site:
 
     @property
     def key(self) -> str:
-        """Its name in the Attachment: ``layer4.0/DropBlock2d``."""
+        """The name of the site in the Attachment, such as ``layer4.0/DropBlock2d``."""
         return self._live.key
 
     @property
     def name(self) -> str:
-        """The layer (or parameter), as the bare model names it."""
+        """The name of the layer or parameter in the model without wrappers."""
         return self._live.name
 
     @property
     def aliases(self) -> tuple[str, ...]:
-        """Other names of the same, shared, module."""
+        """Other names of a shared module."""
         return self._live.aliases
 
     @property
     def module_type(self) -> str:
-        """Class name of the layer."""
+        """The class name of the layer."""
         return self._live.module_type
 
     @property
     def at(self) -> str:
-        """``"output"`` or ``"input"``; of no layer ``"parameter"`` or ``"attribute"``."""
+        """The place: ``"output"`` or ``"input"`` of a layer, ``"parameter"`` or ``"attribute"``."""
         return self._live.at
 
     @property
@@ -62,41 +62,41 @@ class Site:
 
     @property
     def rate(self) -> float | None:
-        """The first of the rates now; None without rates."""
+        """The present value of the first rate; None without rates."""
         return self._live.rate
 
     @property
     def layout(self) -> str | None:
-        """The axes of the last tensor, ``"NHWC"`` say; None before the first eager call."""
+        """The axes of the last tensor, such as ``"NHWC"``; None before the first eager call."""
         return self._live.layout
 
     @property
     def map_size(self) -> tuple[int, ...] | None:
-        """Spatial size of the last tensor; None without a map."""
+        """The spatial size of the last tensor; None without a map."""
         return self._live.map_size
 
     @property
     def block_size(self) -> tuple[int, ...] | None:
-        """The block in force on that map, clipped to it."""
+        """The size of the blocks on the last map, clipped to the map; None without blocks."""
         return self._live.block_size
 
     @property
     def calls(self) -> int:
-        """Forward calls of the layer since attaching; in compiled code, those in which it acts."""
+        """Forward calls of the layer since attaching; in compiled code, only active calls."""
         return self._live.calls
 
     @property
     def active_calls(self) -> int:
-        """Calls in which it was on; of a gradient regularizer, the gradients that it has seen."""
+        """Calls in which the site was on; for regularizers of gradients, the gradients it saw."""
         return self._live.active_calls
 
     @property
     def realized_rate(self) -> float | None:
-        """Share of the elements dropped or changed since the epoch began.
+        """The share of the elements that were dropped or changed since the epoch began.
 
-        The window closes when the whole part of the epoch changes; an empty window shows the one
-        that closed then. Attaching, `Attachment.set` and loading a state begin one that shows
-        nothing. Reading it waits for the device.
+        The window of an epoch closes when the whole part of the time changes. While a new window is
+        empty, the rate of the last window is shown. After attaching, `Attachment.set` or loading a
+        state, an empty window shows None. Reading the rate waits for the device.
         """
         return self._live.counter.read().shown().share()
 
@@ -108,11 +108,11 @@ class Site:
 
     @property
     def total_realized_rate(self) -> float | None:
-        """The same as `realized_rate`, since attaching."""
+        """The share of the elements that were dropped or changed since attaching."""
         return self._live.counter.read().life().share()
 
     @property
     def norms(self) -> Norms | None:
-        """The norms of gradients before the bound, over the same window; None without norms."""
+        """The norms of gradients before the bound, in the same window; None without norms."""
         norms = self._live.counter.read().shown().norms
         return norms if norms.count else None

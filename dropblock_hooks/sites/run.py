@@ -23,37 +23,40 @@ class Run:
 
     root: str = ""  # the submodule at which names begin
     epochs: int | None = None  # the length of the training
-    scaler: Any = None  # the GradScaler; False if the loss is not scaled, None if nobody has said
+    scaler: Any = None  # the GradScaler; False if the loss is not scaled, None if unknown
     in_float16: bool = False  # whether a bound has met a forward under autocast to float16
     epoch: float = 0.0  # the time
     enabled: bool = True  # whether the regularizers act; `Attachment.paused` switches them off
     installed: bool = True  # whether the attachment has not been removed
     always: bool = False  # whether random regularizers of activations act in evaluation too
-    switched: bool = False  # whether somebody has used `always`, `paused` or `enabled`
-    stepped: bool = False  # whether somebody has called `Attachment.step`
-    fresh: bool = True  # whether no step was made since attaching or loading: no epoch has ended
-    looked: bool = False  # whether the first training forward of this window was looked at
-    compiled: bool = False  # whether compiled code has called a site: not all calls are counted
+    switched: bool = False  # whether `always`, `paused` or `enabled` was used
+    stepped: bool = False  # whether `Attachment.step` was called
+    fresh: bool = True  # whether no epoch has ended since attaching or loading
+    looked: bool = False  # whether the first training forward of this window was checked
+    compiled: bool = False  # whether compiled code has called a site, so that calls are uncounted
     compiled_time: int = 0  # the times of calls in compiled code begin here
     first_calls: dict[str, int] = field(default_factory=dict)  # in the first forward, by site
     no_batch: list[Finding] = field(default_factory=list)  # of the first forward of this window
-    comparison: int | None = None  # its number, once the other ranks can read the random seed
-    compared: bool = False  # whether it was compared with those of all other ranks
-    counter: Counter = field(default_factory=Counter)  # of the forwards of the model
-    keys: tuple[str, ...] = ()  # of all sites
+    comparison: int | None = None  # the number under which other ranks can read the random seed
+    compared: bool = False  # whether the seed was compared with the seeds of all other ranks
+    counter: Counter = field(default_factory=Counter)  # counts the forwards of the model
+    keys: tuple[str, ...] = ()  # the keys of all sites
     told: set[tuple[str, str]] = field(default_factory=set)  # reported findings: site and kind
-    optimizers: list[Any] = field(default_factory=list)  # the `StepHooks` of each
+    optimizers: list[Any] = field(default_factory=list)  # the `StepHooks` of each optimizer
     grids: Grids = field(default_factory=Grids)  # the sizes of the maps behind rows of tokens
-    seeds: Seeds | None = None  # once somebody has used `Attachment.same_masks`
+    seeds: Seeds | None = None  # the seeds of masks, after a use of `Attachment.same_masks`
     shared: dict[str, Any] = field(default_factory=dict)  # the state that observers share
     history: Recorder = field(default_factory=Recorder)  # of the epochs that have ended
     sites: tuple[Any, ...] = ()  # all sites, in the order of the spec
     model_hook: Any = None  # the hook of the model, which leaves a compiled model
     ticker: Any = None  # the clock of a Watchdog whose model is compiled with its hooks
-    boards: dict[torch.device, Board] = field(default_factory=dict)  # once there is compiled code
+    boards: dict[torch.device, Board] = field(default_factory=dict)  # the boards of compiled code
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy or a file has; a copy may be an average, which is never trained."""
+        """Return the state for a copy or a file. A copy may be an average of weights.
+
+        An average is never trained, so it does not warn of that.
+        """
         return {
             **self.__dict__,
             "scaler": False if self.scaler is False else None,  # a GradScaler is not saved
@@ -74,13 +77,13 @@ class Run:
         return copied
 
     def board_on(self, device: torch.device) -> Board:
-        """Return the board on a device, and make it for the first compiled code there."""
+        """Return the board on a device. The first call makes it."""
         if device not in self.boards:
             self.boards[device] = Board(self.sites, device)
         return self.boards[device]
 
     def counts_on_meta(self) -> bool:
-        """Return whether compiled code counts on the meta device, so that no count is known."""
+        """Return whether compiled code counts on the meta device, where counts are unknown."""
         observed = [site.observed for site in self.sites if site.observed is not None]
         has_board = torch.device("meta") in self.boards
         return has_board or any(state.state.is_meta for state in observed)
@@ -96,7 +99,7 @@ class Run:
                 site.observed.write()
 
     def take_counts(self, only: Any = None) -> None:
-        """Move what compiled code has counted to the counters of all sites, or of one."""
+        """Move the counts of compiled code to the counters of all sites, or of the site `only`."""
         if not self.compiled:
             return
         for board in self.boards.values():
@@ -105,7 +108,7 @@ class Run:
             self._take_observed()
 
     def _take_observed(self) -> None:
-        """Move what compiled code has counted for observers to their states."""
+        """Move the counts of compiled code for observers to their states."""
         observing = [site for site in self.sites if site.observed is not None]
         places = _order_of_returns([site.name for site in observing])
         calls = 0
@@ -122,6 +125,7 @@ class Run:
         self.compiled_time += (calls + 1) * 2 * (len(observing) + 1)
 
     def check_installed(self) -> None:
+        """Raise RuntimeError if the attachment was removed."""
         if not self.installed:
             raise RuntimeError("the attachment was removed, so nothing acts: attach again")
 
@@ -137,15 +141,15 @@ class Run:
         self.looked = False
 
     def loss_scale(self, device: torch.device) -> float | Tensor:
-        """Return the number that the loss is multiplied by, without waiting for the device."""
+        """Return the factor of the loss, without waiting for the device."""
         return loss_scale(self.scaler, device)
 
 
 def _order_of_returns(names: Sequence[str]) -> list[int]:
     """Return the place of each layer in the order in which the layers return.
 
-    A layer returns after all layers inside it. The names are in the order of ``named_modules``,
-    where a layer comes before the layers inside it.
+    A layer returns after all layers inside it. In ``names`` it comes before the layers inside it,
+    as in ``named_modules``.
     """
     prefixes = [f"{name}." if name else "" for name in names]
     last_inside = [_last_that_starts_with(prefix, prefixes) for prefix in prefixes]
@@ -158,4 +162,5 @@ def _order_of_returns(names: Sequence[str]) -> list[int]:
 
 
 def _last_that_starts_with(prefix: str, names: Sequence[str]) -> int:
+    """Return the position of the last name that starts with a prefix."""
     return max(i for i, name in enumerate(names) if name.startswith(prefix))

@@ -9,35 +9,39 @@ from .._torch import scale_tensor
 from ..functional.masks import wide_dtype
 
 _WRAPPED = ("_scaler", "scaler", "grad_scaler", "_precision", "precision_plugin", "accelerator")
-"""Where timm's NativeScaler, Lightning's precision plugins and trainers, accelerate's Accelerator
-and optimizers, Fabric and Transformers' Trainer keep theirs."""
+"""The attributes in which timm's NativeScaler, Lightning's precision plugins and trainers,
+accelerate's Accelerator and optimizers, Fabric and Transformers' Trainer keep their scaler."""
 
 
-def checked_scaler(given: Any) -> Any:
-    """Return the scaler (an object with ``get_scale``) that is given or inside; or False or None.
+def checked_scaler(scaler: Any) -> Any:
+    """Return the innermost scaler, an object with ``get_scale``; False and None stay.
 
-    A TypeError says what is allowed.
+    Args:
+        scaler: a GradScaler, or an object that wraps one.
+
+    Raises:
+        TypeError: there is no scaler in it.
     """
-    if given is False or given is None or callable(getattr(given, "get_scale", None)):
-        return given
+    if scaler is False or scaler is None or callable(getattr(scaler, "get_scale", None)):
+        return scaler
     for name in _WRAPPED:
-        if hasattr(given, name):
-            return checked_scaler(getattr(given, name))
+        if hasattr(scaler, name):
+            return checked_scaler(getattr(scaler, name))
     raise TypeError(
-        f"grad_scaler must have get_scale(), got {type(given).__name__}: give the GradScaler "
+        f"grad_scaler must have get_scale(), got {type(scaler).__name__}: give the GradScaler "
         "itself, or an object that holds it as .scaler; or False, if the loss is not scaled"
     )
 
 
 def is_enabled(scaler: Any) -> bool:
-    """Return whether a scaler is there, and switched on."""
+    """Return whether there is a scaler that is switched on."""
     if not scaler:
         return False
     return bool(scaler.is_enabled()) if hasattr(scaler, "is_enabled") else True
 
 
 def is_under_float16_autocast(device: torch.device) -> bool:
-    """Return whether operations run in float16 now, in which losses are scaled."""
+    """Return whether operations run in float16 now, which needs a scaled loss."""
     name = device.type
     if not torch.amp.is_autocast_available(name) or not torch.is_autocast_enabled(name):
         return False
@@ -45,7 +49,7 @@ def is_under_float16_autocast(device: torch.device) -> bool:
 
 
 def loss_scale(scaler: Any, device: torch.device) -> float | Tensor:
-    """Return the number that the loss is multiplied by, without waiting for the device."""
+    """Return the factor of the loss, without waiting for the device."""
     if not is_enabled(scaler):
         return 1.0
     scale = scale_tensor(scaler)
@@ -53,8 +57,8 @@ def loss_scale(scaler: Any, device: torch.device) -> float | Tensor:
 
 
 def as_factor(scale: Any, device: torch.device) -> float | Tensor:
-    """Return the scale of a loss for gradients on a device; None stands for 1."""
+    """Return the factor of the loss for gradients on a device; None stands for 1."""
     if isinstance(scale, Tensor):
-        # wide, so that bound * scale fits; a copy, because the scaler changes its own in place
+        # a wide dtype, so that bound * scale fits; a copy, because the scaler changes its tensor
         return scale.to(device, wide_dtype(device), copy=True, non_blocking=True).reshape(())
     return 1.0 if scale is None else float(scale)

@@ -4,8 +4,8 @@ In a block of `Attachment.same_masks` each call of a site draws a number from to
 the CPU. The number of its first call is the seed of the site in this block. Every call runs with
 generators that begin at this seed.
 
-A checkpoint restores the generator when it runs a forward again, maybe after the block. So this
-call draws the same number, by which its seed is found.
+A checkpoint restores the generator when it runs a forward again, perhaps after the block. So the
+repeated call draws the same number, and this number finds the seed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
 
 
 class Drawn(NamedTuple):
-    """What the first call of a site in a block has drawn, and for which tensor."""
+    """The seed of a site in a block, with the facts about its first tensor that decide the mask."""
 
     seed: int
     shape: tuple[int, ...]
@@ -51,11 +51,12 @@ class Drawn(NamedTuple):
 
     @classmethod
     def of(cls, seed: int, x: Tensor, rates: dict[str, float]) -> Drawn:
+        """Describe a call with a tensor and rates."""
         strides = torch.empty_like(x, device="meta").stride()
         return cls(seed, tuple(x.shape), x.dtype, x.device, strides, rates)
 
     def difference(self, other: Drawn) -> str:
-        """Describe the first difference to another call that changes the mask; or ``""``."""
+        """Describe the first difference to another call that changes the mask; ``""`` if none."""
         for name in ("shape", "dtype", "device", "strides", "rates"):
             first = getattr(self, name)
             now = getattr(other, name)
@@ -88,9 +89,10 @@ class Seeds:
             self.is_open, self._drawn = outside
 
     def seed_of(self, site: Any, x: Tensor, recomputes: bool) -> int | None:
-        """Return the seed of a call; None if it draws nothing, or is not in a block.
+        """Return the seed of a call; None if the call draws nothing, or is in no block.
 
-        A SiteError says that the mask of the first call in the block does not fit the tensor.
+        Raises:
+            SiteError: the mask of the first call in the block does not fit the tensor.
         """
         if not site.draws:
             return None
@@ -113,7 +115,7 @@ class Seeds:
         return first.seed
 
     def _noted_seed(self, site: Any) -> int | None:
-        """Return the seed of a call that is run again, and draw the number that it has drawn."""
+        """Return the seed of a repeated call, which draws the same number as the first time."""
         if not self._noted:
             return None
         before = torch.default_generator.get_state()
@@ -124,4 +126,5 @@ class Seeds:
 
 
 def _draw() -> int:
+    """Draw a number from torch's generator of the CPU."""
     return int(torch.randint(_SEEDS, (), device="cpu"))

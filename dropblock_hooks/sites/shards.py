@@ -1,9 +1,9 @@
-"""Gradients of which each process holds a part, as FSDP2 and tensor parallelism leave them.
+"""Gradients that FSDP2 or tensor parallelism has spread over processes, and their norms.
 
 Such a gradient is a DTensor. A regularizer gets its local tensor, the part on this process, and
-changes it in place. Norms of parts are reduced to those of the whole over the processes that share
-them. All processes must make the same reductions in the same order, so no decision here may depend
-on a local tensor, which can be empty.
+changes the local tensor in place. The norms of the parts are reduced over the processes to the norm
+of the whole gradient. All processes must make the same reductions in the same order. Therefore no
+decision here may depend on a local tensor, which can be empty.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Shards:
 
     Attributes:
         mesh: the DeviceMesh.
-        placements: for each axis of the mesh, which axis of the gradient it shards, if any.
+        placements: for each axis of the mesh, the axis of the gradient that it shards, if any.
     """
 
     mesh: Any
@@ -35,11 +35,11 @@ class Shards:
 
     @classmethod
     def of(cls, parameter: Any) -> Shards:
-        """Those of a parameter that is a DTensor."""
+        """Return the shards of a parameter that is a DTensor."""
         return cls(parameter.device_mesh, tuple(parameter.placements))
 
     def whole_norms(self, norms: Tensor, norm_type: float, by_rows: bool) -> Tensor:
-        """The norms of gradients, or of their rows of axis 0, from the norms of the parts."""
+        """Return the norms of whole gradients, or of their rows, from the norms of the parts."""
         device = norms.device
         for axis, placement in enumerate(self.placements):
             if placement.is_replicate() or (by_rows and placement.dim == 0):
@@ -50,13 +50,13 @@ class Shards:
         return norms.to(device)
 
     def has_whole_rows(self) -> bool:
-        """Whether no row of axis 0 is spread over processes."""
-        return all(each.is_replicate() or each.dim == 0 for each in self.placements)
+        """Return whether no row of axis 0 is spread over processes."""
+        return all(placement.is_replicate() or placement.dim == 0 for placement in self.placements)
 
 
 def _reduced(norms: Tensor, norm_type: float, group: Any) -> Tensor:
-    """The norms of wholes, from those of their parts in a group of processes."""
-    # divided by the largest norm, so that no power overflows
+    """Reduce the norms of parts to the norms of whole gradients in a group of processes."""
+    # the norms are divided by the largest norm, so that no power overflows
     largest = norms.nan_to_num(nan=math.inf)
     distributed.all_reduce(largest, distributed.ReduceOp.MAX, group)
     if norm_type == math.inf:
@@ -71,10 +71,10 @@ def _reduced(norms: Tensor, norm_type: float, group: Any) -> Tensor:
 
 
 def part_of(parameter: Any) -> tuple[Tensor, Shards | None]:
-    """The part of a parameter's gradient on this process, and how the gradient is spread.
+    """Return the part of a parameter's gradient on this process, and how the gradient is spread.
 
-    A gradient that waits to be summed, or is spread in another way than the parameter, is brought
-    into the form of the parameter first.
+    A gradient with other placements than the parameter is redistributed first. Its parts may still
+    have to be summed over the processes.
     """
     grad = parameter.grad
     if not is_distributed(grad):
@@ -87,16 +87,16 @@ def part_of(parameter: Any) -> tuple[Tensor, Shards | None]:
 
 @torch.no_grad()
 def local_part(x: Any) -> Tensor:
-    """The part of a DTensor on this process, which shares its memory; another tensor itself."""
+    """Return the part of a DTensor on this process, which shares its memory; or a plain tensor."""
     if not is_distributed(x):
         return x  # type: ignore[no-any-return]
     local = x.to_local().detach()
-    wait = getattr(local, "wait", None)  # of a tensor that a collective is still writing
+    wait = getattr(local, "wait", None)  # a collective may still be writing the tensor
     return local if wait is None else wait()  # type: ignore[no-any-return]
 
 
 def whole_norms(entry: Sequence[Any], norm_type: float) -> Tensor:
-    """The norm of each gradient of an entry, on the device of the first."""
+    """Return the norm of each gradient of an entry, on the device of the first gradient."""
     norms = foreach.norms_of([held.grad for held in entry], norm_type)
     positions: dict[Shards, list[int]] = defaultdict(list)
     for i, held in enumerate(entry):
@@ -105,20 +105,20 @@ def whole_norms(entry: Sequence[Any], norm_type: float) -> Tensor:
     if not positions:
         return norms
 
-    each = list(norms.unbind())
+    norm_list = list(norms.unbind())
     for shards, places in positions.items():
-        parts = torch.stack([each[i] for i in places])
+        parts = torch.stack([norm_list[i] for i in places])
         whole = shards.whole_norms(parts, norm_type, by_rows=False)
         for i, norm in zip(places, whole.unbind(), strict=True):
-            each[i] = norm
-    return torch.stack(each)
+            norm_list[i] = norm
+    return torch.stack(norm_list)
 
 
 def in_lists(entry: Sequence[Any]) -> list[list[Any]]:
-    """Lists of the sharded gradients of an entry that are regularized together.
+    """Return lists of the sharded gradients of an entry that are regularized together.
 
-    The gradients of a list are spread in one way, and have one dtype and one set of rates. None has
-    axes to be rows, or all have.
+    The gradients of a list have the same shards, dtype, device and rates. All of them have the same
+    number of axes: none, one, or more than one.
     """
     lists: dict[Any, list[list[Any]]] = {}
     elements: dict[Any, int] = defaultdict(int)
@@ -126,7 +126,7 @@ def in_lists(entry: Sequence[Any]) -> list[list[Any]]:
         rates = tuple(held.site.values.items())
         key = held.shards, held.grad.dtype, held.grad.device, rates, min(held.grad.ndim, 2)
         parts = lists.setdefault(key, [[]])
-        size = held.parameter.numel()  # of the whole
+        size = held.parameter.numel()  # of the whole gradient
         if parts[-1] and elements[key] + size > foreach.LARGEST:
             parts.append([])
             elements[key] = 0

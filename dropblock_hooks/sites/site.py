@@ -1,4 +1,4 @@
-"""A site: one regularizer on one layer, its state and counts, and its calls."""
+"""A site: one regularizer on one layer, with its state, its counts and its calls."""
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
@@ -56,16 +56,16 @@ class SiteError(ValueError):
 
 
 class LiveSite:
-    """One regularizer on one layer, as hooks and compiled code run it; users read a `Site` of it.
+    """One regularizer on one layer, as hooks and compiled code use it. Users read a `Site`.
 
     Attributes:
-        key: its name in the Attachment: ``layer4.0/DropBlock2d``.
-        name: the layer (or parameter), as the bare model names it.
-        aliases: other names of the same, shared, module.
-        module_type: class name of the layer.
-        at: ``"output"`` or ``"input"``; of no layer ``"parameter"`` or ``"attribute"``.
+        key: the name of the site in the Attachment, such as ``layer4.0/DropBlock2d``.
+        name: the name of the layer or parameter in the model without wrappers.
+        aliases: other names of a shared module.
+        module_type: the class name of the layer.
+        at: ``"output"`` or ``"input"`` of a layer, ``"parameter"`` or ``"attribute"``.
         regularizer: the regularizer or observer.
-        rate: the first of the rates now; None without rates.
+        rate: the present value of the first rate; None without rates.
     """
 
     def __init__(
@@ -80,24 +80,24 @@ class LiveSite:
         self.at: str = item.at if target.kind.is_layer else target.kind.noun
         self.reader = Reader(item, facts, run.grids)
         self.order = 0  # the number of the site in the attachment
-        self.position = (0, 0)  # of the entry in the spec, and of the regularizer in the entry
-        self.selector = key  # of the entry
+        self.position = (0, 0)  # the numbers of the entry and of the regularizer in the entry
+        self.selector = key  # the selector of the entry
 
-        # without what compiled code has counted since `counter` was read
+        # all counts except those of compiled code that were not moved here yet
         self.tally = Counter()
-        self.samples: int | None = None  # the length of axis 0 of the last tensor, if that matters
+        self.samples: int | None = None  # the length of axis 0 of the last tensor, if it matters
         self.rose = False  # whether the rate was ever above 0
-        self.differentiable = True  # whether a gradient may come to the last tensor
-        self.anchor: Any = None  # the value of its parameter at attaching, if it is anchored
+        self.differentiable = True  # whether the last tensor may get a gradient
+        self.anchor: Any = None  # the value of an anchored parameter at attaching
         self.anchored_at: int | None = None  # the version of the parameter then; None if loaded
-        self.frozen = False  # whether the parameter got no gradient when it was last looked at
+        self.frozen = False  # whether the parameter got no gradient at the last look
 
-        # the part of the board, once compiled code has called the site
+        # the tensors of the site on the board, after compiled code has called the site
         self.cells: Any = None
         self.counts: Any = None
         self.gradient_counts: Any = None
         self.norm_cells: Any = None
-        self.observed: Observed | None = None  # the same, of an observer
+        self.observed: Observed | None = None  # the tensors of an observer
         self.finds_dead = False
         self.reads_batches = False
         self.guesses_channels = False
@@ -105,9 +105,9 @@ class LiveSite:
         self.set_regularizer(item)
 
     def note_autocast(self, device: torch.device) -> None:
-        """Note that a bound meets a forward in float16, in the first training forward of a window.
+        """Note whether a bound is used under autocast to float16, in the first training forward.
 
-        Bounds of accumulated gradients need no scale, because a GradScaler unscales these before.
+        Bounds of accumulated gradients need no scale, because a GradScaler has unscaled these.
         """
         run = self.run
         if run.looked or run.scaler is not None:
@@ -116,9 +116,10 @@ class LiveSite:
             run.in_float16 |= is_under_float16_autocast(device)
 
     def set_regularizer(self, regularizer: Regularizer) -> None:
-        """Put another regularizer of the same class in place, with the values of this epoch."""
+        """Set another regularizer of the same class, with the values of this epoch."""
         values = regularizer.values(self.run.epoch)
-        self.regularizer = copy.copy(regularizer)  # compiled code guards what sites share
+        # sites share no regularizer, because compiled code would have guards on it
+        self.regularizer = copy.copy(regularizer)
         self.bound: Any = self.regularizer.bind()  # the callable
         self.watch: Watch | None = self.bound if isinstance(self.bound, Watch) else None
         self.of_gradients = regularizer.acts_on == "gradient"
@@ -137,13 +138,13 @@ class LiveSite:
         regularizer = self.regularizer
         reads_scale = regularizer.reads_grad_scale or regularizer.sees_gradients
         self.scaled = bool(scaler) and is_enabled(scaler) and reads_scale
-        # whether compiled code has it in its graph; otherwise an operator there calls Python
+        # whether it becomes a part of compiled graphs; otherwise an operator there calls Python
         self.traced = regularizer.traced and len(regularizer.rates) <= MOST_RATES
         if self.scaled and not has_scale_tensor(scaler):
             self.traced = False  # torch's own GradScaler has a tensor, which a graph can read
 
     def move(self, values: dict[str, float]) -> None:
-        """Put other values in place; a new dict, since a pending backward may hold the old one."""
+        """Set other values, in a new dict, because a pending backward may hold the old dict."""
         self.values = values
         self.rate = next(iter(values.values()), None)
         self.rose |= bool(self.rate)
@@ -166,14 +167,14 @@ class LiveSite:
 
     @property
     def counter(self) -> Counter:
-        """All counts, which waits for the device of a board."""
+        """All counts. Reading them waits for the device of a board."""
         self.run.take_counts(self)
         self.tally.settle()
         return self.tally
 
     @constant_when_traced
     def use_board(self, device: torch.device) -> None:
-        """Take the tensors of the board on a device; torch.compile calls it while it traces."""
+        """Take the tensors of the board on a device. torch.compile calls this while it traces."""
         self.run.compiled = True
         self.refuse_same_masks()
         skip_functions()
@@ -186,16 +187,16 @@ class LiveSite:
         self.take_place(board)
         scaler = self.run.scaler
         if self.scaled and has_scale_tensor(scaler) and scale_tensor(scaler) is None:
-            scaler.scale(torch.zeros((), device=device))  # it makes the tensor now
+            scaler.scale(torch.zeros((), device=device))  # makes the scaler create its tensor
 
     @property
     def uses_same_masks(self) -> bool:
-        """Whether its mask is drawn once, because a block of `Attachment.same_masks` is open."""
+        """Whether the mask is drawn once, because a block of `Attachment.same_masks` is open."""
         seeds = self.run.seeds
         return seeds is not None and seeds.is_open and self.draws
 
     def refuse_same_masks(self) -> None:
-        """Raise SiteError in a block of `Attachment.same_masks`, which compiled code can't know."""
+        """Raise SiteError for compiled code in a block of `Attachment.same_masks`."""
         if self.uses_same_masks:
             raise self.error(
                 "compiled code can't draw the same masks again: call the model without "
@@ -204,12 +205,12 @@ class LiveSite:
 
     @constant_when_traced
     def note_no_gradient(self) -> None:
-        """Note that no gradient can come; torch.compile calls it while it traces."""
+        """Note that no gradient can come. torch.compile calls this while it traces."""
         self.differentiable = False
 
     @constant_when_traced
     def use_observed(self, device: torch.device, channels: int, has_batches: bool) -> None:
-        """Take tensors for an observer; torch.compile calls it while it traces."""
+        """Take tensors for an observer. torch.compile calls this while it traces."""
         self.run.compiled = True
         skip_functions()
         now = self.observed
@@ -222,9 +223,9 @@ class LiveSite:
                 site.observed = Observed(site, device)
 
     def note_layer(self, module: nn.Module, parameter: str | None, together: bool) -> None:
-        """Let the observer look at the layer, and note what compiled code measures there.
+        """Let the observer look at the layer, and note which numbers compiled code measures.
 
-        Sharded parameters are read only if all processes do this `together`, as in a step.
+        Sharded parameters are read only if all processes call this `together`, as in a step.
         """
         watch = self.watch
         if watch is None:
@@ -246,30 +247,30 @@ class LiveSite:
 
     @property
     def layout(self) -> str | None:
-        """The axes of the last tensor, ``"NHWC"`` say; None before the first eager call."""
+        """The axes of the last tensor, such as ``"NHWC"``; None before the first eager call."""
         view = self.reader.last
         return None if view is None or self.at == "attribute" else view.layout
 
     @property
     def calls(self) -> int:
-        """Forward calls of the layer since attaching; in compiled code, those in which it acts."""
+        """Forward calls of the layer since attaching; in compiled code, only active calls."""
         self.run.take_counts(self)
         return self.tally.evaluated + self.tally.trained
 
     @property
     def active_calls(self) -> int:
-        """Calls in which it was on; of a gradient regularizer, the gradients that it has seen."""
+        """Calls in which the site was on; for regularizers of gradients, the gradients it saw."""
         self.run.take_counts(self)
         return self.tally.active
 
     @property
     def map_size(self) -> tuple[int, ...] | None:
-        """Spatial size of the last tensor; None without a map."""
+        """The spatial size of the last tensor; None without a map."""
         return self.counter.map_size
 
     @property
     def block_size(self) -> tuple[int, ...] | None:
-        """The block in force on that map, clipped to it."""
+        """The size of the blocks on the last map, clipped to the map; None without blocks."""
         size = self.counter.map_size
         return None if size is None else self.regularizer.block_in_force(size)
 
@@ -287,36 +288,36 @@ class LiveSite:
         return (self.always or run.always) and self.acts(False)
 
     def count_idle(self, elements: int, training: bool) -> None:
-        """Count a call at rate 0, in which nothing is run; not one that ``always()`` adds."""
+        """Count a call at rate 0, which runs nothing. Calls under ``always()`` are not counted."""
         if graph_task() == NO_TASK and (training or self.always):
             self.tally.active += 1
-            if self.regularizer.has_share or self.tally.total:  # it counts them
+            if self.regularizer.has_share or self.tally.total:  # if elements are counted at all
                 self.tally.total += elements
 
     def acts(self, training: bool) -> bool:
-        """Whether the regularizer is to be run in this mode of its layer."""
+        """Return whether the regularizer must run in this mode of its layer."""
         return self.run.installed and self.run.enabled and self.is_on(training)
 
     def is_on(self, training: bool) -> bool:
-        """Whether it acts in this mode of its layer unless it is switched off."""
+        """Return whether the site acts in this mode of its layer unless it is switched off."""
         return training or self.always or (self.run.always and self.draws)
 
     def view_of(self, x: Tensor) -> View:
-        """Read the axes of a tensor; SiteError if they are not known."""
+        """Read the axes of a tensor; SiteError if they are unknown."""
         try:
             return self.reader.view(x)
         except ValueError as error:
             raise self.error(error) from None
 
     def view_or_none(self, x: Tensor) -> View | None:
-        """Read the axes of a tensor; return None if its channels are not known."""
+        """Read the axes of a tensor; return None if its channels are unknown."""
         try:
             return self.reader.view(x) if x.ndim > 1 else None
         except ValueError:
-            return None  # the report says so
+            return None  # the report shows that channels are unknown
 
     def anchor_of(self, parameter: Tensor) -> Any:
-        """The value of the parameter at attaching, on its present device; None without."""
+        """Return the value of the parameter at attaching, on its present device; or None."""
         if self.anchor is not None and self.anchor.device != parameter.device:
             self.anchor = self.anchor.to(parameter.device)
         return self.anchor
@@ -335,14 +336,14 @@ def act(
         refuse_tracing(site, training)
     if site.regularizer.samplewise and site.reader.auto and x.ndim:
         site.samples = x.shape[0]
-    if site.idle:  # without reading the layout or drawing a mask
+    if site.idle:  # the layout is not read, and no mask is drawn
         site.count_idle(x.numel(), training)
         return x
     if site.of_gradients:
         return _with_regularized_gradient(site, x)
 
     recomputes = graph_task() != NO_TASK
-    # what always() adds in evaluation is not counted
+    # calls under always() in evaluation are not counted
     counts = not recomputes and (training or site.always)
     seeds = site.run.seeds
     seed = None if seeds is None else seeds.seed_of(site, x, recomputes)
@@ -353,7 +354,7 @@ def act(
 
 
 def _with_regularized_gradient(site: LiveSite, x: Tensor) -> Tensor:
-    """Return a copy with a hook that regularizes its gradient; `x` itself if it gets none."""
+    """Return a copy with a hook that regularizes its gradient; or `x` if it gets no gradient."""
     view = site.view_of(x)
     site.differentiable = may_get_grad(x)
     if not site.differentiable:
@@ -362,7 +363,8 @@ def _with_regularized_gradient(site: LiveSite, x: Tensor) -> Tensor:
     if site.regularizer.needs_activation:
         kept: Tensor = _KeepsActivation.apply(x, site, view, site.values)
         return kept
-    copied = x.clone()  # others may use `x` too, and work in place on a view would lose the hook
+    # other code may use `x`, and an in-place operation on a view would lose the hook
+    copied = x.clone()
     copied.register_hook(partial(regularize_grad, site, view, site.values))  # type: ignore[no-untyped-call]  # torch's
     return copied
 
@@ -377,7 +379,7 @@ class _KeepsActivation(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         x, ctx.site, ctx.view, ctx.rates = inputs
-        ctx.save_for_backward(x)  # which checkpoints need not keep
+        ctx.save_for_backward(x)  # checkpointing recomputes a saved tensor instead of keeping it
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -395,7 +397,19 @@ def perform(
     counts: bool = False,
     **attributes: Any,
 ) -> Tensor:
-    """Run the regularizer of a site, with these attributes of `Now`; a refusal is a SiteError."""
+    """Run the regularizer of a site on a tensor.
+
+    Args:
+        site: the site.
+        x: an activation or a gradient.
+        view: how the axes are read; None reads them from the tensor.
+        rates: the values by name.
+        counts: whether the call is counted.
+        attributes: other attributes of `Now`.
+
+    Raises:
+        SiteError: the regularizer has raised a TypeError or a ValueError.
+    """
     now = Now(**attributes, **rates)
     try:
         if view is None:
@@ -420,21 +434,21 @@ def perform(
 
 
 def channels_first(site: LiveSite, x: Tensor, view: View, now: Now) -> Tensor:
-    """Return a tensor with the channels on axis 1, and put the input of the layer so, too."""
+    """Return a tensor with the channels on axis 1; also move the axes of the layer's input."""
     if site.regularizer.needs_input and getattr(now.input, "shape", None) == x.shape:
         now.input = view.take(now.input)
     return view.take(x)
 
 
 def in_place_of(x: Tensor, y: Tensor, maps: Tensor, view: View) -> Tensor:
-    """Return the result `y` for `maps` with the axes of `x`; `x` itself if nothing changed."""
+    """Return the result `y` for `maps` with the axes of `x`; or `x` if nothing has changed."""
     if y is maps:
         return x
     return y if maps is x else view.put(y, x)
 
 
 def _refuse_result(result: Any, maps: Tensor) -> NoReturn:
-    """Raise the error that says what is wrong with a result of ``apply``."""
+    """Raise the error about an invalid result of ``apply``."""
     is_pair = isinstance(result, tuple) and len(result) == 2
     if not is_pair or not isinstance(result[0], Tensor):
         raise TypeError("apply must return a pair: a tensor, and a count or None")
@@ -452,7 +466,7 @@ def name_site(
 
 
 def may_get_grad(x: Tensor) -> bool:
-    """Whether autograd, or a transform of torch.func, may want the gradient of a tensor."""
+    """Return whether autograd, or a transform of torch.func, may need the gradient of a tensor."""
     # an outer torch.func.grad may want the gradient of a tensor that does not require it
     wanted = x.requires_grad or (not is_compiling() and is_transformed(x))
     return wanted and torch.is_grad_enabled()
@@ -461,7 +475,7 @@ def may_get_grad(x: Tensor) -> bool:
 def regularize_grad(
     site: LiveSite, view: View | None, rates: Rates, grad: Tensor | None, **attributes: Any
 ) -> Any:
-    """Regularize a gradient, and count it; without `grad_scale` the GradScaler is asked."""
+    """Regularize and count a gradient. Without `grad_scale`, the GradScaler gives the scale."""
     run = site.run
     if grad is None or not (run.installed and run.enabled):
         return grad
@@ -496,7 +510,10 @@ def see(
     training: bool,
     differentiable: bool,
 ) -> int | None:
-    """Count one call of the layer and hand it to the observer, as in `Seen`; return its ticket."""
+    """Count one call of the layer and hand it to the observer; return the number of the call.
+
+    The arguments are described in `Seen`.
+    """
     run = site.run
     observer = site.bound.observer
     if observer.sees_values or not observer.sees_gradients:

@@ -11,7 +11,7 @@ from torch import nn
 class Ticker:
     """Calls a function at some backwards of a model, and no Python in the others.
 
-    Compiled code can't call Python, so something else must tell when a `Watchdog` is due. torch
+    Compiled code can't call Python, so another clock must say when a `Watchdog` is due. torch
     calls a hook of a parameter in each backward, outside of the compiled code. That hook is
     ``next`` on an iterator of Python's standard library, which only counts.
 
@@ -49,7 +49,7 @@ class Ticker:
 def _turns(
     wait: Callable[[], int], due: Callable[[], None], leave_out: int
 ) -> Iterator[Iterator[None]]:
-    """Yield iterators of None, each of which lasts until the function is due."""
+    """Yield iterators of None. Each iterator ends when the function is due."""
     yield repeat(None, leave_out + wait() - 1)
     while True:
         due()

@@ -1,4 +1,4 @@
-"""Accumulated gradients: regularized once per update, when the optimizer begins its step."""
+"""Regularizes accumulated gradients once per update, when the optimizer begins its step."""
 
 import weakref
 from collections import defaultdict
@@ -27,13 +27,14 @@ from .shards import Shards, local_part, part_of, whole_norms
 from .site import NOT_DENSE, LiveSite, Rates, name_site, regularize_grad
 
 _WRAPPED = ("_base_optimizer", "base_optimizer", "_optimizer", "original_optimizer", "optimizer")
-"""Where timm's Lookahead, SAM, Lightning and Fabric, Opacus, accelerate keep their optimizer."""
+"""The attributes in which timm's Lookahead, SAM, Lightning and Fabric, Opacus and accelerate keep
+their optimizer."""
 
 
 class _Held(NamedTuple):
-    """A parameter and its gradient, at a site that acts on it.
+    """A parameter and its gradient, at a site that regularizes the gradient.
 
-    Of a sharded parameter, the gradient is the part on this process.
+    The gradient of a sharded parameter is the part on this process.
     """
 
     site: LiveSite
@@ -42,29 +43,43 @@ class _Held(NamedTuple):
     shards: Shards | None
 
 
-def checked_optimizers(given: Any) -> list[Optimizer]:
-    """The optimizers that are given, one or a list, or inside; TypeError for other objects."""
-    several = given if isinstance(given, (list, tuple)) else [given]
-    return list(dict.fromkeys(_innermost(each) for each in several if each is not None))
+def checked_optimizers(optimizers: Any) -> list[Optimizer]:
+    """Return the optimizers inside all wrappers, each once.
+
+    Args:
+        optimizers: an optimizer, a wrapper of one, a list of them, or None.
+
+    Raises:
+        TypeError: one of them is not an optimizer.
+    """
+    several = optimizers if isinstance(optimizers, (list, tuple)) else [optimizers]
+    innermost = [_innermost(optimizer) for optimizer in several if optimizer is not None]
+    return list(dict.fromkeys(innermost))
 
 
-def _innermost(given: Any) -> Optimizer:
+def _innermost(optimizer: Any) -> Optimizer:
+    """Return the optimizer inside all wrappers."""
     # a wrapper may pretend to be of the class that it wraps, so look inside first
     for name in _WRAPPED:
-        wrapped = getattr(given, "__dict__", {}).get(name)
+        wrapped = getattr(optimizer, "__dict__", {}).get(name)
         if isinstance(wrapped, Optimizer):
             return _innermost(wrapped)
-    if not isinstance(given, Optimizer):
+    if not isinstance(optimizer, Optimizer):
         raise TypeError(
-            f"optimizer must be a torch.optim.Optimizer, or a list of several, got {kind_of(given)}"
+            "optimizer must be a torch.optim.Optimizer, or a list of several, got "
+            f"{kind_of(optimizer)}"
         )
-    return given
+    return optimizer
 
 
 def use_optimizers(
     run: Run, installed: Sequence[tuple[nn.Module, Any]], optimizers: list[Optimizer]
 ) -> None:
-    """Put step hooks on these optimizers only; ValueError if they hold none of the parameters."""
+    """Put step hooks on these optimizers, and take them off all others.
+
+    Raises:
+        ValueError: the optimizers hold none of the parameters.
+    """
     hooks = [(module, hook) for module, hook in installed if hook.site.regularizer.accumulates]
     if optimizers:
         _check_optimizers(hooks, optimizers)
@@ -77,7 +92,7 @@ def use_optimizers(
 
 def _check_optimizers(hooks: Sequence[tuple[nn.Module, Any]], optimizers: list[Optimizer]) -> None:
     """Raise ValueError if the optimizers hold no trained parameter of these hooks."""
-    # parameters that FSDP has gathered for a forward are other ones than those of the optimizer
+    # FSDP gathers parameters for a forward, and the optimizer does not hold the gathered ones
     parameters = [hook.held(module) for module, hook in hooks if not is_gathered(module)]
     trained = {id(x) for x in parameters if x is not None and x.requires_grad}
     updated = set().union(*map(updated_by, optimizers))
@@ -90,15 +105,15 @@ def _check_optimizers(hooks: Sequence[tuple[nn.Module, Any]], optimizers: list[O
 
 
 def updated_by(optimizer: Any) -> set[int]:
-    """The identities of the parameters that an optimizer updates."""
+    """Return the identities of the parameters that an optimizer updates."""
     return {id(x) for group in optimizer.param_groups for x in group["params"]}
 
 
 class StepHooks:
     """The hooks of an optimizer: they regularize the gradients when its step begins.
 
-    A step may call the step of a parent class, and torch calls the hooks in both. `began` tells
-    that the gradients were regularized in the step that runs now.
+    A step may call the step of a parent class, and torch calls the hooks in both. `began` is True
+    if the present step has already regularized the gradients.
 
     Args:
         optimizer: the optimizer that gets the hooks.
@@ -128,13 +143,13 @@ class StepHooks:
             handle.remove()
 
     def forget(self) -> None:
-        """Forget a step that has raised an error, so that its end was not seen."""
+        """Forget a step that has raised an error, because its end was not seen."""
         self.began = False
 
     def _before(
         self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, dict[str, Any]] | None:
-        """Regularize the gradients, or put a closure in place that also does."""
+        """Regularize the gradients. If the step has a closure, replace it by one that does this."""
         if self.began and not torch.compiler.is_compiling():
             return None
         self.began = True
@@ -143,9 +158,9 @@ class StepHooks:
             _regularize(self.sites, optimizer)
             return None
 
-        def evaluated(*given: Any, **options: Any) -> Any:
-            loss = closure(*given, **options)
-            self.began = True  # the closure has run a forward
+        def evaluated(*closure_args: Any, **closure_kwargs: Any) -> Any:
+            loss = closure(*closure_args, **closure_kwargs)
+            self.began = True  # the forward in the closure has set it to False
             _regularize(self.sites, optimizer)
             return loss
 
@@ -163,7 +178,7 @@ def _regularize(hooks: Sequence[Any], optimizer: Any) -> None:
     """Regularize the gradients of the parameters that an optimizer is about to update."""
     entries = _entries(hooks, optimizer)
 
-    # a fused optimizer is given gradients of the scaled loss, and the scale
+    # a fused optimizer gets gradients of the scaled loss, and the scale
     scale = getattr(optimizer, "grad_scale", None)
     devices = {held.grad.device for entry in entries for held in entry}
     scales = {device: as_factor(scale, device) for device in devices}
@@ -175,7 +190,7 @@ def _regularize(hooks: Sequence[Any], optimizer: Any) -> None:
         regularizer = entry[0].site.regularizer
         if isinstance(regularizer, WithMemory):
             norms = whole_norms(entry, 2.0)
-            # a fused optimizer itself leaves out an update that is not finite
+            # a fused optimizer itself leaves out updates that are not finite
             found_inf = getattr(optimizer, "found_inf", None)
             memories.regularize(entry, norms, scales[norms.device], found_inf)
             continue
@@ -189,12 +204,12 @@ def _regularize(hooks: Sequence[Any], optimizer: Any) -> None:
 
 
 def _still_updated(entry: list[_Held]) -> list[_Held]:
-    """The gradients that no entry before has left out."""
+    """Return the gradients that no earlier entry has left out."""
     return [held for held in entry if held.parameter.grad is not None]
 
 
 def _entries(hooks: Sequence[Any], optimizer: Any) -> list[list[_Held]]:
-    """The gradients to regularize, in a list for each regularizer of an entry of the spec."""
+    """Return the gradients to regularize, in a list for each regularizer of an entry."""
     updated = updated_by(optimizer)
     entries: dict[Any, list[_Held]] = defaultdict(list)
     for reference, hook in hooks:
@@ -213,7 +228,7 @@ def _entries(hooks: Sequence[Any], optimizer: Any) -> list[list[_Held]]:
 
 
 def _refusal(module: nn.Module, site: LiveSite, parameter: Any) -> str | None:
-    """Why a gradient can't be regularized once per update, or None."""
+    """Return why a gradient can't be regularized once per update, or None."""
     if parameter.grad.layout is not torch.strided:
         return NOT_DENSE
     if site.regularizer.random and world_size() > 1:
@@ -225,14 +240,14 @@ def _refusal(module: nn.Module, site: LiveSite, parameter: Any) -> str | None:
 
 
 def _common_norm(entry: Sequence[_Held], norm_type: float) -> Tensor:
-    """One norm over all gradients of an entry."""
+    """Return one norm over all gradients of an entry."""
     if all(held.shards is None for held in entry):
         return common_norm([held.grad for held in entry], norm_type)
     return group_norm(whole_norms(entry, norm_type), norm_type, "tensor").reshape(())
 
 
 def _in_lists(entry: Sequence[_Held]) -> tuple[list[list[_Held]], list[_Held]]:
-    """Lists of gradients that are regularized together, and those that are not."""
+    """Return lists of gradients that are regularized together, and the remaining gradients."""
     if not entry[0].site.regularizer.acts_on_all:
         return [], list(entry)
     sharded = shards.in_lists([held for held in entry if held.shards is not None])
@@ -241,7 +256,7 @@ def _in_lists(entry: Sequence[_Held]) -> tuple[list[list[_Held]], list[_Held]]:
 
 
 def _whole_in_lists(entry: Sequence[_Held]) -> tuple[list[list[_Held]], list[_Held]]:
-    """The same for gradients of which each process has the whole."""
+    """Do the same for gradients that are not sharded."""
     if any(type(held.parameter) not in foreach.PLAIN for held in entry):
         return [], list(entry)
     rates = [tuple(held.site.values.items()) for held in entry]
@@ -251,7 +266,9 @@ def _whole_in_lists(entry: Sequence[_Held]) -> tuple[list[list[_Held]], list[_He
 
 
 def _regularize_one(held: _Held, norm: Rates, scale: float | Tensor) -> None:
-    site, grad = held.site, held.grad
+    """Regularize one gradient in place."""
+    site = held.site
+    grad = held.grad
     rates = {**site.values, **norm}
     now = {"grad_scale": scale, "parameter": local_part(held.parameter)}
     new = regularize_grad(site, None, rates, grad, **now)
@@ -260,7 +277,7 @@ def _regularize_one(held: _Held, norm: Rates, scale: float | Tensor) -> None:
 
 
 def _regularize_all(several: Sequence[_Held], norm: Rates, scale: float | Tensor) -> None:
-    """Regularize gradients on one device, of one dtype, at the same rates; and count them."""
+    """Regularize and count gradients that have the same device, dtype and rates."""
     site = several[0].site
     grads = [held.grad for held in several]
     now = Now(grad_scale=scale, layout="parameter", **site.values, **norm)

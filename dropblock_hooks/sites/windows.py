@@ -10,7 +10,7 @@ from .run import Run
 
 @dataclass(frozen=True)
 class Window:
-    """What was counted in an epoch.
+    """The counts of an epoch.
 
     Args:
         sites: the counts of each site, by its key.
@@ -29,7 +29,7 @@ class Window:
 
 
 def windows(run: Run, hooks: Iterable[Any]) -> tuple[Window, Window]:
-    """Return the open window, and the one that closed last."""
+    """Return the open window, and the window that closed last."""
     run.take_counts()
     counters = {hook.site.key: hook.site.tally for hook in hooks}
     opened = {key: counter.window() for key, counter in counters.items()}
