@@ -90,20 +90,20 @@ def attach(
         attachment.optimizer = optimizer
         for site in attachment._sites:
             site.reader.remember(layouts.get(site.key) or "")
-        if example_input is None:  # otherwise the plan has found them
+        if example_input is None:  # otherwise the plan has found frozen entries
             findings += find_frozen(index.model, run, attachment._hooks)
 
         guard_hooks()
         forget_compiled()
         tell(findings, run.told)
-    except BaseException:  # a filter may make errors of warnings
+    except BaseException:  # a filter may turn warnings into errors
         attachment.remove()
         raise
     return attachment
 
 
 def attachments(model: nn.Module) -> list[Attachment]:
-    """The attachments of a model, also of a deep copy or a loaded model.
+    """Find the attachments of a model, also of a deep copy or a loaded model.
 
     Example:
         >>> model = nn.Sequential(nn.ReLU())
@@ -133,9 +133,10 @@ def attachments(model: nn.Module) -> list[Attachment]:
 
 
 def _base_of(run: Run, bare: nn.Module, hooks: Iterable[tuple[nn.Module, SiteHook]]) -> nn.Module:
-    """The module to which a run is attached: the model itself, one inside it or one around it.
+    """Return the module to which a run is attached, which may be inside or around `bare`.
 
-    A copy does not know it. There it is the module in which the names of all sites are right.
+    A copy has no reference to this module. There it is the module in which all sites are on the
+    layers with their names.
     """
     attached_to = None if run.model_hook is None else run.model_hook.model
     if attached_to is not None:
@@ -149,7 +150,7 @@ def _base_of(run: Run, bare: nn.Module, hooks: Iterable[tuple[nn.Module, SiteHoo
 
 
 def _hooks_of(run: Run, base: nn.Module) -> Iterator[tuple[nn.Module, SiteHook]]:
-    """All hooks of a run in a module, with the modules that they are on."""
+    """Yield all hooks of a run in a module, with the modules that they are on."""
     for module in base.modules():
         for hook in hooks_on(module):
             if hook.run is run:
@@ -157,7 +158,7 @@ def _hooks_of(run: Run, base: nn.Module) -> Iterator[tuple[nn.Module, SiteHook]]
 
 
 def detach_all(model: nn.Module) -> int:
-    """Remove everything that is attached to a model; how many attachments that were.
+    """Remove all attachments of a model, and return their number.
 
     Example:
         >>> model = nn.Sequential(nn.ReLU())

@@ -86,34 +86,51 @@ class Attachment:
     def __getitem__(self, key: str | int) -> Site:
         """The site with this key, on the layer of this name, or at this position.
 
-        KeyError if there is none, or if the layer has several; `select` finds several.
+        `select` finds several sites.
+
+        Args:
+            key: the key of the site, the name of its layer, or its number.
+
+        Raises:
+            KeyError: if there is no such site, or if the layer has several.
+            IndexError: if the number is too large.
+            TypeError: if `key` has another type.
         """
         return Site(site_at(key, self._sites))
 
     def select(self, which: Which) -> tuple[Site, ...]:
-        """All sites that a selector or a class means, in model order: at least one.
+        """Find all sites of a selector or a class, in model order: at least one.
 
         Args:
-            which: a site key, a selector, or a class of regularizers; KeyError if it means no site.
+            which: a site key, a selector, or a class of regularizers.
+
+        Raises:
+            KeyError: if there is no such site.
+            TypeError: if `which` has another type.
         """
         return tuple(map(Site, self._select(which)))
 
     def _select(self, which: Which) -> tuple[LiveSite, ...]:
-        """Return what hooks run of the sites that `select` finds."""
+        """Return the `LiveSite` objects of the sites that `select` finds."""
         return find(which, self._base, self._sites)
 
     @property
     def rates(self) -> dict[str, dict[str, float]]:
-        """The values now, by site key and field."""
+        """The present values, by site key and field."""
         return {site.key: dict(site.values) for site in self._sites}
 
     def set(self, which: Which, **rates: Any) -> None:
-        """Give sites another rate or schedule; all or none. Their realized rates begin anew.
+        """Set another rate or schedule at sites, at all or none. Their realized rates begin anew.
 
         Args:
             which: as for `select`.
-            rates: numbers or schedules by field; a `ByDepth` is spread over these layers. Unknown
-                fields and bad values are a TypeError or ValueError; after `remove`, RuntimeError.
+            rates: numbers or schedules by field; a `ByDepth` is spread over these layers.
+
+        Raises:
+            KeyError: if there is no such site.
+            TypeError: if a field does not exist, or a value has the wrong type.
+            ValueError: if a value is out of range, or no rate is given.
+            RuntimeError: after `remove`.
         """
         self._run.check_installed()
         sites = self._select(which)
@@ -125,20 +142,20 @@ class Attachment:
         self._put()
 
     def _put(self) -> None:
-        """Put rates that a model holds in place, and hook parameters that are other objects now."""
+        """Write the rates that modules hold, and hook parameters that were replaced."""
         for module, hook in self._installed:
             hook.put(module)
         self._run.write()
 
     def _watch_forwards(self) -> None:
-        """Put the hook of the model back, which leaves a compiled model."""
+        """Put the hook of the model back, because it removes itself from a compiled model."""
         if self._run.installed and self._run.model_hook is not None:
             self._run.model_hook.put_on(self._base)
 
     def _look(self, together: bool = False) -> None:
-        """Let each hook note what a report or the next window needs to know of its layer.
+        """Let each hook note facts about its layer for a report or for the next window.
 
-        `together` tells that all processes do this, so that sharded parameters can be gathered.
+        If all processes do this `together`, sharded parameters can be gathered.
         """
         for module, hook in self._installed:
             hook.look(module, together)
@@ -152,10 +169,15 @@ class Attachment:
         """Move every schedule to time `t`: ``step(epoch)`` begins an epoch, ``step()`` ends it.
 
         Call it after the backward. Realized rates begin anew when the whole part of `t` changes.
+        If it raises a TypeError or ValueError, nothing has moved.
 
         Args:
-            t: the epoch, at least 0; fractions are allowed (``epoch + i / n``). Another time, or a
-                rate out of range, is a TypeError or ValueError, and nothing moves.
+            t: the epoch, at least 0; fractions are allowed (``epoch + i / n``).
+
+        Raises:
+            TypeError: if `t` is no number.
+            ValueError: if `t` is negative, or a rate at this time is out of range.
+            WatchdogError: if a `Watchdog` with ``action="raise"`` has a new finding.
         """
         t = self.epoch + 1 if t is None else as_number("t", t, allowed=NON_NEGATIVE)
         values = values_at(self._sites, t)
@@ -180,12 +202,14 @@ class Attachment:
         tell_alerts(run, self._hooks, alerts)
 
     def _is_in_another_epoch(self, t: float) -> bool:
+        """Return whether a time has another whole part than the present time."""
         return math.floor(t) != math.floor(self.epoch)
 
     def _move(self, t: float, values: list[dict[str, float]]) -> None:
-        """Put the values of a time in place. Windows close if the whole part of the time changes.
+        """Set the values of a time. Windows close if the whole part of the time changes.
 
-        Hooks look before a window closes, for its last numbers, and after that, for the next one.
+        Hooks look at their layers twice: before a window closes, for its last numbers, and after
+        that, for the next window.
         """
         window_ends = self._is_in_another_epoch(t)
         if window_ends:
@@ -225,7 +249,10 @@ class Attachment:
 
     @contextmanager
     def always(self) -> Iterator[None]:
-        """Let dropout act in evaluation too, within a ``with`` block; not counted. See `sample`."""
+        """Let dropout act in evaluation too, within a ``with`` block; see `sample`.
+
+        Calls in evaluation are not counted.
+        """
         before = self._run.always
         self._run.always = True
         self._run.switched = True
@@ -241,10 +268,9 @@ class Attachment:
 
         It is for several passes of a model that belong together, such as both sides of a siamese
         network, the steps of a recurrent cell, or samples of Monte-Carlo dropout that are compared.
-        The first call of a site in the block draws; a call with another shape is a SiteError.
-        Regularizers of gradients and dropouts of the model itself draw as always. Compiled code
-        runs in eager mode in the block. RuntimeError for a `Retune` of a layer that drops by
-        itself.
+        The first call of a site in the block draws the mask. Regularizers of gradients and the
+        model's own dropouts draw a new mask in each call. Compiled code runs in eager mode in the
+        block.
 
         Example:
             >>> attached = attach(model := nn.Linear(3, 50), {".": Dropout(0.5)})
@@ -252,11 +278,15 @@ class Attachment:
             ...     first, second = model(torch.ones(2, 3)), model(torch.zeros(2, 3))
             >>> torch.equal(first == 0, second == 0)
             True
+
+        Raises:
+            RuntimeError: for a `Retune` of a layer that itself drops, and in compiled functions.
+            SiteError: in a later call of a site, if its tensor has another shape or dtype.
         """
         return same_masks(self._run, self._hooks)
 
     def remove(self) -> None:
-        """Take every hook off, after the backward; warns of rates that never moved, or stayed 0."""
+        """Take every hook off, after the backward. Warns of rates that never moved or stayed 0."""
         run = self._run
         forgotten = []
         if run.installed:
@@ -272,7 +302,7 @@ class Attachment:
 
         for module, hook in self._installed:
             hook.restore(module)
-        for module in self._base.modules():  # to which others may have moved hooks
+        for module in self._base.modules():  # other code may have moved hooks to any module
             take_off(run, module)
         tell(forgotten, run.told)
 
@@ -289,7 +319,11 @@ class Attachment:
 
     @property
     def grad_scaler(self) -> Any:
-        """The GradScaler, or its wrapper, whose scale multiplies gradient bounds; see `attach`."""
+        """The GradScaler, or its wrapper, whose scale multiplies gradient bounds; see `attach`.
+
+        Raises:
+            TypeError: if an object without ``get_scale`` is set.
+        """
         return self._run.scaler
 
     @grad_scaler.setter
@@ -302,7 +336,12 @@ class Attachment:
     def optimizer(self) -> Any:
         """The optimizer, or a list of several, at whose steps ``when="accumulated"`` acts.
 
-        It is not kept alive. After `remove`, RuntimeError is raised; other errors as by `attach`.
+        The attachment holds only a weak reference to it.
+
+        Raises:
+            TypeError: if another object is set.
+            ValueError: if the optimizer holds none of the parameters with ``when="accumulated"``.
+            RuntimeError: if it is set after `remove`.
         """
         optimizers = [step.optimizer for step in self._run.optimizers]
         live = [optimizer for optimizer in optimizers if optimizer is not None]
@@ -317,10 +356,15 @@ class Attachment:
         use_optimizers(self._run, self._installed, checked_optimizers(optimizer))
 
     def report(self, *, distributed: bool = False) -> Table[SiteRow]:
-        """A table with a row for each site. Waits for the device.
+        """Return a table with a row for each site. This waits for the device.
 
         Args:
-            distributed: add up the counts of all ranks. All must call it, with the same sites.
+            distributed: True adds up the counts of all ranks. All ranks must call it.
+
+        Raises:
+            RuntimeError: with `distributed`, if there is no process group, or the ranks have
+                different sites.
+            SiteError: if ``compute`` of an observer raises an error.
         """
         self._look(together=distributed)
         numbers = readings(self._sites, self._run)
@@ -332,11 +376,11 @@ class Attachment:
 
     @property
     def history(self) -> History:
-        """What each site did in each epoch: a row for each, oldest first. Waits for the device.
+        """A row for each site and epoch, oldest first. Reading it waits for the device.
 
-        `step` adds the rows of the epoch that ends, and `remove` those of the last one. The rows of
-        the present epoch come last. All are in `state_dict`. At more than 20,000 rows, but not
-        below 64 epochs, every second epoch is forgotten. The rows print as a table;
+        `step` adds the rows of the epoch that ends, and `remove` adds the rows of the last epoch.
+        The rows of the present epoch come last. `state_dict` saves all rows. At more than 20,000
+        rows, but not below 64 epochs, every second epoch is forgotten. The rows print as a table;
         ``history.to_dicts()`` and ``history.to_pandas()`` convert them.
         """
         return history_of(self._base, self._run, self._hooks)
@@ -367,47 +411,65 @@ class Attachment:
         return self.report()._repr_html_()
 
     def verify(self, *, distributed: bool = False) -> list[Finding]:
-        """Everything that is wrong; an empty list where every site has acted. See `Kind`.
+        """Return all findings about faults; an empty list if every site has acted. See `Kind`.
 
-        It covers this epoch, or the last one if this one has no training call yet.
+        They cover this epoch, or the last epoch if this epoch has no training call yet.
 
         Args:
-            distributed: cover all ranks, and their differences. All must call it.
+            distributed: True covers all ranks, and their differences. All ranks must call it.
+
+        Raises:
+            RuntimeError: with `distributed`, if there is no process group.
         """
         findings = find_faults(self._base, self._run, self._hooks) + self.alerts
         return compare(self._run, self._sites, findings) if distributed else findings
 
     def captured(self, which: str | Select | None = None) -> dict[str, list[Record]]:
-        """The calls that `Capture` has kept, oldest first, by layer; of several sites, by key.
+        """Return the calls that `Capture` has kept, oldest first, by layer.
+
+        If a layer has several `Capture` sites, their calls are listed by site key.
 
         Args:
-            which: a site key or a selector, else KeyError; None means every `Capture`. If nothing
-                was kept, RuntimeError.
+            which: a site key or a selector; None means every `Capture`.
+
+        Raises:
+            KeyError: if there is no `Capture` at such a site.
+            TypeError: if `which` has another type.
+            RuntimeError: if nothing was captured.
         """
         sites = self._select(Capture if which is None else which)
         return captures(which, sites)
 
     def suggest(self, share: float = 0.1, which: Which | None = None) -> Table[Suggestion]:
-        """Gradient bounds that this share of the norms exceeds, and the calls that set them.
+        """Propose gradient bounds that this share of the norms exceeds, and the calls to set them.
 
-        Norms are those before the bounds, of the last window, or of all if it has none.
+        The norms are those before the bounds in the last window. If it has none, all norms since
+        attaching count.
 
         Args:
-            share: in (0, 1), else ValueError, of the norms; for `ClampGrad`, of the largest
-                magnitudes.
+            share: the share of the norms, in (0, 1); for `ClampGrad`, of the largest magnitudes.
             which: as for `select`; None means every site with a bound.
+
+        Raises:
+            ValueError: if `share` is out of range, or no site has a bound.
+            KeyError: if there is no such site.
+            TypeError: if `share` or `which` has another type.
+            RuntimeError: after `remove`.
         """
         self._run.check_installed()
         sites = self._sites if which is None else self._select(which)
         return suggestions(sites, share)
 
     def state_dict(self) -> dict[str, Any]:
-        """Epoch and counts, as plain numbers and text; not the statistics of observers.
+        """Return the epoch and the counts as plain numbers and text, without observers' statistics.
 
-        For `L2SP` it also has the values of the parameters at ``attach``, as tensors.
-        The memory of a class of your own is in it, if ``bind`` returns an object with
-        ``state_dict`` and ``load_state_dict``. TypeError if it returns another object that may have
-        a memory, such as a closure.
+        For `L2SP` it also has the values of the parameters at ``attach``, as tensors. The memory of
+        a class of your own is saved if its ``bind`` returns an object with ``state_dict`` and
+        ``load_state_dict``.
+
+        Raises:
+            TypeError: if ``bind`` has returned another object that may have a memory, such as a
+                closure.
         """
         return save(self._sites, self._run)
 
@@ -415,9 +477,13 @@ class Attachment:
         """Restore the result of `state_dict`. Realized rates go on in the epoch of the state.
 
         Args:
-            state: from an attachment of the same spec, else ValueError, and nothing is changed. The
-                training may have become longer: schedules without epochs of their own follow it.
+            state: the state of an attachment of the same spec. The training may have become longer:
+                schedules without epochs of their own follow it.
             strict: False restores the sites whose key is the same, also with another schedule.
+
+        Raises:
+            ValueError: if the state is damaged or, with `strict`, of another spec. Nothing has
+                changed then.
         """
         saved = check(state, self._sites, self._run, strict)
         values = values_at(self._sites, saved.epoch)
@@ -429,7 +495,7 @@ class Attachment:
             site.rose |= has_risen(rate, saved.epoch)
 
     def scalars(self, prefix: str = "reg/") -> dict[str, float]:
-        """Rates, realized rates of active sites, penalties and observer values, by tag.
+        """Return rates, realized rates of active sites, penalties and observer values, by tag.
 
         A tag is the prefix, the key of the site, and the name of the number.
         """
@@ -442,7 +508,7 @@ class Attachment:
             observed = row.observed or {}
             numbers = dict(observed if isinstance(observed, Mapping) else observed.scalars())
             numbers |= row.values
-            # in a window with training, a row may still show the realized rate of the last one
+            # in a window with training, a row may still show the realized rate of the last window
             numbers["realized_rate"] = window.share() if trained else row.realized_rate
 
             if row.penalty is not None:
@@ -454,13 +520,15 @@ class Attachment:
         return scalars
 
     def log(self, writer: Any, step: int) -> None:
-        """Give every scalar to a logger.
+        """Write every scalar to a logger.
 
         Args:
             writer: TensorBoard's ``SummaryWriter``, a run of wandb or its module, a logger of
-                Lightning, or an object with ``add_scalar``, ``log`` or ``log_metrics``. For others
-                TypeError is raised.
-            step: where on the axis of steps.
+                Lightning, or an object with ``add_scalar``, ``log`` or ``log_metrics``.
+            step: the position on the axis of steps.
+
+        Raises:
+            TypeError: if `writer` has none of these methods.
         """
         if hasattr(writer, "add_scalar"):
             for tag, value in self.scalars().items():

@@ -1,4 +1,4 @@
-"""The history of an attachment, with the epoch that has not ended."""
+"""Reads the history of an attachment, with the epoch that has not ended."""
 
 import math
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from ..sites.run import Run
 
 
 def history_of(base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> History:
-    """Return the rows of all epochs, which waits for the device."""
+    """Return the rows of all epochs. This waits for the device."""
     run.take_counts()
     rows = run.history.rows()
     windows = _open_windows(run)
@@ -42,7 +42,7 @@ def close_last(base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> None:
 def rates_now(run: Run) -> tuple[float, float] | None:
     """Return the mean nominal and realized rate of the sites that drop, as a report shows them.
 
-    None if no element has passed them. This waits for the device.
+    It returns None if no element has passed the sites. This waits for the device.
     """
     run.take_counts()
     shown = [site.tally.shown() for site in run.sites]
@@ -50,7 +50,7 @@ def rates_now(run: Run) -> tuple[float, float] | None:
 
 
 def _open_windows(run: Run) -> list[Snapshot]:
-    """Return what was counted for each site since the last window closed."""
+    """Return the counts of each site since the last window closed."""
     return [site.tally.window() for site in run.sites]
 
 
@@ -60,6 +60,6 @@ def _is_trained(windows: Sequence[Snapshot]) -> bool:
 
 
 def _faults_now(base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> list[Finding]:
-    """Find the faults that would be reported if the present epoch ended now."""
+    """Find the faults that ``step`` would report at the end of the present epoch."""
     next_epoch = math.floor(run.epoch) + 1
     return find_before_step(next_epoch, base, run, hooks)

@@ -27,7 +27,10 @@ _SEVERAL = "attached.select(...) finds several, by a selector or a class"
 def site_at(key: str | int, sites: Sequence[LiveSite]) -> LiveSite:
     """Find the one site with this key, on the layer of this name, or at this position.
 
-    IndexError for a number without a site, KeyError for another key, TypeError for something else.
+    Raises:
+        KeyError: if there is no such site, or several.
+        IndexError: if the number is too large.
+        TypeError: if `key` has another type.
     """
     if isinstance(key, int) and not isinstance(key, bool):
         return sites[key]
@@ -44,7 +47,7 @@ def site_at(key: str | int, sites: Sequence[LiveSite]) -> LiveSite:
     name = "" if key == ROOT else key
     on_layer = [site for site in sites if name in (site.name, *site.aliases)]
     if not on_layer:
-        reason = f"it is neither the key of a site nor the name of its layer ({_SEVERAL})"
+        reason = f"no site has this key or is on a layer of this name ({_SEVERAL})"
         raise _no_site(key, reason, list(by_key))
     if len(on_layer) > 1:
         keys = listed([site.key for site in on_layer], 3)
@@ -53,9 +56,11 @@ def site_at(key: str | int, sites: Sequence[LiveSite]) -> LiveSite:
 
 
 def find(which: Which, base: nn.Module, sites: Sequence[LiveSite]) -> tuple[LiveSite, ...]:
-    """Find all sites that `which` means, in model order; KeyError with the reason if none is.
+    """Find all sites of a key, a selector or a class, in model order.
 
-    TypeError if `which` is something else.
+    Raises:
+        KeyError: if there is no such site; with the reason.
+        TypeError: if `which` has another type.
     """
     by_key = {site.key: site for site in sites}
     if isinstance(which, str) and which in by_key:
@@ -80,22 +85,22 @@ def find(which: Which, base: nn.Module, sites: Sequence[LiveSite]) -> tuple[Live
 
 
 def _no_site(which: Which, reason: str, keys: Sequence[str]) -> KeyError:
-    """Make the error that no site is meant, with the closest of all keys."""
+    """Make the error that there is no such site, with the closest key."""
     known = closest(str(which), keys) or f": {listed(keys, 5)}"
     return KeyError(f"no site is {quote(which)}: {reason}; sites{known}")
 
 
 def _matched_names(selector: str | Select, index: Index) -> tuple[set[str], str]:
-    """Match a selector: the names, and the reason if no site has one of them."""
+    """Match a selector. Return the names, and the reason if no site is on them."""
     try:
         names = {target.name for target in match(selector, index)}
     except NoMatchError as error:
         return set(), str(error)
-    return names, f"it means layers that have none: {listed(sorted(names), 3)}"
+    return names, f"nothing is attached to its layers: {listed(sorted(names), 3)}"
 
 
 def _in_model_order(sites: Sequence[LiveSite], index: Index) -> tuple[LiveSite, ...]:
-    """Sort sites by their layers; those of layers that are not in the model come last."""
+    """Sort sites by their layers. Sites whose layers are gone from the model come last."""
     positions = {name: position for position, name in enumerate(index.modules)}
 
     def position_of(site: LiveSite) -> int:
@@ -104,17 +109,17 @@ def _in_model_order(sites: Sequence[LiveSite], index: Index) -> tuple[LiveSite, 
     return tuple(sorted(sites, key=position_of))
 
 
-def captures(which: Any, meant: Sequence[LiveSite]) -> dict[str, list[Record]]:
+def captures(which: Any, selected: Sequence[LiveSite]) -> dict[str, list[Record]]:
     """Return the records of every `Capture` among sites, by layer, or by key if a layer has more.
 
     Args:
-        which: what the user asked for, as messages name it.
-        meant: the sites that it means.
+        which: the argument of the user, for messages.
+        selected: the sites of this key or selector.
     """
-    sites = [site for site in meant if isinstance(site.regularizer, Capture)]
+    sites = [site for site in selected if isinstance(site.regularizer, Capture)]
     if not sites:
-        have = listed([site.key for site in meant], 3)
-        raise KeyError(f"no Capture is attached there; {quote(which)} has {have}")
+        keys = listed([site.key for site in selected], 3)
+        raise KeyError(f"no Capture is attached there; {quote(which)} has {keys}")
 
     captures_at = Counter(site.name for site in sites)
     records = {}
@@ -132,7 +137,7 @@ def captures(which: Any, meant: Sequence[LiveSite]) -> dict[str, list[Record]]:
 
 
 def values_at(sites: Sequence[LiveSite], t: float) -> list[dict[str, float]]:
-    """Return the values of sites at a time, checked; errors name the site."""
+    """Return the checked values of sites at a time. Errors name the site."""
     values_of_sites = []
     for site in sites:
         try:
@@ -145,7 +150,7 @@ def values_at(sites: Sequence[LiveSite], t: float) -> list[dict[str, float]]:
 
 
 def with_rates(sites: Sequence[LiveSite], rates: Mapping[str, Any], run: Run) -> list[Regularizer]:
-    """Return the regularizers of sites with other rates, checked now; errors name the site."""
+    """Return the regularizers of sites with other, checked rates. Errors name the site."""
     if not rates:
         raise ValueError("set takes at least one rate: set(which, p=0.2)")
 
@@ -165,21 +170,21 @@ def with_rates(sites: Sequence[LiveSite], rates: Mapping[str, Any], run: Run) ->
 
 @dataclass(frozen=True)
 class Suggestion:
-    """One bound of a site, and the proposal."""
+    """One bound of a site, with a proposal for it."""
 
-    site: str  # its key
+    site: str  # the key of the site
     field: str  # "max_norm", "min" or "max"
-    bound: float  # its value now
-    changed: float | None  # share of the values that it has changed in the last window
-    proposed: float | None  # the bound that the wanted share exceeds; None with a reason
+    bound: float  # the present bound
+    changed: float | None  # the share of the values that the bound changed in the last window
+    proposed: float | None  # the bound that the wanted share exceeds; None if there is a reason
     seen: int  # the number of norms; for ClampGrad, of gradients
-    over: str  # "window", or "life" where the last window has no norms
-    call: str  # the call that sets the bounds of the site; "" with a reason
+    over: str  # "window", or "life" if the last window has no norms
+    call: str  # the call that sets the bounds of the site; "" if there is a reason
     reason: str  # why nothing is proposed, or ""
 
 
 def suggestions(sites: Sequence[LiveSite], share: float) -> Table[Suggestion]:
-    """Propose a bound for each site that has one, which this share of the norms exceeds."""
+    """Propose a bound for each site with a bound, so that this share of the norms exceeds it."""
     share = as_number("share", share, allowed=Range(0, 1, open_low=True, open_high=True))
     rows: list[Suggestion] = []
     for site in sites:

@@ -39,7 +39,7 @@ HOOKS: dict[TargetKind, tuple[type[SiteHook], ...]] = {
 
 _REMOVE = "call its remove(), or run `from dropblock_hooks import detach_all; detach_all(model)`"
 _COMPOSED = ", or allow it with Select(..., compose=True)"
-_DEFAULTS = {f.name: f.default for f in fields(Regularizer)}  # of the options of all regularizers
+_DEFAULTS = {f.name: f.default for f in fields(Regularizer)}  # the defaults of common options
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,12 @@ class Placement:
     Attributes:
         entry: the entry of the spec.
         position: the number of the entry, and of the regularizer in it.
-        target: what the regularizer is on.
+        target: the layer, parameter or attribute.
         regularizer: the regularizer, fitted to the target.
-        where: the selector of the entry, as messages quote it, after its line in a file.
-        hook: the class of the hook that acts there.
+        where: the line in a file, if any, and the selector of the entry, for messages.
+        hook: the class of the hook.
         key: the key of the site; "" until all faults were found.
-        facts: the axes of the layer, as the model shows them.
+        facts: facts about the axes of the layer, read from the model.
     """
 
     entry: Entry
@@ -69,7 +69,7 @@ class Placement:
 
 @dataclass
 class Resolved:
-    """A spec that is matched with a model: its placements, and what is wrong so far."""
+    """A spec that was matched with a model: its placements, problems and warnings so far."""
 
     placements: list[Placement] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -78,20 +78,26 @@ class Resolved:
 
 @dataclass(frozen=True)
 class _Occupant:
-    """A regularizer on a module, which a placement may collide with."""
+    """A regularizer on a module, which may collide with a placement."""
 
     regularizer: Regularizer
-    local: str  # the name of the parameter or attribute within the module, "" for the layer
-    where: str  # as messages name the entry, or the attachment
-    entry: int | None  # the number of the entry; None for an attachment that is on the model
+    local: str  # the name of the parameter or attribute within the module; "" for the layer
+    where: str  # the name of the entry or of the attachment in messages
+    entry: int | None  # the number of the entry; None for an earlier attachment
 
 
 def place(
     index: Index, draft: Draft, epochs: int | None = None
 ) -> tuple[list[Placement], list[str]]:
-    """Resolve a spec and judge it: the placements and the warnings, or a SpecError with all faults.
+    """Resolve a spec and judge it; return the placements and the warnings.
 
-    `epochs` is the length of the training.
+    Args:
+        index: the names of the model.
+        draft: the spec.
+        epochs: the length of the training.
+
+    Raises:
+        SpecError: with all faults of the spec.
     """
     resolved = resolve(index, draft, epochs)
     problems = [*resolved.problems, *judge(resolved.placements)]
@@ -127,18 +133,18 @@ def resolve(index: Index, draft: Draft, epochs: int | None = None) -> Resolved:
 
 
 def _clear(resolved: Resolved, targets: list[Target], where: str) -> None:
-    """Remove the placements of earlier entries from these targets, as an entry with None does."""
+    """Apply an entry with None: remove the placements of earlier entries from these targets."""
     names = {target.name for target in targets}
-    kept = [p for p in resolved.placements if p.target.name not in names]
-    if len(kept) == len(resolved.placements):
+    remaining = [p for p in resolved.placements if p.target.name not in names]
+    if len(remaining) == len(resolved.placements):
         resolved.warnings.append(f"{where}: None clears nothing: no earlier entry is on it")
-    resolved.placements = kept
+    resolved.placements = remaining
 
 
 def _placements_of(
     index: Index, entry: Entry, number: int, targets: list[Target], where: str
 ) -> Iterator[Placement]:
-    """Make the placements of an entry: each of its regularizers on each target."""
+    """Make the placements of an entry: all of its regularizers on all targets."""
     for i, regularizer in enumerate(entry.regularizers or ()):
         for target in targets:
             hook = _hook_for(target.kind, regularizer)
@@ -165,9 +171,9 @@ def _hook_for(kind: TargetKind, regularizer: Regularizer) -> type[SiteHook]:
 
 
 def judge(placements: list[Placement]) -> list[str]:
-    """Find the regularizers that can't work on their targets, or beside others.
+    """Find the regularizers that can't work on their targets, or together with others.
 
-    Each reason is given once, with the names of all targets.
+    A reason is listed once, with the names of all targets.
     """
     occupants: dict[nn.Module, list[_Occupant]] = {}
     names_by_fault: dict[tuple[str, str], list[str]] = defaultdict(list)
@@ -217,11 +223,12 @@ def _refusals(p: Placement) -> Iterator[str]:
 
 
 def _article(noun: str) -> str:
+    """Return the article before a noun."""
     return "an" if noun[0] in "aeiou" else "a"
 
 
 def _live_occupants(module: nn.Module) -> list[_Occupant]:
-    """Return the regularizers of attachments that are on a module already."""
+    """Return the regularizers of earlier attachments on a module."""
     return [
         _Occupant(hook.site.regularizer, local=hook.local, where="a live Attachment", entry=None)
         for hook in hooks_on(module)
@@ -231,7 +238,7 @@ def _live_occupants(module: nn.Module) -> list[_Occupant]:
 def _collision(p: Placement, occupants: list[_Occupant]) -> tuple[str, str] | None:
     """Find the first regularizer that can't be on a module together with a placement.
 
-    Returns what collides, and why or what to do; None if nothing collides.
+    It returns the description of the collision, and the reason or the cure; None without one.
     """
     mine = p.regularizer
     entry_number, _ = p.position
@@ -258,7 +265,7 @@ def _clip_by_memory(first: Regularizer, second: Regularizer) -> bool:
 
 
 def _cure_of_collision(is_live: bool, one_rate: bool) -> str:
-    """Say what to do about two regularizers that collide, or why they do."""
+    """Return the cure for two regularizers that collide, or the reason."""
     if is_live:
         return _REMOVE if one_rate else _REMOVE + _COMPOSED
     return "a layer has one rate" if one_rate else f"put them in one list{_COMPOSED}"
@@ -310,7 +317,7 @@ def _too_long(p: Placement, epochs: int) -> list[str]:
 
 
 def _described(index: Index, placements: list[Placement]) -> list[Placement]:
-    """Give each placement the key of its site, and the facts of its layer.
+    """Add the key of the site and the facts of the layer to each placement.
 
     The key has the layer and the regularizer, and a number if these two are not unique.
     """
@@ -329,7 +336,7 @@ def _described(index: Index, placements: list[Placement]) -> list[Placement]:
 
 
 def _nested(placements: list[Placement]) -> list[str]:
-    """Warn of layers inside others with the same class, because it applies to them twice."""
+    """Warn of a regularizer on a layer and on a layer inside it, because it applies there twice."""
     layers = {
         (p.regularizer.label, p.target.name): p.where
         for p in placements
@@ -364,13 +371,13 @@ def install(
     run: Run,
     make: Callable[[LiveSite, Placement], SiteHook] | None = None,
 ) -> Attachment:
-    """Put the hooks of all placements on a model. If one fails, remove them all.
+    """Put the hooks of all placements on a model. If one fails, all are removed.
 
     Args:
         base: the model.
-        placements: of a spec on this model.
+        placements: the placements of a spec on this model.
         run: the state that all sites share.
-        make: makes the hook of a site; None uses the class that the placement knows.
+        make: makes the hook of a site; None uses the class in the placement.
     """
     installed = []
     for order, p in enumerate(placements):
@@ -400,7 +407,7 @@ def install(
 
 
 def _watch_maps(base: nn.Module, placements: list[Placement], run: Run) -> None:
-    """Keep the sizes of maps, if a regularizer acts on maps, or on tokens that were maps."""
+    """Note the sizes of maps in each forward if a regularizer acts on maps, or on their tokens."""
     of_maps = [p for p in placements if (p.regularizer.spatial or 0) > 1]
     if of_maps:
         facts = [p.facts or Facts() for p in of_maps]

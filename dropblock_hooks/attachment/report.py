@@ -1,4 +1,4 @@
-"""The report of all sites as a table, also with the sums of the counts of several processes."""
+"""Makes the report of all sites as a table, also with the counts of several processes."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,33 +26,33 @@ Size = tuple[int, ...] | None
 class SiteRow:
     """The row of a site in a report.
 
-    Its norms are of the gradients in the last window, before the bound; see `Norms`. For
-    `AdaptiveClipGrad` they are divided by the norm of the weights. None without a bound.
+    The norms are those of the gradients in the last window, before the bound; see `Norms`. For
+    `AdaptiveClipGrad` they are divided by the norm of the weights. They are None without a bound.
     """
 
-    site: str  # its key
-    regularizer: str  # or the observer
+    site: str  # the key of the site
+    regularizer: str  # the regularizer or observer
     acts_on: str  # "activation" or "gradient"
     at: str  # "output", "input", "parameter" or "attribute"
-    rate: float | None  # the main rate, or bound, now
-    values: dict[str, float]  # all rates and bounds now, by field
+    rate: float | None  # the present main rate or bound
+    values: dict[str, float]  # all present rates and bounds, by field
     realized_rate: float | None  # share of the elements dropped or changed in the last window
-    total_realized_rate: float | None  # the same since attaching
+    total_realized_rate: float | None  # share of the elements dropped or changed since attaching
     mean_norm: float | None
     median_norm: float | None
     p90_norm: float | None
     p99_norm: float | None
     largest_norm: float | None
-    calls: int  # of the layer
-    active_calls: int  # in which the regularizer acted; for gradients, the gradients it saw
+    calls: int  # calls of the layer
+    active_calls: int  # calls in which the regularizer acted; for gradients, the gradients it saw
     calls_per_forward: float | None  # calls of the layer in one forward of the model
     map_size: Size  # spatial size of the last tensor
     map_varies: bool  # whether earlier tensors had other sizes
-    block_size: Size  # of the blocks on this map
+    block_size: Size  # size of the blocks on this map
     clipped: bool  # whether blocks are smaller than asked for, because the map is smaller
-    aliases: tuple[str, ...]  # other names of the same, shared, layer
+    aliases: tuple[str, ...]  # other names of a shared layer
     observed: Any = None  # the result of an observer for the last window
-    frozen: bool = False  # whether it is a parameter with requires_grad=False
+    frozen: bool = False  # whether the target is a parameter with requires_grad=False
     penalty: float | None = None  # mean value of a penalty in the last window, without its weight
 
 
@@ -68,11 +68,11 @@ _NORMS: Columns[SiteRow] = {
 }
 
 Readings: TypeAlias = dict[str, tuple[Counter, Any]]
-"""The counts of each site, and the state of its observer, by key; ``""`` is the model itself."""
+"""The counts of each site and the state of its observer, by key; ``""`` stands for the model."""
 
 
 def readings(sites: Sequence[LiveSite], run: Run) -> Readings:
-    """Read the counts and states of all sites, which waits for the device."""
+    """Read the counts and states of all sites. This waits for the device."""
     run.take_counts()
     result: Readings = {"": (run.counter, None)}
     for site in sites:
@@ -82,7 +82,11 @@ def readings(sites: Sequence[LiveSite], run: Run) -> Readings:
 
 
 def summed(local: Readings, sites: Sequence[LiveSite]) -> Readings:
-    """Return the sums of the counts of all ranks; RuntimeError if their sites differ."""
+    """Return the sums of the counts of all ranks.
+
+    Raises:
+        RuntimeError: if the ranks have different sites.
+    """
     ranks: list[Readings] = gathered(local)
     if any(list(readings_of_rank) != list(ranks[0]) for readings_of_rank in ranks):
         raise RuntimeError(
@@ -148,10 +152,10 @@ def _site_row(site: LiveSite, have: Readings) -> SiteRow:
 
 
 def _result(site: LiveSite, state: Any) -> Any:
-    """Compute the result of an observer; errors name the site."""
+    """Compute the result of an observer. Errors name the site."""
     try:
         return site.bound.observer.compute(state)
-    except Exception as error:  # of an observer that somebody else wrote
+    except Exception as error:  # the observer may be a user's class
         raise site.error(f"compute raised {described(error)}") from error
 
 
@@ -161,7 +165,7 @@ def is_clipped(block: Size, regularizer: Regularizer) -> bool:
 
 
 def block_cell(row: Any, only_limited: bool = False) -> str:
-    """Return the block of a row of a report or plan; on request only where the map limits it."""
+    """Return the block size of a row; with `only_limited`, only if the map limits the block."""
     covers_map = row.block_size is not None and row.block_size == row.map_size
     mark = ""
     if row.clipped:
@@ -175,16 +179,17 @@ def block_cell(row: Any, only_limited: bool = False) -> str:
 
 
 def frozen_cell(row: Any) -> str:
+    """Return the cell that says whether a parameter is frozen."""
     return "yes" if row.frozen else ""  # a table leaves empty columns out
 
 
 def entry_of(selector: str, row: Any) -> str | None:
-    """Return the spec entry and the class. Rows that share both may print as one line."""
+    """Return the entry of the spec and the class. Rows that share both may print as one line."""
     return None if row.aliases else f"{selector}/{row.site.rpartition('/')[2]}"
 
 
 def site_table(sites: Sequence[LiveSite], have: Readings, title: str) -> Table[SiteRow]:
-    """Make the rows of all sites, which print as a table with a section for each kind of site."""
+    """Make the table of all sites, with a section for each kind of site."""
     rows = [_site_row(site, have) for site in sites]
     groups: dict[Any, list[tuple[LiveSite, SiteRow]]] = {"activation": [], "gradient": []}
     for site, row in zip(sites, rows, strict=True):
@@ -246,13 +251,13 @@ def _sections(
 
 
 def _rate_cell(regularizer: Regularizer, row: SiteRow) -> Any:
-    """Return the rate; several rates stand by their names, if none of them is a share."""
+    """Return the rate; several rates with their names, unless one of them is a share."""
     has_one_rate = isinstance(regularizer, DropsShare) or len(row.values) < 2
     return row.rate if has_one_rate else _bounds_cell(row)
 
 
 def _options_cell(regularizer: Regularizer) -> Short:
-    """Return the fields that differ from their defaults, without rates, which have a column."""
+    """Return the fields that differ from their defaults. Rates have their own column."""
     rates = regularizer.rates
     stated = stated_fields(regularizer)
     options = [
@@ -262,7 +267,7 @@ def _options_cell(regularizer: Regularizer) -> Short:
 
 
 def _observer_columns(observer: Observer, rows: Sequence[SiteRow]) -> Columns[SiteRow]:
-    """Return the columns of an observer; by default one for each key of the first result."""
+    """Return the columns of an observer; by default, one for each key of the first result."""
     readers = observer.columns
     if not readers:
         results = [row.observed for row in rows if row.observed is not None]
@@ -274,9 +279,9 @@ def _observer_columns(observer: Observer, rows: Sequence[SiteRow]) -> Columns[Si
 
 
 def _shown_window(sites: Iterable[LiveSite], have: Readings) -> tuple[str, set[str]]:
-    """Return the window that the section of these sites shows, and the keys of sites that have it.
+    """Return the name of the window that a section shows, and the keys of sites with this window.
 
-    It is this epoch, if any site has counts in it.
+    A section shows this epoch if any of its sites has counts in this epoch.
     """
     keys = {site.key: _is_open(site, have[site.key][0]) for site in sites}
     open_keys = {key for key, is_open in keys.items() if is_open}
@@ -286,7 +291,7 @@ def _shown_window(sites: Iterable[LiveSite], have: Readings) -> tuple[str, set[s
 
 
 def _is_open(site: LiveSite, counter: Counter) -> bool:
-    """Return whether the row of a site shows this epoch, rather than the last one."""
+    """Return whether the row of a site shows this epoch, rather than the last epoch."""
     watch = site.watch
     if watch is not None:
         return watch.closed is None or not watch.observer.is_empty(watch.open)

@@ -15,7 +15,11 @@ from ..sites.seeds import Seeds
 
 @contextmanager
 def same_masks(run: Run, hooks: Sequence[SiteHook]) -> Iterator[None]:
-    """Let each site draw one mask within a ``with`` block; RuntimeError if a site can't."""
+    """Let each site draw one mask within a ``with`` block.
+
+    Raises:
+        RuntimeError: if a layer itself drops, or in a compiled function.
+    """
     if is_compiling():
         raise RuntimeError("same_masks() can't be used in a function that torch.compile compiles")
 

@@ -1,4 +1,4 @@
-"""The state of an attachment as plain numbers and text, and back."""
+"""Saves the state of an attachment as plain numbers and text, and restores it."""
 
 import copy
 import dis
@@ -27,24 +27,24 @@ _ELEMENTS = {"affected": int, "total": int, "expected": float}  # counts, and ho
 
 
 class Saved(NamedTuple):
-    """A state that was read, with its parts by the keys of the sites."""
+    """The parts of a state that was read, by the keys of the sites."""
 
     epoch: float
     stepped: bool
     forwards: int
     regularizers: dict[str, "Description"]
     counts: dict[str, tuple[Snapshot, Snapshot]]  # the totals and the open window
-    anchors: dict[str, Any]  # the values of parameters at attaching, where these are kept
-    memories: dict[str, Any]  # of the sites whose regularizer has a memory
+    anchors: dict[str, Any]  # the values of anchored parameters at attaching
+    memories: dict[str, Any]  # the memories of regularizers
     history: Recorder
 
 
 class Description(NamedTuple):
-    """The text of a regularizer, to compare it with that of the same site in another process.
+    """The text of a regularizer, for a comparison with the same site in another process.
 
     Attributes:
-        text: its repr.
-        without_epochs: the same, without the lengths that its schedules have from the training.
+        text: the repr of the regularizer.
+        without_epochs: the text without the lengths that schedules have from the training.
     """
 
     text: str
@@ -68,7 +68,8 @@ class Description(NamedTuple):
 def save(sites: Sequence[LiveSite], run: Run) -> dict[str, Any]:
     """Return the state of an attachment as plain numbers and text.
 
-    TypeError if a regularizer may have a memory that can't be saved.
+    Raises:
+        TypeError: if a regularizer may have a memory that can't be saved.
     """
     _check_memories(sites)
     run.take_counts()
@@ -104,19 +105,19 @@ def _saved_site(site: LiveSite, epochs: int | None) -> dict[str, Any]:
 
 
 def _check_memories(sites: Sequence[LiveSite]) -> None:
-    """Raise TypeError if what `Regularizer.bind` returned may have a memory that can't be saved."""
+    """Raise TypeError if a result of `Regularizer.bind` may have a memory that can't be saved."""
     keys = [site.key for site in sites if _may_forget(site)]
     if not keys:
         return
     raise TypeError(
-        f"{listed(keys, 8)}: what its bind() keeps between calls can't be saved, so a resumed "
-        "training would differ: return an object from bind() that has state_dict() and "
-        "load_state_dict(state); without a memory, let state_dict() return {}"
+        f"{listed(keys, 8)}: the result of its bind() can't be saved, so a resumed training would "
+        "differ: return an object from bind() that has state_dict() and load_state_dict(state); "
+        "without a memory, let state_dict() return {}"
     )
 
 
 def _may_forget(site: LiveSite) -> bool:
-    """Return whether what `Regularizer.bind` returned may keep something between calls."""
+    """Return whether the result of `Regularizer.bind` may keep something between calls."""
     bound = site.bound
     regularizer = site.regularizer
     if isinstance(bound, Watch) or hasattr(bound, "state_dict"):
@@ -130,9 +131,9 @@ def _may_forget(site: LiveSite) -> bool:
 
 
 def _keeps_nothing(bound: Any) -> bool:
-    """Return whether it is a function that reads only constants from the function around it.
+    """Return whether the result is a function that reads only constants from its closure.
 
-    A function that assigns to such a name (``nonlocal``) keeps what it assigns.
+    A function that assigns to a name of its closure (``nonlocal``) keeps the assigned value.
     """
     if not isinstance(bound, types.FunctionType):
         return False
@@ -143,7 +144,7 @@ def _keeps_nothing(bound: Any) -> bool:
 
 
 def _elements(counts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the counts of elements alone, as plain numbers."""
+    """Return only the counts of elements, as plain numbers."""
     elements = {}
     for name, number in _ELEMENTS.items():
         elements[name] = number(counts[name])
@@ -162,9 +163,12 @@ def _counts(saved: Mapping[str, Any]) -> tuple[Snapshot, Snapshot]:
 
 
 def check(state: Any, sites: Sequence[LiveSite], run: Run, strict: bool) -> Saved:
-    """Read a state, and change nothing; ValueError if it is damaged or, if `strict`, does not fit.
+    """Read a state, and change nothing.
 
-    A schedule that takes its length from the training is the same in a longer one.
+    A schedule that takes its length from the training is the same in a longer training.
+
+    Raises:
+        ValueError: if the state is damaged or, with `strict`, of another spec.
     """
     version = state.get("version") if isinstance(state, Mapping) else None
     if version != _VERSION:
@@ -188,7 +192,7 @@ def check(state: Any, sites: Sequence[LiveSite], run: Run, strict: bool) -> Save
 
 
 def _read(state: Mapping[str, Any]) -> Saved:
-    """Read the parts of a state; any of several errors if it is damaged."""
+    """Read the parts of a state. A damaged state raises one of several errors."""
     epoch = as_number("epoch", state["epoch"], allowed=NON_NEGATIVE)
     forwards = int(state["forwards"])
     stepped = bool(state["stepped"])
@@ -223,7 +227,7 @@ def _description(saved: Mapping[str, Any]) -> Description:
 
 
 def _differences(there: Mapping[str, Description], here: Mapping[str, Description]) -> list[str]:
-    """Describe the sites whose regularizer in the state is not the one of the model, by key."""
+    """Describe the sites whose regularizers differ between the state and the model."""
     none = Description("none", "none")
     lines = []
     for key in {**here, **there}:
@@ -235,7 +239,7 @@ def _differences(there: Mapping[str, Description], here: Mapping[str, Descriptio
 
 
 def _other_shapes(saved: Saved, sites: Sequence[LiveSite]) -> list[str]:
-    """Describe the sites whose parameter has another shape than its value in the state."""
+    """Describe the sites whose parameters have other shapes than their values in the state."""
     lines = []
     for site in sites:
         theirs = _shape_of(saved.anchors.get(site.key))

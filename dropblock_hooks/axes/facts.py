@@ -1,4 +1,4 @@
-"""The hints of a model about the axes of a layer's tensors, as plain data."""
+"""Gathers the hints of a model about the axes of a layer's tensors, as plain data."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SEQUENCES = re.compile(r"RNN|LSTM|GRU|MultiheadAttention|Transformer\w*")
 _PREFIX = re.compile(
     r"(cls|class|dist|distillation|reg|register|cls_register)_token|class_embedding"
 )
-_TOKEN_LAST = re.compile(r"Llama4")  # models whose class token is behind the map
+_TOKEN_LAST = re.compile(r"Llama4")  # models with the class token after the map
 _NORM_LAST = re.compile(r"(Layer|RMS|Rms)Norm")
 _WIDTH = re.compile(r"(in|out)_(channels|features)|num_(features|channels)|embedding_dim")
 
@@ -34,19 +34,20 @@ class Facts:
 
     Attributes:
         type_name: the name of the class of the layer.
-        own: `FIRST` or `LAST`, if the type of the layer says where the channels are; or ``""``.
-        inside: where the layers inside it have their channels, or those inside its nearest ancestor
-            that has some: `FIRST`, `LAST`, `MIXED` or ``""``.
+        own: `FIRST` or `LAST`, if the type of the layer shows the place of its channels; or ``""``.
+        inside: the place of the channels in the layers inside this layer: `FIRST`, `LAST`, `MIXED`.
+            If it has no such layers, those inside its nearest ancestor count; ``""`` without any.
         widths: the numbers of channels of these layers.
         stage: the number of channels of the feature stage that the layer ends.
         heads: the number of heads of the attention that the layer is, or belongs to.
-        norms_last: whether the model has norms of channels that are last.
-        batched: the number of axes of a batch, if the layer takes a single sample too; else 0.
+        norms_last: whether the model has norms with channels last.
+        batched: the number of axes of a batch, if the layer also takes a single sample; else 0.
         samples_second: the class of a layer of the model with ``batch_first=False``, or ``""``.
-        prefixes: the numbers of class and register tokens that there may be.
-        around: where the nearest layers before and after have channels, or ``""`` if they differ.
-        first_widths: the numbers of channels of all layers of the model that have them first.
-        last_widths: the same of layers that have them last.
+        prefixes: the possible numbers of class and register tokens.
+        around: the place of the channels in the nearest layers before and after; ``""`` if these
+            differ.
+        first_widths: the numbers of channels of all layers of the model with channels first.
+        last_widths: the numbers of channels of all layers of the model with channels last.
         reorders: whether a layer of the model may move axes.
     """
 
@@ -67,11 +68,11 @@ class Facts:
 
 
 class Surroundings:
-    """Hints of the whole model about a layer whose type does not say where its channels are.
+    """Hints of the whole model about a layer whose type does not show the place of its channels.
 
     Attributes:
-        first_widths: the numbers of channels of layers that have them first.
-        last_widths: the same of layers that have them last.
+        first_widths: the numbers of channels of layers with channels first.
+        last_widths: the numbers of channels of layers with channels last.
         reorders: whether a layer may move axes.
     """
 
@@ -92,7 +93,7 @@ class Surroundings:
         self.reorders = any(_MAY_REORDER.search(type(m).__name__) for m in modules)
 
     def around(self, module: nn.Module) -> str:
-        """Return the side of the channels in the nearest layers; "" if the two differ."""
+        """Return the place of the channels in the layers before and after; "" if they differ."""
         position = self._positions.get(module)
         if position is None:
             return ""
@@ -103,7 +104,7 @@ class Surroundings:
 
 
 class ModelFacts:
-    """Gathers the facts of the layers of a model, when a spec is attached."""
+    """Gathers the facts about the layers of a model when a spec is attached."""
 
     def __init__(self, index: Index) -> None:
         modules = list(index.model.modules())
@@ -130,7 +131,8 @@ class ModelFacts:
         module = target.module
         lineage = self._lineage(target.name)
         inside, widths = self._inside_of_nearest(lineage)
-        says_nothing = at == "input" and isinstance(module, nn.Embedding)  # it takes indices
+        # the input of an embedding has indices, and no channels
+        says_nothing = at == "input" and isinstance(module, nn.Embedding)
         own = "" if says_nothing else kind_of(module)
 
         facts = Facts(
@@ -150,7 +152,7 @@ class ModelFacts:
         if own or inside != MIXED:
             return facts
 
-        surroundings = self._surroundings  # made here, because it takes time for a large model
+        surroundings = self._surroundings  # made only if needed, because it takes time
         return replace(
             facts,
             around=surroundings.around(module),
@@ -168,7 +170,7 @@ class ModelFacts:
         return lineage
 
     def _inside_of_nearest(self, lineage: list[nn.Module]) -> tuple[str, tuple[int, ...]]:
-        """Return the answer of `_inside` for the first of these modules that has one."""
+        """Return the result of `_inside` for the first of these modules with a result."""
         for module in lineage:
             side, widths = self._inside(module)
             if side:
@@ -176,7 +178,7 @@ class ModelFacts:
         return "", ()
 
     def _inside(self, module: nn.Module) -> tuple[str, tuple[int, ...]]:
-        """Return where the layers in a module have their channels, and how many these are."""
+        """Return the place of the channels in the layers of a module, and their numbers."""
         if module in self._inner:
             return self._inner[module]
 
@@ -204,12 +206,12 @@ def _first_with_samples_second(modules: Sequence[nn.Module]) -> str:
 
 
 def kind_of(module: Any) -> str:
-    """Return `FIRST` or `LAST` if the type of a layer says where its channels are; else ""."""
+    """Return `FIRST` or `LAST` if the type of a layer shows the place of its channels; else ""."""
     if isinstance(module, nn.GroupNorm | nn.SyncBatchNorm) or _rank(module):
         return FIRST
 
     normalized = getattr(module, "normalized_shape", None) or ()
-    is_norm = len(normalized) == 1  # a norm of several axes does not say which has channels
+    is_norm = len(normalized) == 1  # a norm of several axes does not show the axis of channels
     if isinstance(module, nn.Linear | nn.Embedding | nn.RNNBase) or is_norm:
         return FIRST if getattr(module, "data_format", "") == "channels_first" else LAST
     return ""
@@ -218,7 +220,7 @@ def kind_of(module: Any) -> str:
 def _rank(module: nn.Module) -> int:
     """Return the number of spatial axes of a convolution, pool or norm; 0 for other layers."""
     if children_of(module) and not parameters_of(module):
-        return 0  # the module only holds others, as a ConvNormAct2d does
+        return 0  # the module only holds other modules, like a ConvNormAct2d
 
     for cls in type(module).__mro__:
         match = _MAPS.search(cls.__name__)
@@ -228,7 +230,7 @@ def _rank(module: nn.Module) -> int:
 
 
 def _widths(module: Any) -> set[int]:
-    """Return the numbers of input and output channels that a layer holds."""
+    """Return the numbers of input and output channels of a layer."""
     values: list[Any] = list(getattr(module, "normalized_shape", None) or ())
     for name, value in vars(module).items():
         if _WIDTH.fullmatch(name):
@@ -237,7 +239,7 @@ def _widths(module: Any) -> set[int]:
 
 
 def _heads(module: nn.Module, lineage: list[nn.Module]) -> int | None:
-    """Return the number of heads that a module, or the nearest attention around it, holds."""
+    """Return the number of heads of a module, or of the nearest attention around it."""
     for ancestor in lineage:
         if ancestor is module or _ATTENTION.search(type(ancestor).__name__):
             heads = getattr(ancestor, "num_heads", None)
@@ -247,7 +249,7 @@ def _heads(module: nn.Module, lineage: list[nn.Module]) -> int | None:
 
 
 def _batched(module: nn.Module) -> int:
-    """Return the axes of a batch of a layer of torch that takes a single sample, too; else 0."""
+    """Return the number of axes of a batch, for layers of torch that also take a sample; else 0."""
     name = type(module).__name__
     if not type(module).__module__.startswith("torch.nn.") or "BatchNorm" in name:
         return 0
@@ -259,7 +261,7 @@ def _batched(module: nn.Module) -> int:
 
 
 def _prefix(module: nn.Module) -> int:
-    """Return how many class and register tokens a module has; there may be one for each branch."""
+    """Return how many class and register tokens a module has. Branches may have their own."""
     if _TOKEN_LAST.match(type(module).__name__):
         return 0
 

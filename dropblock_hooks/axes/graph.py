@@ -1,7 +1,7 @@
-"""Where the channels of a tensor are, by the graph that autograd has kept of this forward.
+"""Finds the channels of a tensor in the autograd graph of this forward.
 
-A convolution puts channels on axis 1, a layer norm works on the last one. From the tensor back to
-such a node the axes are followed through permutations, views and elementwise operations.
+A convolution has its channels on axis 1, and a layer norm on the last axis. The axes of the tensor
+are followed back to such a node, through permutations, views and elementwise operations.
 """
 
 import math
@@ -17,7 +17,7 @@ from .view import FIRST, LAST, MIXED
 UNTOLD = "untold"
 
 _PACKAGE = __name__.partition(".")[0] + "."
-_MOST = 600  # nodes; the residual stream of a deep model is long
+_MOST = 600  # nodes, because the residual stream of a deep model is long
 # operations on tensors whose channels are first
 _FIRST = re.compile(r"Convolution|Conv\w*[123]d|BatchNorm|GroupNorm|PixelShuffle|PixelUnshuffle")
 _VIEW = re.compile(r"(Unsafe)?View|Reshape|Squeeze|Unsqueeze")
@@ -29,9 +29,9 @@ _SAME = re.compile(
     "Erf|Sin|Cos|Slice|Split|SplitWithSizes|UnsafeSplit|Narrow|Cat|Roll|Flip|ConstantPadNd|Expand|"
     "Clone|Copy|ToCopy|NativeLayerNorm|Contiguous|Alias|Softmax|ChannelShuffle|"
     r"\w*Pool\dD\w*|Upsample\w+|\w+Pad\dD|GridSampler\dD|"
-    "BackwardHookFunction"  # of a full backward hook, which returns its tensors
+    "BackwardHookFunction"  # a full backward hook, which returns its tensors
 )
-_Axes = tuple[int | None, ...]  # for each axis of the tensor, the one that it was at a node
+_Axes = tuple[int | None, ...]  # for each axis of the tensor, its number at a node
 
 
 class _Step(NamedTuple):
@@ -43,7 +43,10 @@ class _Step(NamedTuple):
 
 
 def channels_of(x: Tensor) -> str:
-    """`FIRST` or `LAST`; `MIXED` if the graph has both, `UNTOLD` if neither, "" without a graph."""
+    """Return the place of the channels: `FIRST` or `LAST`.
+
+    It is `MIXED` if the graph shows both, `UNTOLD` if it shows neither, and "" without a graph.
+    """
     if x.grad_fn is None:
         return ""
 
@@ -70,12 +73,12 @@ def channels_of(x: Tensor) -> str:
 
 def _shape(node: Any, number: int) -> tuple[int, ...]:
     """Return the shape of an output of a node; empty if autograd does not keep it."""
-    kept = getattr(node, "_input_metadata", ())
-    return tuple(kept[number].shape) if number < len(kept) else ()
+    metadata = getattr(node, "_input_metadata", ())
+    return tuple(metadata[number].shape) if number < len(metadata) else ()
 
 
 def _side(node: Any, shape: tuple[int, ...], axes: _Axes) -> str:
-    """Return the side of the channels of the tensor, if the operation shows it; else ""."""
+    """Return the place of the tensor's channels, if the operation shows it; else ""."""
     name = node.name()
     rank = len(shape)
     is_norm = "LayerNorm" in name or "RmsNorm" in name
@@ -88,7 +91,7 @@ def _side(node: Any, shape: tuple[int, ...], axes: _Axes) -> str:
     else:
         return ""
 
-    # the channels are the axis that the operation names, or the only one beside its spatial axes
+    # the channels are on the axis that the operation shows, or on the only axis that is not spatial
     is_map = len(axes) > 3
     rest_if_first = axes[2:]
     if axes[1:2] == (channels,) or (is_map and spatial.issuperset(rest_if_first)):
@@ -100,7 +103,7 @@ def _side(node: Any, shape: tuple[int, ...], axes: _Axes) -> str:
 
 
 def _behind(node: Any, shape: tuple[int, ...], axes: _Axes) -> Iterator[_Step]:
-    """Yield the inputs of a node whose axes can be followed, and where the axes were there."""
+    """Yield the inputs of a node whose axes can be followed, with their axes."""
     name = re.sub(r"Backward\d*$", "", node.name())
     for previous, number in node.next_functions:
         input_shape = () if previous is None else _shape(previous, number)
@@ -118,7 +121,7 @@ def _behind(node: Any, shape: tuple[int, ...], axes: _Axes) -> Iterator[_Step]:
 def _moves(
     node: Any, name: str, shape: tuple[int, ...], input_shape: tuple[int, ...]
 ) -> list[int | None] | None:
-    """Return the axis of the input for each axis of the output; None if it can't be known."""
+    """Return the axis of the input for each axis of the output; None if it is unknown."""
     rank = len(shape)
     same: list[int | None] = list(range(rank))
     if name == "Permute":
@@ -137,34 +140,34 @@ def _moves(
 
 
 def _is_ours(node: Any) -> bool:
-    """Return whether a node is of an autograd function of this package."""
+    """Return whether a node belongs to an autograd function of this package."""
     forward: Any = getattr(type(node), "_forward_cls", None)
     return forward is not None and forward.__module__.startswith(_PACKAGE)
 
 
 def _before_linear(node: Any, shape: tuple[int, ...], axes: _Axes) -> Iterator[_Step]:
-    """Yield the input of a linear layer, if this node is its product, which keeps the rows."""
+    """Yield the input of a linear layer, if this node is its matrix product."""
     if node.name() not in ("AddmmBackward0", "MmBackward0"):
         return
 
-    # the last axis has new features
-    kept = tuple(None if axis == len(shape) - 1 else axis for axis in axes)
+    # the product keeps the rows, but the last axis has new features
+    row_axes = tuple(None if axis == len(shape) - 1 else axis for axis in axes)
     for rows, _ in node.next_functions:
         sizes = getattr(rows, "_saved_self_sym_sizes", ())
         if len(sizes) == len(shape) and tuple(sizes[:-1]) == shape[:-1]:
             for previous, number in rows.next_functions:
                 if previous:
-                    yield _Step(previous, number, kept)
+                    yield _Step(previous, number, row_axes)
 
 
 def _axis(saved: int, rank: int) -> int:
-    """Return an axis that autograd has saved; it saves negative numbers without their sign."""
+    """Return an axis that autograd has saved. It saves negative axes as unsigned numbers."""
     signed = saved - 2**64 if saved >= 2**63 else saved
     return signed % rank
 
 
 def _same_axis(shape: tuple[int, ...], axis: int, other: tuple[int, ...]) -> int | None:
-    """Return the axis of the other shape that is this very axis; None without one.
+    """Return the axis of the other shape that has the same elements; None without such an axis.
 
     Both shapes have the same number of elements.
     """

@@ -1,4 +1,4 @@
-"""Forward hooks that keep the sizes of the maps in a forward, from which tokens are made."""
+"""Notes the sizes of the maps in a forward by hooks, before they become tokens."""
 
 import re
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ from .._torch import NO_TASK, children_of, graph_task
 
 Grid = tuple[int, ...]
 _MAP = re.compile(r"(Conv|Pool)\w*[23]d")
-_RATIOS = (1, 2, 4, 8)  # by which the maps of later stages are smaller than the embedded image
+_RATIOS = (1, 2, 4, 8)  # maps of later stages are smaller than the embedded image by these factors
 _UNITS = (1, (1, 1), (1, 1, 1))  # strides of layers that keep the size of a map
 
 
@@ -30,14 +30,14 @@ class _Map(NamedTuple):
 
 
 class Grids:
-    """The sizes of maps in a forward of a model; all sites of an attachment share it."""
+    """The sizes of maps in a forward of a model. All sites of an attachment share this object."""
 
     def __init__(self) -> None:
         self._inside = False  # whether a forward of the whole model is under way
         self._maps: tuple[_Map, ...] = ()
 
     def of(self, spatial: int, samples: int | None = None) -> tuple[list[Grid], list[Grid]]:
-        """Return the sizes of the maps with so many samples, and of the stages behind them."""
+        """Return the sizes of the maps with this number of samples, and of maps in later stages."""
         sizes: list[Grid] = []
         stages: list[Grid] = []
         for made in self._maps:
@@ -50,14 +50,14 @@ class Grids:
         return sizes, stages
 
     def put_on(self, model: nn.Module, only_maps: bool = False) -> None:
-        """Put hooks on patch embeddings, and on other layers that make maps smaller, if any.
+        """Put hooks on patch embeddings, and on other layers that make maps smaller.
 
-        `only_maps` says that all sites have maps. Then hooks are needed only if the model has a
-        patch embedding.
+        If all sites have maps (`only_maps`), hooks are needed only for a model with a patch
+        embedding.
         """
         modules = list(model.modules())
         if any(type(module).__name__ == "Unroll" for module in modules):
-            return  # it moves the tokens of Hiera out of the order of rows: they form no map
+            return  # Hiera moves its tokens out of the order of rows, so they form no map
 
         with_patches = {m for m in modules if m is not model and hasattr(m, "patch_size")}
         if only_maps and not with_patches:
@@ -85,10 +85,11 @@ class Grids:
             self._inside = False
 
     def _shrink(self, module: nn.Module, args: Any, output: Any) -> None:
+        """Note the size of a map that is not the output of a patch embedding."""
         self._keep(module, args, output, embeds=False)
 
     def _keep(self, module: nn.Module, args: Any, output: Any, embeds: bool = True) -> None:
-        """Keep the size of a map, or one that a patch embedding returns beside its tokens."""
+        """Note the size of a map, or the size that a patch embedding returns with its tokens."""
         values = list(output) if isinstance(output, tuple | list) else [output]
         tensors = [value for value in values if isinstance(value, Tensor)]
         sizes = [tuple(value) for value in values if _is_size(value)]
@@ -98,12 +99,12 @@ class Grids:
         if tensors and sizes and not _recomputes():
             samples = tensors[0].shape[0]
             made = _Map(samples, sizes[0], embeds)
-            # if a part of the model is called by itself, only its last map counts
+            # if only a part of the model is called, only its last map counts
             self._maps = (*self._maps, made) if self._inside else (made,)
 
 
 def _stages_behind(size: Grid) -> list[Grid]:
-    """Return the sizes of the maps that later stages may make of an embedded image."""
+    """Return the possible sizes of maps in the stages after an embedded image."""
     stages: list[Grid] = []
     for ratio in _RATIOS:
         if all(edge % ratio == 0 for edge in size):
@@ -119,7 +120,7 @@ def _layers_of_maps(
     parts: set[nn.Module] = set()
     for module in with_patches:
         inside = set(module.modules())
-        # a patch embedding may hold another module with a size of patches, and the inner one counts
+        # if a module with a patch size contains another such module, only the inner one counts
         if with_patches & inside == {module}:
             embeds.add(module)
             parts |= inside

@@ -1,4 +1,4 @@
-"""Reads the tensors of a layer, by integers only so that torch.compile can trace it."""
+"""Reads the axes of a layer's tensors, from integers only so that torch.compile can trace it."""
 
 import itertools
 import math
@@ -20,19 +20,19 @@ from .view import CHANNELS_FIRST, FIRST, LAST, MIXED, View, is_tokens, layout_wi
 Shape = Sequence[int]
 
 _RECURRENT = ("RNN", "LSTM", "GRU")
-_ASKED = 3  # calls with one shape, in which the autograd graph is followed
+_ASKED = 3  # the graph is followed in so many calls with the same shape
 
 
 class Reader:
-    """Reads the tensors of a layer, or of a parameter, which has no facts.
+    """Reads the axes of the tensors of a layer or a parameter. A parameter has no facts.
 
     Attributes:
         options: the regularizer, for its options about axes.
         facts: the hints about the layer.
         grids: the maps in this forward.
-        auto: whether the rules decide the layout, because the options do not say it.
-        last: how the last tensor was read, or None.
-        sure: how all maps are read, if the layer's own type decides that; or None.
+        auto: whether the rules decide the layout, because the options do not state it.
+        last: the view of the last tensor, or None.
+        sure: the view of all maps, if the type of the layer decides it; or None.
     """
 
     def __init__(
@@ -53,16 +53,16 @@ class Reader:
         if self.facts.own == FIRST and self.auto and self._spatial in (2, 3):
             self.sure = View(CHANNELS_FIRST[self._spatial])
 
-        self._sides: dict[int, str] = {}  # where the channels are, by the number of axes
-        self._views: dict[torch.Size, View] = {}  # the answers; for tokens, of the last forward
-        self._asked: Counter[torch.Size] = Counter()  # the calls that counted for `_ASKED`
+        self._sides: dict[int, str] = {}  # the place of the channels, by the number of axes
+        self._views: dict[torch.Size, View] = {}  # the views; for tokens, from the last forward
+        self._asked: Counter[torch.Size] = Counter()  # the calls that count for `_ASKED`
 
     def view(self, x: Tensor) -> View:
-        """Return how the axes of a tensor are read; a ValueError if that can't be known."""
+        """Return the view of a tensor; ValueError if its axes are unknown."""
         if self._of_parameter:
             return View("parameter")
 
-        if is_compiling():  # no side effects, and no hash of a traced size
+        if is_compiling():  # dynamo allows no side effects, and no hash of a traced size
             view = self._by_rules(x.shape, self._sides.get(x.ndim, ""))
             return self._with_grid(x.shape, view) if is_tokens(view.layout, self._spatial) else view
 
@@ -70,7 +70,7 @@ class Reader:
         view = known if known and self._asked[x.shape] >= _ASKED else self._read(x)
 
         if self._spatial and is_tokens(view.layout, self._spatial):
-            recomputes = graph_task() != NO_TASK  # with the map of the last forward
+            recomputes = graph_task() != NO_TASK  # a recomputation has the map of the last forward
             view = known if known and recomputes else self._with_grid(x.shape, view)
 
         self._views[x.shape] = view
@@ -78,24 +78,24 @@ class Reader:
         return view
 
     def map_of(self, x: Tensor) -> Tensor | None:
-        """Return the maps of a tensor, (N, C, h, w); None if the tensor has none that is known.
+        """Return the maps of a tensor, (N, C, h, w); None if there is no known map.
 
-        The regularizer itself may need no map.
+        The regularizer itself need not act on maps.
         """
         reader = Reader(self.options, self.facts, self.grids, 2)
         reader._sides.update(self._sides)
         try:
             return reader.view(x).take(x)
         except ValueError:
-            return None  # vectors, tokens of no known grid, a layout of other axes
+            return None  # the tensor has vectors, tokens without a known grid, or other axes
 
     def remember(self, layout: str) -> None:
-        """Take over a layout that a dry run found, for compiled code."""
+        """Take over the layout of a dry run, for compiled code."""
         if self.auto and len(layout) > 2:
             self._sides.setdefault(len(layout), side_of(layout))
 
     def _read(self, x: Tensor) -> View:
-        """Ask the rules about a tensor, and compare with earlier calls of the layer."""
+        """Apply the rules to a tensor, and compare the layout with earlier calls of the layer."""
         follow = self._channels and self.auto and not self.facts.own
         seen = channels_of(x) if follow else ""
         if seen in ("", UNTOLD):
@@ -116,7 +116,7 @@ class Reader:
         return view
 
     def _by_rules(self, shape: Shape, seen: str) -> View:
-        """Return the view without the grid of tokens; `seen` is an answer of `channels_of`."""
+        """Return the view without the grid of tokens; `seen` is a result of `channels_of`."""
         if self._samples:
             self._check_samples(shape)
         if not self._channels:
@@ -124,7 +124,7 @@ class Reader:
 
         rank = self._rank(shape)
         if rank == 0:
-            return View("")  # samples and channels
+            return View("")  # only samples and channels
         self._check_rank(shape, rank)
         if self.auto:
             layout = self._found_layout(shape, rank, seen)
@@ -166,7 +166,7 @@ class Reader:
         return self._spatial
 
     def _check_rank(self, shape: Shape, rank: int) -> None:
-        """Raise ValueError for a shape that does not have the axes that are needed."""
+        """Raise ValueError for a shape without the required axes."""
         expected = CHANNELS_FIRST.get(rank, "") if self.auto else self.options.layout
         if expected and len(shape) == rank + 2:
             return
@@ -178,10 +178,10 @@ class Reader:
         raise ValueError(f"needs {needed}, got shape {tuple(shape)}")
 
     def _found_layout(self, shape: Shape, rank: int, seen: str) -> str:
-        """Return the layout that the rules find, if the axes beside the channels may be a map."""
+        """Return the layout by the rules; ValueError if the other axes may be no map."""
         layout = layout_with(self._side(shape, seen), rank)
         if rank > 1:
-            # a layer whose channels are first gives maps, and a Linear has channels beside any axes
+            # a layer with channels first returns maps, but a Linear takes any axes before channels
             is_first = side_of(layout) == FIRST
             is_certain = self.facts.own and (not self._spatial or is_first)
             if not is_certain:
@@ -189,7 +189,7 @@ class Reader:
         return layout
 
     def _stated_layout(self, shape: Shape, rank: int) -> str:
-        """Return the layout that the options say, if it does not contradict the layer."""
+        """Return the layout in the options; ValueError if it contradicts the layer."""
         layout: str = self.options.layout
         facts = self.facts
         if facts.own == FIRST and side_of(layout) != FIRST:
@@ -200,7 +200,7 @@ class Reader:
         return layout
 
     def _side(self, shape: Shape, seen: str) -> str:
-        """Return where the channels are; a ValueError if no rule can tell."""
+        """Return the place of the channels; ValueError if no rule decides."""
         side = self._by_first_rule(shape, seen)
         if side:
             return side
@@ -215,7 +215,7 @@ class Reader:
         )
 
     def _by_first_rule(self, shape: Shape, seen: str) -> str:
-        """`FIRST` or `LAST` by the layer, the graph, its feature stage, or inner layers; or ""."""
+        """Return `FIRST` or `LAST` by the first rule that decides, or ""."""
         facts = self.facts
         if facts.own:
             return facts.own
@@ -228,7 +228,7 @@ class Reader:
         return self._by_surroundings(shape) if facts.inside == MIXED else ""
 
     def _by_stage(self, shape: Shape) -> str:
-        """Return the side of the only axis as long as the feature stage has channels; else ""."""
+        """Return the place of the only axis with the number of channels of the stage; else ""."""
         is_first = shape[1] == self.facts.stage
         is_last = shape[-1] == self.facts.stage
         if is_first == is_last:
@@ -236,13 +236,13 @@ class Reader:
         return FIRST if is_first else LAST
 
     def _by_inside(self, shape: Shape, seen: str) -> str:
-        """Return the side of the layers inside, if an axis has the length of one of them."""
+        """Return the place of the channels in the layers inside, if an axis has their length."""
         facts = self.facts
         if not facts.inside:
-            return FIRST  # torch's own order, if no layer of the model has another
+            return FIRST  # the order of torch, if no layer of the model has another order
 
         if facts.inside == FIRST and shape[1] in facts.widths:
-            # the code around these layers is then likely to move axes
+            # if True, the code around these layers probably moves axes
             permutes = facts.norms_last or seen == UNTOLD
             return "" if permutes and shape[-1] in facts.widths else FIRST
         if facts.inside == FIRST and self._is_joined(shape, seen):
@@ -252,10 +252,10 @@ class Reader:
         return ""
 
     def _is_joined(self, shape: Shape, seen: str) -> bool:
-        """Return whether maps with channels first were joined along them, as DenseNet's blocks do.
+        """Return whether maps with channels first were joined along the channels, as in DenseNet.
 
-        Then there are more channels than in any layer inside. A permuted map would have as many in
-        the last axis.
+        Then there are more channels than in any layer inside. A permuted map would have as many
+        elements in the last axis.
         """
         facts = self.facts
         if facts.norms_last or facts.reorders or seen == UNTOLD:
@@ -263,7 +263,7 @@ class Reader:
         return shape[1] > max((*facts.widths, *shape[2:]))
 
     def _by_surroundings(self, shape: Shape) -> str:
-        """Return the side of the channels in a model with layers of both kinds, such as a CNN."""
+        """Return the place of the channels in a model with layers of both kinds, such as a CNN."""
         facts = self.facts
         if facts.norms_last or facts.reorders:
             return ""  # code around the layers may move the axes
@@ -273,7 +273,7 @@ class Reader:
         if first and (facts.around == FIRST or not last):
             return FIRST
         if first and len(shape) == 4 and shape[2] == shape[3] != shape[1]:
-            return FIRST  # a square map, whose edge is the width of a linear layer by chance
+            return FIRST  # a square map; a linear layer has the same width by chance
         if last and not first and facts.around == LAST:
             return LAST
         return ""
@@ -289,7 +289,7 @@ class Reader:
         if heads is not None and heads in may_be_heads:
             why = f"an axis is as long as the attention around it has heads ({heads})"
         elif last and stages and axes not in sizes and axes not in stages:
-            # the axes may be those of windows, or of blocks of a map
+            # the axes may belong to windows, or to blocks of a map
             why = f"the model's maps are {_listed((*sizes, *stages))}"
         else:
             return
@@ -299,7 +299,7 @@ class Reader:
         )
 
     def _with_grid(self, shape: Shape, view: View) -> View:
-        """Return the view of tokens, with the grid that they form and the prefix before them."""
+        """Return the view of tokens with their grid and the number of prefix tokens."""
         options = self.options
         length = shape[1 if side_of(view.layout) == LAST else 2]
         prefixes = self.facts.prefixes
@@ -321,7 +321,7 @@ class Reader:
     def _unknown_grid(
         self, shape: Shape, length: int, prefixes: Iterable[int], known: list[tuple[Grid, int]]
     ) -> ValueError:
-        """Return the error of tokens that form no known map, or one of several."""
+        """Make the error about tokens that form no known map, or several."""
         sizes, _ = self.grids.of(self._spatial or 0, shape[0])
         ways = " or ".join(f"{shown(grid)} with {prefix} in front" for grid, prefix in known)
         if not ways:
@@ -339,7 +339,7 @@ class Reader:
 
 
 def _fitting(grids: Iterable[Grid], length: int, prefixes: Iterable[int]) -> list[tuple[Grid, int]]:
-    """Return the different grids, and prefixes, that make this number of tokens."""
+    """Return the different pairs of a grid and a prefix that make this number of tokens."""
     pairs: list[tuple[Grid, int]] = []
     for grid, prefix in itertools.product(grids, prefixes):
         if math.prod(grid) + prefix == length and (grid, prefix) not in pairs:
@@ -348,4 +348,5 @@ def _fitting(grids: Iterable[Grid], length: int, prefixes: Iterable[int]) -> lis
 
 
 def _listed(grids: Iterable[Grid]) -> str:
+    """List the different grids for a message."""
     return ", ".join(dict.fromkeys(map(shown, grids)))

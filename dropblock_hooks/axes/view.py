@@ -10,7 +10,7 @@ from ..quoting import quote
 
 CHANNELS_FIRST = {1: "NCL", 2: "NCHW", 3: "NCDHW"}
 CHANNELS_LAST = {1: "NLC", 2: "NHWC", 3: "NDHWC"}
-# where the channels are; `MIXED` if a model has layers of both kinds
+# the place of the channels; `MIXED` if a model has layers of both kinds
 FIRST = "first"
 LAST = "last"
 MIXED = "mixed"
@@ -22,7 +22,7 @@ class View(NamedTuple):
     """How the axes of a tensor are read.
 
     Attributes:
-        layout: ``"NCHW"``, ``"NLC"``, ... or ``"parameter"``; ``""`` where no axis has a name.
+        layout: ``"NCHW"``, ``"NLC"``, ... or ``"parameter"``; ``""`` if the axes have no names.
         grid: the size of the map that tokens form; None if the tensor has no tokens.
         prefix: the number of tokens before the map.
     """
@@ -48,7 +48,7 @@ class View(NamedTuple):
         return x
 
     def put(self, y: Tensor, x: Tensor) -> Tensor:
-        """`x` with the maps `y` in the place that `take` took them from; the prefix is kept."""
+        """Return `x` with its maps replaced by `y`. The prefix stays."""
         if self.layout == "parameter":
             return y.reshape(x.shape)
 
@@ -62,31 +62,31 @@ class View(NamedTuple):
             prefix = x.narrow(token_axis, 0, self.prefix)
             return torch.cat((prefix, y), token_axis)
 
-        # not every operation keeps the order in memory, on which the layers behind may rely
+        # later layers may rely on the order in memory, which some operations change
         return y.contiguous() if channels_last and x.is_contiguous() else y
 
 
 PLAIN = frozenset(View(layout) for layout in CHANNELS_FIRST.values())
-"""The views of tensors that are maps with the channels first already."""
+"""The views of maps that already have their channels first."""
 
 
 def layout_with(side: str, rank: int) -> str:
-    """Return the layout with so many spatial axes, and the channels `FIRST` or `LAST`."""
+    """Return the layout with `rank` spatial axes, and the channels `FIRST` or `LAST`."""
     return CHANNELS_FIRST[rank] if side == FIRST else CHANNELS_LAST[rank]
 
 
 def side_of(layout: str) -> str:
-    """Return where the channels of a layout are: `FIRST` or `LAST`."""
+    """Return the place of the channels in a layout: `FIRST` or `LAST`."""
     return LAST if layout.endswith("C") else FIRST
 
 
 def is_tokens(layout: str, spatial: int | None) -> bool:
-    """Return whether a layout is that of tokens, which must form a map with so many axes."""
+    """Return whether a layout has tokens, which must form a map with `spatial` axes."""
     return layout in _TOKENS and spatial is not None and spatial > 1
 
 
 def check_axes(regularizer: Any) -> None:
-    """Raise ValueError for options that say of axes what the regularizer can't use."""
+    """Raise ValueError for options about axes that the regularizer can't use."""
     spatial = regularizer.spatial
     ranks = [1, 2, 3] if spatial is None else sorted({spatial, 1})
     layouts = ["auto"]

@@ -1,4 +1,4 @@
-"""Several passes of `sample` in one batch, where the rows of axis 0 do not influence each other."""
+"""Runs several passes of `sample` in one batch, if the rows of axis 0 are independent."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -43,7 +43,7 @@ _BY_ROW = (
     GaussianNoise,
     NEFTune,
 )
-"""The classes that treat each row of axis 0 by itself."""
+"""The classes that treat each row of axis 0 independently."""
 _DROP_BLOCKS = (DropBlock1d, DropBlock2d, DropBlock3d)
 _BATCH_NORMS = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm
 _CURE = "leave batched=True out"
@@ -57,7 +57,9 @@ def in_one_batch(
 ) -> Tensor:
     """Run a model once, on n copies of its arguments; return the outputs on a new first axis.
 
-    RuntimeError if rows of axis 0 may influence each other, ValueError if the lengths do not fit.
+    Raises:
+        RuntimeError: if rows of axis 0 may influence each other.
+        ValueError: if the lengths of axis 0 do not fit.
     """
     bare = unwrap(model)
     sites = [site for attached in attachments(bare) for site in attached._sites]
@@ -108,7 +110,7 @@ def _repeated(x: Tensor, n: int) -> Tensor:
 
 
 def _why_together(regularizer: Regularizer) -> str | None:
-    """Return why a regularizer may treat rows of axis 0 together; None if it does not."""
+    """Return the reason why a regularizer may treat rows of axis 0 together, or None."""
     item = regularizer
     if isinstance(item, Retune) and item.ours is not None:
         item = item.ours
@@ -125,7 +127,7 @@ def _why_together(regularizer: Regularizer) -> str | None:
 
 
 def _check_modules(model: nn.Module) -> None:
-    """Raise RuntimeError if a module mixes the rows of axis 0, although it is in evaluation."""
+    """Raise RuntimeError if a module mixes the rows of axis 0 in evaluation."""
     for name, module in model.named_modules():
         layer = f"{type(module).__name__} '{name or '.'}'"
         if isinstance(module, _BATCH_NORMS):
@@ -139,7 +141,7 @@ def _check_modules(model: nn.Module) -> None:
 
 
 class Lengths(Seeds):
-    """Notes the length of axis 0 of the tensors at the sites, and draws as always."""
+    """Notes the length of axis 0 of the tensors at the sites. It does not change the draws."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -30,7 +30,7 @@ def capture(
     dtype: Any = None,
     target: Callable[[Any], Tensor] | None = None,
 ) -> Any:
-    """Call a model once, and return the activations of layers; nothing stays on the model.
+    """Call a model once, and return the activations of layers. No hook stays on the model.
 
     The unwrapped model runs eagerly and in its current mode: in training, BatchNorm updates its
     running statistics. The ``.grad`` of parameters does not change.
@@ -52,12 +52,12 @@ def capture(
         reduce: keep less of each tensor; see `Capture`.
         device: the device of the values.
         dtype: the type of the values.
-        target: a function of the output; the backward starts from the sum of its result. None: of
-            the output, or of its ``logits`` or ``out``.
+        target: a function of the output. The backward starts from the sum of its result. None takes
+            the output itself, or its ``logits`` or ``out``.
 
     Returns:
-        The values by layer, nested like its output; a list of them if it was called several times.
-        With ``gradients=True`` the pair ``(values, grads)``.
+        The values by layer, nested like the output of the layer. A layer that was called several
+        times has a list of values. With ``gradients=True``, the pair ``(values, grads)``.
 
     Raises:
         SpecError: if `layers` is no selector, or the model has no such layer.
@@ -92,7 +92,7 @@ def capture(
 
 
 def _check_called(records: dict[str, list[Record]]) -> None:
-    """Raise RuntimeError with the layers that were not called."""
+    """Raise RuntimeError if a layer was not called."""
     never = [name for name, calls in records.items() if not calls]
     if never:
         raise RuntimeError(

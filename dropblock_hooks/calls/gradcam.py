@@ -1,4 +1,4 @@
-"""``gradcam``: the positions of an image that a class score depends on, by Grad-CAM."""
+"""``gradcam``: finds the positions of an image that a class score depends on, by Grad-CAM."""
 
 import math
 import re
@@ -28,9 +28,9 @@ _NO_FEATURES = re.compile("Norm|Pool|Permute|Transpose|Flatten|Drop|Identity")
 
 
 class LastMap(Once):
-    """Keeps the output of a layer with its graph, from which the channels are read."""
+    """Keeps the output of a layer with its graph, which shows the axis of the channels."""
 
-    label = "gradcam"  # the function that errors name
+    label = "gradcam"  # the name of the function in errors
     whole: ClassVar[bool] = False
     channelwise: ClassVar[bool] = True
     spatial: ClassVar[int | None] = 2
@@ -54,7 +54,7 @@ class CAM(_Maps):
         maps: (N, H, W) in [0, 1], of the size of the images: `raw` scaled from the smallest
             value in an image to the largest.
         raw: (N, h, w), not negative: the weighted sum of the features, in their unit.
-        target: (N,), the class that is explained in each image; None if the target was a function.
+        target: (N,), the explained class of each image; None if the target was a function.
         layer: the name of the layer.
     """
 
@@ -92,17 +92,17 @@ def gradcam(
 
     Args:
         model: any model of images. It may be wrapped, as for `attach`.
-        x: a batch of images (N, C, H, W), or a tuple of arguments or a mapping of keywords; the
-            maps are of the size of the first tensor with 4 axes.
+        x: a batch of images (N, C, H, W), or a tuple of arguments or a mapping of keywords. The
+            maps have the size of the first tensor with 4 axes.
         layer: a selector of a single layer, whose last call counts. None takes the last feature
             stage that works. If the stage returns tokens, None takes the first norm of its last
-            block, because behind that norm a head may read the class token only.
-        target: a class, or one for each image; None is the class with the largest output. The
-            output, or its ``logits`` or ``out``, is (images, classes). A function takes the output
-            and returns a score for each image, or their sum.
+            block, because behind that norm a head may read only the class token.
+        target: a class, or a class for each image. None takes the class with the largest output.
+            The output, or its ``logits`` or ``out``, must be (images, classes). A function takes
+            the output and returns a score for each image, or their sum.
         method: ``"gradcam"`` weighs a channel by the mean of its gradient, ``"gradcam++"`` by
-            positions with a positive gradient, ``"layercam"`` weighs each position by itself.
-        index: which element, if the layer returns several tensors.
+            positions with a positive gradient. ``"layercam"`` weighs each position separately.
+        index: the element to use, if the layer returns several tensors.
         layout: the order of the axes, if it cannot be read: ``"NCHW"``, ``"NHWC"``, ``"NLC"``.
         grid: the map (height, width) that tokens form, if it cannot be read.
         prefix_tokens: the number of tokens before the map.
@@ -127,7 +127,7 @@ def gradcam(
     classes: Tensor | None = None
 
     def forward() -> Any:
-        args, kwargs = with_graph(arguments)  # the graph tells the order of the axes
+        args, kwargs = with_graph(arguments)  # the graph shows the order of the axes
         return base(*args, **kwargs)
 
     def explained() -> Tensor:
@@ -136,7 +136,7 @@ def gradcam(
         return scores
 
     def map_at(selector: Selector) -> tuple[str, Tensor]:
-        """Run the model. Returns the name of the layer and its map, or raises a SiteError."""
+        """Run the model; return the name of the layer and its map, or raise a SiteError."""
         sites = call_once(targets, selector, observer, explained)
         site = _only_site(sites, selector)
         activations, gradient = features(site, number)
@@ -171,7 +171,7 @@ def _images_in(arguments: Arguments) -> Tensor:
 
 
 def _only_site(sites: list[LiveSite], selector: Selector) -> LiveSite:
-    """Return the site of a selector that must match a single layer."""
+    """Return the only site of a selector; ValueError if it matches several layers."""
     site, *others = sites
     if others:
         names = listed([site.name for site in sites], 5)
@@ -182,7 +182,7 @@ def _only_site(sites: list[LiveSite], selector: Selector) -> LiveSite:
 def _first_map(
     layers: list[str], map_at: Callable[[Selector], tuple[str, Tensor]]
 ) -> tuple[str, Tensor]:
-    """Return the name and the map of the first of these layers that has a map."""
+    """Return the name and the map of the first layer that has a map."""
     errors: list[SiteError] = []
     for layer in layers:
         try:
@@ -205,7 +205,7 @@ def _warn_of_empty_maps(raw: Tensor, layer: str) -> None:
 
 
 def _scaled_to_1(raw: Tensor) -> Tensor:
-    """Each map, scaled from its smallest value to its largest."""
+    """Scale each map from its smallest value to its largest value."""
     maps = raw - raw.amin((1, 2), keepdim=True)
     largest = maps.amax((1, 2), keepdim=True)
     return maps / (largest + 1e-7)
@@ -218,13 +218,13 @@ def _batch_and_channels_of_maps(output: Any) -> set[tuple[int, ...]]:
 
 
 def default_layers(index: Index, forward: Callable[[], Any]) -> list[str]:
-    """Return the names of the layers that Grad-CAM tries if none is named, the best first.
+    """Return the names of the layers that Grad-CAM tries if no layer is named, the best first.
 
     1. The last feature stage comes first, then the layers that were called last.
-    2. Before a layer of tokens come the norms of its last block. Behind these norms, a head may
-       read the class token only.
-    3. Maps with the channels of an output map come last, because segmentation models return them
-       resized.
+    2. Before a layer of tokens come the norms of its last block, because behind these norms a head
+       may read only the class token.
+    3. Maps with as many channels as an output map come last, because segmentation models return
+       such maps resized.
     """
     with recorded(index.model) as calls, torch.no_grad():
         output = forward()
@@ -262,13 +262,13 @@ def _class_name(index: Index, name: str) -> str:
 
 
 def _may_have_features(index: Index, name: str) -> bool:
-    """Return whether a layer has layers inside, or is no norm, pooling or other such operation."""
+    """Return whether a layer has layers inside, or is no norm, pooling or similar operation."""
     has_children = bool(children_of(index.modules[name].module))
     return has_children or not _NO_FEATURES.search(_class_name(index, name))
 
 
 def _norms_of_last_block(layer: str, norms: list[str]) -> list[str]:
-    """Return the norms beside the last of the outermost norms inside a layer."""
+    """Return the norms in the last block of a layer: all that are siblings of its last norm."""
     inside = [norm for norm in norms if norm.startswith(f"{layer}.")]
     if not inside:
         return []
@@ -321,15 +321,15 @@ def _scores_of_function(output: Any, target: Callable[[Any], Any], images: int) 
 
 
 def _classes(logits: Tensor, target: Any) -> Tensor:
-    """Return the class of each image: `target` if it is valid, or that of the largest logit."""
+    """Return the class of each image: a valid `target`, or the class with the largest logit."""
     if target is None:
         return logits.argmax(1)
 
     images, number = logits.shape
     try:
         classes = torch.as_tensor(target, device=logits.device)
-    except (TypeError, ValueError, RuntimeError):  # no numbers
-        classes = logits  # refused below
+    except (TypeError, ValueError, RuntimeError):  # the target has no numbers
+        classes = logits  # floats are refused below
     are_integers = not classes.is_floating_point() and classes.dtype is not torch.bool
     fits = are_integers and classes.shape in ((), (images,))
     if not fits or bool(((classes < 0) | (classes >= number)).any()):
@@ -341,7 +341,11 @@ def _classes(logits: Tensor, target: Any) -> Tensor:
 
 
 def features(site: LiveSite, images: int) -> tuple[Tensor, Tensor]:
-    """Return the last activations (N, C, h, w) of a layer and their gradient, or a SiteError."""
+    """Return the last activations (N, C, h, w) of a layer and their gradient.
+
+    Raises:
+        SiteError: if the output does not reach the scores, or is no map of finite numbers.
+    """
     calls = site.bound.result()
     last = calls[-1] if calls else None
     if last is None or last.grad is None:

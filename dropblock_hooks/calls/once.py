@@ -1,4 +1,4 @@
-"""One call of a model, with observers that are on it for this call only; the modes it runs in."""
+"""Runs a model once, with observers for this call only, and sets the modes for such calls."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -22,16 +22,16 @@ from ..specs.spec import Draft
 
 
 class Once(Capture):
-    """A `Capture` for one call, which may stand beside another one."""
+    """A `Capture` for one call, on layers that may have another `Capture`."""
 
-    label = "capture"  # the function that errors name
+    label = "capture"  # the name of the function in errors
 
     def __repr__(self) -> str:
         return self.label
 
 
 class EdgeHook(ObserveHook):
-    """Collects the edges of the graph at which the backward ends, before any parameter."""
+    """Collects the edges of the graph at which the backward ends, so it reaches no parameter."""
 
     def watched(self, x: Tensor, at: int, ticket: Any) -> Tensor:
         if not torch.is_grad_enabled():
@@ -50,8 +50,10 @@ def call_once(
 ) -> list[LiveSite]:
     """Run a forward eagerly with an observer at these layers, and return the sites.
 
-    The backward begins at the sum of the result of `forward` and ends at the observers. If `layers`
-    is no selector, a SpecError says so.
+    The backward begins at the sum of the result of `forward` and ends at the observers.
+
+    Raises:
+        SpecError: if `layers` is no selector.
     """
     draft = Draft.of([(layers, observer)])
     placements, *_ = place(index, draft)
@@ -67,7 +69,7 @@ def call_once(
         return list(attached._sites)
     finally:
         attached.remove()
-        edges.clear()  # a cycle of graph, hooks and edges: nothing else frees it
+        edges.clear()  # nothing else frees the cycle of graph, hooks and edges
 
 
 def summary(x: Tensor) -> str:
@@ -108,21 +110,24 @@ def main_tensor(output: Any, pick: Callable[[Any], Any] | None = None) -> Tensor
 
 @contextmanager
 def evaluation(model: nn.Module) -> Iterator[None]:
-    """Put every module in evaluation mode; afterwards each has its former mode."""
+    """Put every module into evaluation mode within a ``with`` block."""
     modes = {module: module.training for module in model.modules()}
 
     try:
         model.eval()
         yield
     finally:
-        model.train(modes[model])  # a class may do more in it than to set a flag
+        model.train(modes[model])  # a class may do more in `train` than set a flag
         for module, mode in modes.items():
             module.training = mode
 
 
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Evaluation in eager mode with gradients, without sites, counting and random numbers."""
+    """Evaluate a model in eager mode with gradients, but without its sites.
+
+    Counts and random states are as before after the ``with`` block.
+    """
     sites = [site for attached in attachments(model) for site in attached._sites]
 
     with ExitStack() as stack:
@@ -131,10 +136,10 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
         stack.enter_context(as_written())
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
-        stack.callback(torch.clear_autocast_cache)  # its casts have no graph
+        stack.callback(torch.clear_autocast_cache)  # casts in the cache have no graph
 
         for site in sites:
             stack.callback(setattr, site.run, "installed", site.run.installed)
             stack.callback(setattr, site.tally, "evaluated", site.counter.evaluated)
-            site.run.installed = False  # unlike `enabled`, the report does not show it
+            site.run.installed = False  # unlike `enabled`, this does not show in the report
         yield

@@ -1,7 +1,11 @@
-"""``sample``: Monte-Carlo dropout, many forwards in evaluation with a new mask each.
+"""``sample``: Monte-Carlo dropout, many forwards in evaluation, each with a new mask.
 
-Equations, with the probabilities p of a pass, and means over the passes:
-    entropy = H(mean(p)), where H(p) = -sum(p log p) over the classes
+Here are the equations. The probabilities of a pass are p, and means are over the passes.
+
+    H(p) = -sum(p log p) over the classes
+
+    entropy = H(mean(p))
+
     mutual information = H(mean(p)) - mean(H(p))
 """
 
@@ -22,7 +26,7 @@ from ..warn import warn
 from .batched import in_one_batch
 from .once import evaluation, main_tensor, summary
 
-_TOLERANCE = 0.02  # of the sum of probabilities, which may be in bfloat16
+_TOLERANCE = 0.02  # for the sum of probabilities, which may be in bfloat16
 
 
 class Sampled(NamedTuple):
@@ -44,24 +48,29 @@ class Sampled(NamedTuple):
     samples: Tensor
 
     def entropy(self, axis: int = 1) -> Tensor:
-        """The entropy of the mean probabilities, in nats: the whole uncertainty of a class.
+        """Return the entropy of the mean probabilities, in nats: the whole uncertainty of a class.
 
         Args:
-            axis: the axis of the classes in an output, without the axis of the samples. The samples
-                must be probabilities that add up to 1 there, else ValueError: sample with
-                ``target=lambda y: y.softmax(1)``.
+            axis: the axis of the classes in an output, without the axis of the samples.
+
+        Raises:
+            ValueError: if there is no such axis, or if the samples are no probabilities that add up
+                to 1 on this axis: sample with ``target=lambda y: y.softmax(1)``.
         """
         probabilities = _probabilities(self.samples, axis)
         return _entropy(probabilities.mean(0))
 
     def mutual_information(self, axis: int = 1) -> Tensor:
-        """The mutual information of class and mask, in nats (BALD): the uncertainty of the model.
+        """Return the mutual information of class and mask, in nats: the uncertainty of the model.
 
-        It is the entropy of the mean probabilities without the mean entropy of the passes, which is
-        the noise of the data. It is 0 where all passes agree.
+        It is the entropy of the mean probabilities minus the mean entropy of the passes, which is
+        the noise of the data. It is 0 if all passes agree. The method is known as BALD.
 
         Args:
             axis: as for `entropy`.
+
+        Raises:
+            ValueError: as for `entropy`.
 
         Reference:
             Houlsby et al., 2011 (https://arxiv.org/abs/1112.5745).
@@ -87,8 +96,8 @@ def sample(
     """Run a model n times in evaluation, each time with a new mask: Monte-Carlo dropout.
 
     The sites with ``active="always"`` act, and within ``attached.always()`` all random sites. All
-    else is in evaluation mode, the model's own dropouts too; afterwards modes are as before. The
-    outputs have no gradient. Masks use torch's global generator.
+    modules are in evaluation mode, also the model's own dropouts, and have their former modes
+    afterwards. The outputs have no gradient. Masks use torch's global generator.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
@@ -105,10 +114,10 @@ def sample(
         target: a function of each output that returns the tensor to sample. By default the output
             is taken, or its ``logits`` or ``out``.
         batched: True runs one forward in eager mode, on n copies of `x` along axis 0. It needs n
-            times the memory of a forward, and a model that treats each row of axis 0 by itself.
+            times the memory of a forward, and a model that treats rows of axis 0 independently.
 
     Raises:
-        RuntimeError: if nothing random is active in evaluation; with `batched`, if the model or a
+        RuntimeError: if no random site is active in evaluation; with `batched`, if the model or a
             site may treat rows together, such as `DropBlock2d` with ``normalize="batch"``.
         TypeError: if an output, or the result of `target`, is no tensor.
         ValueError: if n is below 2; with `batched`, if tensors of `x` differ in the length of
@@ -143,7 +152,8 @@ def sample(
 def _probabilities(samples: Tensor, axis: int) -> Tensor:
     """Return the samples with their classes on the last axis, in at least float32.
 
-    ValueError if they are no probabilities.
+    Raises:
+        ValueError: if the samples are no probabilities.
     """
     shape = samples.shape[1:]
     is_integer = isinstance(axis, int) and not isinstance(axis, bool)
@@ -153,7 +163,7 @@ def _probabilities(samples: Tensor, axis: int) -> Tensor:
     place = axis % len(shape) + 1
     wide = samples.to(torch.promote_types(samples.dtype, torch.float32)).movedim(place, -1)
     errors = (wide.sum(-1) - 1).abs()
-    if not bool((wide >= 0).all() and (errors < _TOLERANCE).all()):  # NaN is neither
+    if not bool((wide >= 0).all() and (errors < _TOLERANCE).all()):  # also if there is NaN
         raise ValueError(
             f"needs probabilities that add up to 1 on axis {axis} of the outputs, got "
             f"{summary(samples)}: sample with target=lambda y: y.softmax({axis})"

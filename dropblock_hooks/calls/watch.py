@@ -19,7 +19,7 @@ def watch(
     every: int | None = 100,
     **options: Any,
 ) -> Attachment:
-    """Put a `Watchdog` on all layers except those of torch.jit: it names the layer of a fault.
+    """Put a `Watchdog` on all layers except torch.jit layers. It names the layer of a fault.
 
     In eager mode it measures some forwards only, and the others cost next to nothing; see
     `Watchdog`. Compiled code measures each forward.
@@ -50,4 +50,5 @@ def watch(
 
 
 def _takes_hooks(name: str, layer: nn.Module) -> bool:
+    """Return whether hooks can be put on a layer."""
     return not isinstance(layer, torch.jit.ScriptModule)

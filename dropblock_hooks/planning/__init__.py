@@ -1,8 +1,7 @@
 """The dry run of a spec on a model, before any hook is put on.
 
-plan       `plan`: sites, shapes and faults, from a forward of a copy, and their table
-recording  `layers`; the calls of the layers in a forward of a copy, and paths around them, by
-           which samples are lost
-dry_run    a forward of a deep copy, on fake tensors where that works
-builtin    `builtin`: the model's own dropouts, and where a site drops it again
+- ``plan``: `plan`, the table of sites, shapes and faults from a forward of a copy.
+- ``recording``: `layers`; records calls of layers in a forward, and finds shortcuts around layers.
+- ``dry_run``: runs a forward of a deep copy, on fake tensors if possible.
+- ``builtin``: `builtin`, the model's own dropouts; finds sites that drop the same values again.
 """

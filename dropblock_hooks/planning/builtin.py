@@ -1,4 +1,4 @@
-"""``builtin``: the dropout rates that a model already has, and where a site drops again."""
+"""``builtin``: lists the dropout rates of a model, and finds sites that drop values again."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class BuiltinRow:
     attribute: str  # the attribute that holds the rate
     rate: float  # the present rate
     on: bool  # the rate is above 0, the layer is in training mode, and some code reads the rate
-    selector: str  # the selector that retunes it
-    retuned: str | None  # key of the site that sets it now; None without one
-    aliases: tuple[str, ...]  # other names of the same, shared, layer
+    selector: str  # the selector for a Retune
+    retuned: str | None  # key of the site that sets the rate now; None without a site
+    aliases: tuple[str, ...]  # other names of a shared layer
 
 
 _COLUMNS: Columns[BuiltinRow] = {
@@ -56,7 +56,7 @@ _COLUMNS: Columns[BuiltinRow] = {
 
 
 class Builtin(Table[BuiltinRow]):
-    """The rates of a model; `spec` makes a Spec of them."""
+    """The rates of a model. `spec` makes a Spec from them."""
 
     def __init__(self, index: Index) -> None:
         self._index = index
@@ -71,12 +71,12 @@ class Builtin(Table[BuiltinRow]):
             p: the rate or schedule of all layers, also of those with rate 0; None keeps each rate.
 
         Raises:
-            ValueError: for a model that drops nothing.
+            ValueError: if the model has no dropout.
         """
         if not self.rows:
             raise ValueError("this model drops nothing by itself: there is nothing to retune")
 
-        # the same layer of all blocks is one entry; if the rates stay, only layers of equal rates
+        # the same layer of all blocks is one entry; if the rates stay, they must be equal
         groups: dict[tuple[str, Any], list[str]] = defaultdict(list)
         for row in self.rows:
             pattern = re.sub(r"\b\d+\b", "*", row.selector)
@@ -90,7 +90,7 @@ class Builtin(Table[BuiltinRow]):
         return Spec(pairs)
 
     def _selector(self, pattern: str, selectors: list[str]) -> Selector:
-        """One selector for several: the pattern if it matches nothing else, or a `Select`."""
+        """Join selectors: return the pattern if it matches no other layer, else a `Select`."""
         if len(selectors) == 1:
             return selectors[0]
 
@@ -100,7 +100,7 @@ class Builtin(Table[BuiltinRow]):
 
 
 def builtin(model: nn.Module, *, root: str = "") -> Builtin:
-    """Lists the dropout layers of a model, and the dropout rates that its modules hold.
+    """List the dropout layers of a model, and the dropout rates that its modules hold.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.LSTM(8, 8, 2, dropout=0.1))
@@ -125,7 +125,7 @@ def builtin(model: nn.Module, *, root: str = "") -> Builtin:
 def rates_of(index: Index) -> Iterator[BuiltinRow]:
     """Yield the rates of the dropout layers and modules of a model, in the order of its modules."""
     for target in dict.fromkeys(index.modules.values()):
-        # layers other than dropouts may mean something else by `p`
+        # in other layers than dropouts, `p` may mean something else
         is_dropout = unit_of_layer(target.type_name) and not children_of(target.module)
         attribute = rate_attribute(target.module) if is_dropout else None
         if attribute:
@@ -172,6 +172,7 @@ def _row(
     is_read: bool,
     aliases: tuple[str, ...] = (),
 ) -> BuiltinRow:
+    """Make a row, with the site that sets the rate now."""
     module = target.module
     sites = {foreign.held_rate(hook.site.regularizer): hook.site for hook in hooks_on(module)}
     site = sites.get(attribute)
@@ -192,17 +193,17 @@ def _row(
 
 
 def find_doubled(index: Index, placements: Sequence[Placement]) -> list[Finding]:
-    """Find the sites that drop values which the model itself drops too.
+    """Find the sites that drop the same values as a dropout of the model.
 
-    Two independent dropouts with the rates a and b together drop a share of 1 - (1 - a)(1 - b). The
-    layers that a `Retune` of the same spec sets are left out.
+    Two independent dropouts with the rates a and b together drop a share of 1 - (1 - a)(1 - b).
+    Layers under a `Retune` of the same spec are left out.
     """
     dropping = [placement for placement in placements if _drops_at_layer(placement)]
     if not dropping:
         return []
 
     droppers = _dropouts_on(index, placements)
-    # by the names of the two droppers, and the key of a site
+    # the total share by the names of the two droppers, and by the key of a site
     shares: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
     for placement in dropping:
         row = next((row for row in droppers if _drops_same(placement, row)), None)
@@ -244,10 +245,10 @@ def _dropouts_on(index: Index, placements: Sequence[Placement]) -> list[BuiltinR
 
 
 def _drops_same(placement: Placement, row: BuiltinRow) -> bool:
-    """Return whether a dropout layer drops what a site drops, in the same layer or block.
+    """Return whether a dropout layer and a site drop the same values, in one layer or block.
 
-    Models keep the layers that drop samples or blocks as children of the block. The rate of whole
-    samples and the rate of parts of a sample do not add up.
+    Models keep layers that drop samples or blocks as children of their block. A dropout of whole
+    samples and a dropout of parts of a sample do not drop the same values.
     """
     site_unit = placement.regularizer.unit
     layer_unit = unit_of_layer(row.type)
@@ -259,6 +260,6 @@ def _drops_same(placement: Placement, row: BuiltinRow) -> bool:
         return False
 
     block = row.name[: row.name.rfind(".") + 1]
-    # a site on the block itself also drops samples, but its output is not that of a branch
+    # a site on the block itself drops samples of the sum, and not of the residual branch
     end = "" if site_unit == "blocks" else "."
     return any(f"{name}{end}".startswith(block) for name in names)

@@ -1,6 +1,6 @@
-"""A forward of a deep copy, on fake tensors where that works: they have shapes and no values.
+"""Runs a forward of a deep copy, if possible on fake tensors, which have shapes but no values.
 
-The copy must be deep, since a fake tensor in a cache of the model would break its next forward.
+The copy must be deep, because a fake tensor in a cache of the model would break its next forward.
 """
 
 import copy
@@ -31,22 +31,28 @@ from ..quoting import described, quote
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 _T = TypeVar("_T")
-_DEEPEST = 4  # containers between a tensor and the cache that holds it
+_DEEPEST = 4  # levels of containers between a tensor and the cache that holds it
 _LRU: type = type(functools.lru_cache(lambda: None))
 
 
 def dry_run(model: nn.Module, example: Any, run: Callable[[nn.Module, Arguments], _T]) -> _T:
-    """Return what `run` returns for a copy on fake tensors or, if that fails, on real ones.
+    """Call `run` with a copy on fake tensors or, if that fails, on real tensors.
 
-    `run` gets the copy and its arguments, and runs the copy once. Its result must not hold tensors
-    of the copy. If no forward runs, a ValueError says why.
+    Args:
+        model: the model.
+        example: the arguments of the model; None uses the size in a timm model.
+        run: gets the copy and its arguments, and runs the copy once. The result must not hold
+            tensors of the copy.
+
+    Raises:
+        ValueError: if no forward runs.
     """
     if example is None:
         example = own_input(model)
     if example is None:
         raise ValueError("no forward of a copy ran: give example_input=, the model tells no size")
 
-    # a fake mode allows real tensors too, which functions of the model may hold as constants
+    # a fake mode also allows real tensors, because functions of the model may hold constants
     fake = fake_mode()
     modes = [None] if fake is None else [fake, None]
     if any(parameter.is_meta for parameter in model.parameters()):
@@ -72,20 +78,23 @@ def dry_run(model: nn.Module, example: Any, run: Callable[[nn.Module, Arguments]
 def _run_copy(
     model: nn.Module, example: Any, run: Callable[[nn.Module, Arguments], _T], mode: Any
 ) -> _T:
-    """Return what `run` returns for a copy, with fake tensors if there is a mode for them."""
+    """Call `run` with a copy, on fake tensors if there is a mode."""
     with _undisturbed():
         with copying_as_fake(mode) if mode else nullcontext():
             copies = [copy.deepcopy((model, arguments_of(example)))]
         _clear_hooks(copies[0][0])
 
         with mode or nullcontext():
-            return run(*copies.pop())  # the only reference, so the copy is freed with the call
+            return run(*copies.pop())  # no other reference, so the copy is freed after the call
 
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Restore the states of random numbers, and hide warnings, which a real forward will give."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")  # the error says the same
+    """Restore random states after a ``with`` block, and hide warnings inside it.
+
+    A real forward will repeat the warnings.
+    """
+    logger = logging.getLogger("torch._subclasses.fake_tensor")  # its errors are raised as well
     was_disabled = logger.disabled
     state = random.getstate()
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
@@ -113,7 +122,7 @@ def _clear_hooks(copied: nn.Module) -> None:
 
 
 def own_input(model: nn.Module) -> Tensor | None:
-    """Two empty images of the size in the configuration of a timm model; None without one."""
+    """Return two empty images of the size in the configuration of a timm model; None for others."""
     config = getattr(model, "pretrained_cfg", None)
     if not isinstance(config, Mapping) or not config.get("input_size"):
         return None
@@ -129,14 +138,14 @@ def own_input(model: nn.Module) -> Tensor | None:
 
 
 def empty_input(model: nn.Module, size: Sequence[int]) -> Tensor:
-    """Two samples of zeros of this size, on the device of the model."""
+    """Return two samples of zeros of this size, on the device of the model."""
     floating = (x for x in model.parameters() if x.is_floating_point())
     like = next(floating, torch.empty(0))
     return torch.zeros(2, *size, dtype=like.dtype, device=like.device)
 
 
 def arguments_of(example: Any) -> Arguments:
-    """Return the arguments and keyword arguments that an example stands for."""
+    """Return the arguments and keyword arguments of an example."""
     if isinstance(example, Mapping):
         return (), dict(example)
     if isinstance(example, tuple):
@@ -145,7 +154,7 @@ def arguments_of(example: Any) -> Arguments:
 
 
 def with_graph(arguments: Any) -> Any:
-    """Copies of all tensors inside, from which a graph begins; a layer may change them in place."""
+    """Return copies of all tensors that start a graph and allow in-place operations."""
 
     def copied(x: Tensor) -> Tensor:
         leaf = x.detach().clone()
@@ -155,7 +164,7 @@ def with_graph(arguments: Any) -> Any:
 
 
 def shape_of(output: Any) -> Any:
-    """Return the shape of a tensor; of a structure, its type and size."""
+    """Return the shape of a tensor, or the type and size of a structure."""
     if isinstance(output, Tensor):
         return tuple(output.shape)
 
@@ -168,10 +177,10 @@ def shape_of(output: Any) -> Any:
 def _remove_from_caches(mode: Any) -> None:
     """Remove the fake tensors of a mode from caches, where they would break a later forward."""
     gc.collect()
-    # the type is asked, because some objects lie about their class
+    # `type` instead of `isinstance`, because some objects report a false `__class__`
     fake_tensors: list[Any] = [item for item in gc.get_objects() if type(item) is FakeTensor]
     held = [tensor for tensor in fake_tensors if tensor.fake_mode is mode]
-    del fake_tensors  # a list that refers to the tensors would be found as a holder
+    del fake_tensors  # the list refers to the tensors, so it would count as a holder
 
     for _ in range(_DEEPEST + 1):
         if not held:
@@ -180,7 +189,7 @@ def _remove_from_caches(mode: Any) -> None:
 
 
 def _remove_from_holders(held: list[Any]) -> list[Any]:
-    """Remove objects from the dicts and caches that hold them; returns their other containers."""
+    """Remove objects from the dicts and caches that hold them, and return other containers."""
     ids = set(map(id, held))
     containers: list[Any] = []
     for holder in gc.get_referrers(*held):

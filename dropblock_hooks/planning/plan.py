@@ -1,4 +1,4 @@
-"""``plan``: the dry run of a spec on a model, by the real hooks in one forward of a copy."""
+"""``plan``: the dry run of a spec on a model, with the real hooks in one forward of a copy."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -41,22 +41,22 @@ Range = tuple[float, float]
 class PlanRow:
     """One planned site. A plan without a forward has no shapes, layouts, calls and sizes."""
 
-    site: str  # its key in the Attachment
-    selector: str  # the selector of its spec entry
+    site: str  # the key of the site in the Attachment
+    selector: str  # the selector of the entry in the spec
     regularizer: str  # the regularizer or observer
     type: str  # class name of the layer
     at: str  # "output", "input", "parameter" or "attribute"
-    shape: Any  # of the tensor of the last call; of a tuple, list or dict its type and size
-    layout: str | None  # the axes, where the regularizer needs them
+    shape: Any  # shape of the tensor in the last call; type and size of a tuple, list or dict
+    layout: str | None  # the axes, if the regularizer needs them
     calls: int | None  # calls of the layer per forward
-    aliases: tuple[str, ...]  # other names of the same, shared, layer
-    map_size: Size | None  # spatial size of the map seen last
+    aliases: tuple[str, ...]  # other names of a shared layer
+    map_size: Size | None  # spatial size of the last map
     block_size: Size | None  # the block size on this map
     clipped: bool  # whether the block was clipped to the map
     rate: float | Range | None  # the nominal rate, (lowest, highest) over the schedule
-    expected_share: float | Range | None  # of the elements that are dropped at these rates
-    problem: str | None  # why it can't work there
-    frozen: bool = False  # whether it is a parameter with requires_grad=False
+    expected_share: float | Range | None  # the share of the elements dropped at these rates
+    problem: str | None  # why the regularizer can't work there
+    frozen: bool = False  # whether the target is a parameter with requires_grad=False
 
 
 _COLUMNS: dict[str, Any] = {
@@ -105,11 +105,11 @@ def plan(
     root: str = "",
     epochs: int | None = None,
 ) -> Plan:
-    """The dry run of a spec on a model: its sites, shapes, calls and blocks, and its faults.
+    """Try a spec on a copy of a model: its sites, shapes, calls and blocks, and its faults.
 
     The spec is put on a deep copy of the model, without your own hooks. The copy runs one training
-    forward on fake tensors, which hold no numbers and cost nothing, or on real ones if that fails.
-    If that fails too, the plan has no shapes, and says why. The model itself is not touched.
+    forward on fake tensors, which hold no numbers and cost nothing, or on real tensors if that
+    fails. If both fail, the plan has no shapes, and says why. The model itself does not change.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(inplace=True))
@@ -120,15 +120,16 @@ def plan(
         0/DropBlock2d  Conv2d  2x8x7x7  NCHW    1      3x3    0.1   0.1
 
     Args:
-        model: any model; one on the meta device takes no memory.
-        spec: whatever ``attach`` takes.
-        example_input: the argument of the model: a tensor, or a tuple of arguments or a
-            mapping of keywords. By default two images of the size that a timm model tells.
+        model: any model; a model on the meta device takes no memory.
+        spec: a spec, as for ``attach``.
+        example_input: the argument of the model: a tensor, or a tuple of arguments or a mapping of
+            keywords. By default two images of the size in the configuration of a timm model.
         root: name of the submodule where names begin, as in ``attach``.
-        epochs: how long the training is, as in ``attach``.
+        epochs: the length of the training, as in ``attach``.
 
     Raises:
         SpecError: for the faults of the spec that ``attach`` would find.
+        TypeError: for a model of another class.
     """
     index = Index(model, root)
     placements, notes = place(index, Draft.of(spec), epochs)
@@ -139,7 +140,7 @@ def plan(
 def plan_placements(
     index: Index, placements: list[Placement], example: Any, findings: Sequence[Finding] = ()
 ) -> Plan:
-    """Make the plan of a spec that is resolved; the whole model takes the example."""
+    """Make the plan of placements. The example is an input of the whole model."""
     try:
         rows, of_run = dry_run(index.whole, example, partial(_run, index, placements))
     except ValueError as error:
@@ -161,7 +162,7 @@ class _Trial:
         hook: the hook that ``attach`` would put on the layer.
         shapes: the shapes of the tensors that the site read.
         nodes: the nodes of the autograd graph that made these tensors.
-        error: why the site can't work there, or None.
+        error: why the site can't work on the layer, or None.
     """
 
     def __init__(self, site: LiveSite, placement: Placement) -> None:
@@ -181,7 +182,7 @@ class _Trial:
     def _noting_errors(
         self, module: nn.Module, args: tuple[Any, ...], rest: tuple[Any, ...]
     ) -> Any:
-        """Act as the hook does, but note an error and let the forward go on."""
+        """Run the hook, but note an error and let the forward go on."""
         try:
             return self._act(module, args, rest)
         except SiteError as error:
@@ -189,7 +190,7 @@ class _Trial:
             return None
 
     def _noting_tensors(self, x: Tensor) -> View:
-        """Read a tensor as the site does, and note its shape and its node."""
+        """Read the axes of a tensor for the site, and note its shape and its node."""
         self.shapes.append(tuple(x.shape))
         if x.grad_fn is not None:
             self.nodes.append(x.grad_fn)
@@ -211,7 +212,7 @@ def _run(
         trials.append(trial)
         return trial.hook
 
-    run = Run(looked=True)  # the plan itself reports the faults that a first forward warns of
+    run = Run(looked=True)  # the plan reports the faults that a first forward would warn of
     with recorded(copied_base) as layers, torch.enable_grad():
         install(copied_base, _on_copies(placements, copies), run, make)
         if any(_zeroes_samples(placement) for placement in placements):
@@ -251,6 +252,7 @@ def _on_copies(placements: list[Placement], copies: dict[nn.Module, nn.Module]) 
 
 
 def _tensors_in(structure: Any) -> list[Tensor]:
+    """Return all tensors in a nested structure."""
     return [leaf for leaf in tree_leaves(structure) if isinstance(leaf, Tensor)]
 
 
@@ -261,7 +263,7 @@ def _window_of(hooks: list[SiteHook]) -> Window:
 
 
 def _faults(trial: _Trial, base: nn.Module, window: Window) -> list[Finding]:
-    """Return the error of a site, or why its layer was not called or the site not active."""
+    """Return the error of a site, or the reason why its layer was not called or it did not act."""
     fault = diagnose(trial.hook, base, window)
     if trial.error is not None:
         site_keys = (trial.hook.site.key,)
@@ -309,6 +311,7 @@ def _row(
     problem: str | None = None,
     ran: bool = True,
 ) -> PlanRow:
+    """Make the row of a site; `ran` says whether a forward has run."""
     regularizer = placement.regularizer
     target = placement.target
     value = target.value
@@ -317,7 +320,7 @@ def _row(
 
     rates = rate_range(regularizer) or ()
     shares = _shares(regularizer, rates, site.map_size or None)
-    # a rate that a layer holds acts without calls of the site
+    # a rate that a layer holds works without calls of the site
     never_acts = ran and not site.calls and not held_rate(regularizer)
 
     return PlanRow(

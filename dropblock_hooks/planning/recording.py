@@ -17,7 +17,7 @@ from ..selectors.wrappers import named_modules
 from ..tables import Table, named
 from .dry_run import Arguments, dry_run, shape_of
 
-# operations that keep the residual stream: sums, views, and activations behind the sum
+# operations of a residual stream: sums, views, and activations after the sum
 _CARRIES = re.compile(
     r"Add(Backward|$|_)|Relu|Gelu|Silu|Hardswish|Clone|View|Reshape|Permute|Transpose|Slice|Select|"
     "Expand|Squeeze|Unsqueeze|Flatten|Unflatten|Contiguous|ToCopy|Alias|AsStrided|Roll"
@@ -33,7 +33,7 @@ class LayerCalls:
     Attributes:
         calls: the number of calls.
         order: the number of calls of all layers that ended before its last call.
-        shape: the shape of the last output, as `shape_of` gives it.
+        shape: the shape of the last output, from `shape_of`.
         adds: whether each output is a sum of the input and something else; False without a graph.
     """
 
@@ -45,7 +45,7 @@ class LayerCalls:
 
 @contextmanager
 def recorded(model: nn.Module) -> Iterator[dict[str, LayerCalls]]:
-    """Record the forward within a ``with`` block; the dict has all names of each layer."""
+    """Record the forward within a ``with`` block. The dict has all names of each layer."""
     ends = count()
     names = dict(named_modules(model))
     layers = {module: LayerCalls() for module in names.values()}
@@ -72,6 +72,7 @@ def recorded(model: nn.Module) -> Iterator[dict[str, LayerCalls]]:
 
 
 def _adds_to_input(x: Tensor, output: Tensor) -> bool:
+    """Return whether an output is the sum of the input and something else."""
     return x.shape == output.shape and _is_residual(output.grad_fn, x.grad_fn)
 
 
@@ -92,7 +93,7 @@ def record_forward(model: nn.Module, example: Any, residual: bool = False) -> di
 
 
 def passes_around(outputs: Iterable[Tensor], sources: set[Node], node: Node) -> bool:
-    """Return whether each output that depends on the node depends on a source without it, too."""
+    """Return whether all outputs that depend on a node also reach a source around this node."""
     for output in outputs:
         depends = node in _made_from(output.grad_fn)
         if depends and not _made_from(output.grad_fn, {node}) & sources:
@@ -110,7 +111,7 @@ def _is_residual(output: Node | None, source: Node | None) -> bool:
         if _SUM.match(node.name()):
             terms = [term for term, _ in node.next_functions if term]
             depend = [source in _made_from(term, {source}) for term in terms]
-            # both terms depend on the input: a bias or a position embedding is no branch
+            # both terms must depend on the input, unlike a bias or a position embedding
             if len(terms) > 1 and all(depend):
                 return True
     return False
@@ -150,9 +151,10 @@ class LayerRow:
 
 
 def layers(model: nn.Module, example_input: Any = None) -> Table[LayerRow]:
-    """The layers of a model by name, type and parameters; with an example, shapes and calls too.
+    """List the layers of a model with their names, types and parameters.
 
-    The forward runs in evaluation on a deep copy, and the model is not touched.
+    With an example, it also lists the shapes of their outputs and their calls in a forward. The
+    forward runs in evaluation on a deep copy. The model does not change.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())

@@ -1,4 +1,4 @@
-"""The dropouts that a model has: what they drop, the attributes of their rates."""
+"""Facts about the model's own dropouts: their units, and the attributes of their rates."""
 
 import functools
 import inspect
@@ -12,12 +12,12 @@ from .kinds import is_share
 from .wrappers import bare_type, find_module
 
 Unit = Literal["elements", "channels", "samples", "blocks", "tokens"]
-"""What a dropout drops as a whole."""
+"""The unit that a dropout drops as a whole."""
 
 RATES = ("p", "drop_prob", "prob", "drop_rate", "drop_p")
 """The attributes that hold the rate of a layer."""
 
-# what layers of torch, timm, Transformers and others drop, by a part of the name of their class
+# the units of layers of torch, timm, Transformers and others, by a part of their class name
 _UNITS: dict[str, Unit | None] = {
     "gaussian": None,  # noise
     "droppath": "samples",
@@ -33,9 +33,9 @@ _UNITS: dict[str, Unit | None] = {
 
 @functools.cache
 def unit_of_layer(class_name: str) -> Unit | None:
-    """Return what layers of this class drop as a whole; None if they drop nothing.
+    """Return the unit that layers of this class drop as a whole; None if they drop nothing.
 
-    This is for classes of torch and of other libraries. A `Regularizer` says its own `unit`.
+    This is for classes of torch and of other libraries. A `Regularizer` has an attribute `unit`.
     """
     plain = class_name.lower().replace("_", "")
     for part, unit in _UNITS.items():
@@ -54,14 +54,14 @@ def rate_attribute(module: nn.Module) -> str | None:
 
 
 def has_no_effect(module: nn.Module, attribute: str) -> bool:
-    """Return whether a layer never uses its rate: a recurrent layer drops between its layers."""
+    """Return whether a rate has no effect, because a recurrent layer has only one layer."""
     return isinstance(module, nn.RNNBase) and attribute == "dropout" and module.num_layers == 1
 
 
 def reads_own(module: nn.Module, attribute: str) -> bool:
-    """Return whether a method of a module may read an attribute, besides ``__init__``."""
+    """Return whether a method of a module, except ``__init__``, may read an attribute."""
     if "forward" in vars(module):
-        return True  # its source is not known
+        return True  # the source of the replaced forward is unknown
     kind: Any = bare_type(module)  # mypy takes no class as hashable
     source = _source(kind)
     return source is None or bool(re.search(rf"[.'\"]{attribute}\b", source))
@@ -70,7 +70,7 @@ def reads_own(module: nn.Module, attribute: str) -> bool:
 def is_read_above(base: nn.Module, names: Iterable[str], attribute: str) -> bool:
     """Return whether a module above a layer may read the rate of the layer.
 
-    It may if the source of the parent is missing.
+    If the source of the parent is missing, the answer is True.
 
     Args:
         base: the model.
@@ -101,12 +101,12 @@ def _sources_above(base: nn.Module, parents: Sequence[str]) -> list[str | None]:
 
 @functools.lru_cache(maxsize=1024)
 def _source(cls: Any) -> str | None:
-    """Return the source of all methods but ``__init__``; None if a method has no source."""
+    """Return the source of all methods except ``__init__``; None if a method has no source."""
     bases = cls.__mro__[: cls.__mro__.index(nn.Module)]
     sources = []
     for base in bases:
         for name, member in vars(base).items():
-            function = getattr(member, "fget", member)  # of a property
+            function = getattr(member, "fget", member)  # the getter, if it is a property
             if name == "__init__" or not inspect.isfunction(function):
                 continue
             try:

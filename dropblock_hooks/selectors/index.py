@@ -11,7 +11,7 @@ from .wrappers import bare_type, named_modules, submodule, unwrap
 
 
 class NoMatchError(ValueError):
-    """A selector matches nothing on this model; the message says why."""
+    """A selector matches nothing in this model. The message says why."""
 
 
 @dataclass(frozen=True, eq=False)  # hashed as an object, which is faster
@@ -23,7 +23,7 @@ class Target:
         module: the layer, or the module that holds the value.
         kind: the kind of target, which knows the prefix of its selectors.
         local: the name of the value in the module; ``""`` for a layer.
-        aliases: other names of the same, shared, layer.
+        aliases: other names of a shared layer.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Target:
 
     @property
     def selected(self) -> Any:
-        """What ``Select(where=)`` gets: the tensor; the module for a layer and for a number."""
+        """The argument of ``Select(where=)``: a tensor, or the module for a layer or a number."""
         value = self.value
         return value if isinstance(value, Tensor) else self.module
 
@@ -61,13 +61,13 @@ class Target:
 
 
 class Index:
-    """The targets of a model by name; a shared one is the target of its first name.
+    """The targets of a model by name. All names of a shared module have the same target.
 
-    An index is made once for a call of the user, and handed on.
+    Each call of the user makes one index and passes it on.
 
     Attributes:
         whole: the model without its wrappers.
-        model: the submodule of it where names begin.
+        model: the submodule where names begin.
         modules: the layers by name.
     """
 
@@ -98,7 +98,7 @@ class Index:
         return self._tables[kind]
 
     def _values(self, kind: TargetKind) -> dict[str, Target]:
-        """Collect the values of a kind; a shared one is the target of its first name."""
+        """Collect the values of a kind. All names of a shared value have the same target."""
         assert kind.values_in is not None
         table: dict[str, Target] = {}
         first: dict[Any, Target] = {}  # the target of the first name of each value

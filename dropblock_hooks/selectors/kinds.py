@@ -1,4 +1,4 @@
-"""The kinds of targets: layers, and the values that modules hold, each kind with its prefix.
+"""The kinds of targets, with their prefixes: layers, and the values that modules hold.
 
 A new kind is an entry of `KINDS`, a class of hooks in ``sites``, and the line of
 ``attachment.place.HOOKS`` that joins the two.
@@ -18,12 +18,11 @@ class TargetKind:
     """A kind of target.
 
     Attributes:
-        prefix: what its selectors begin with, before the colon; ``""`` for layers.
-        noun: its name in messages, and for targets other than layers the value of ``Site.at``.
-        values_in: returns the values of this kind that a module holds, by their names there; None
-            for layers.
+        prefix: the prefix of its selectors, before the colon; ``""`` for layers.
+        noun: its name in messages. For targets other than layers, it is also ``Site.at``.
+        values_in: returns the values of this kind in a module, by their names; None for layers.
         no_options: the options of a regularizer that mean nothing for such a target.
-        hint: what a selector of this kind matches, for the message that one matches nothing.
+        hint: an explanation of these selectors, for the message about one that matches nothing.
     """
 
     prefix: str
@@ -53,11 +52,12 @@ def rates_in(module: nn.Module) -> dict[str, Any]:
 
 
 def _is_name_of_rate(local: str) -> bool:
+    """Return whether an attribute is named like a rate."""
     return local == "p" or "drop" in local or "prob" in local
 
 
 def parameters_in(module: nn.Module) -> dict[str, Any]:
-    """Return the parameters that a module itself holds; one that is None is left out."""
+    """Return the parameters of a module, without those of modules inside it."""
     return {local: value for local, value in parameters_of(module).items() if value is not None}
 
 

@@ -1,4 +1,4 @@
-"""Selectors: which layers, parameters and rates of a model a text or a `Select` matches."""
+"""Matches selectors, which are texts or `Select` objects, with a model."""
 
 import inspect
 import re
@@ -17,8 +17,8 @@ from .stages import stage_target
 
 ROOT = "."  # the selector of the model itself, whose name is empty
 _OF_LAYERS = ("re", "type", "stage", "stride")  # the prefixes of selectors of layers
-# The parts of a glob, as `re.escape` writes them, and the regular expression of each. Names are
-# matched with a dot at their end, and a wildcard other than "**." stays inside a component.
+# The parts of a glob after `re.escape`, with their regular expressions. Names are matched with a
+# dot at their end. A wildcard other than "**." stays inside a component.
 _GLOB_PARTS = (
     # "**." stands for any number of components
     (r"(^|(?<=\\\.))(\\\*\\\*\\\.)+", r"(?:[^.\n]+\\.)*"),
@@ -30,7 +30,7 @@ _GLOB_PARTS = (
     # a range inside brackets
     (r"\\-", "-"),
 )
-# what the items of each field of `Select` may be
+# the types of the items in each field of `Select`
 _ITEMS: dict[str, Any] = {
     "names": str,
     "types": (str, type),
@@ -42,7 +42,7 @@ _ITEMS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Select:
-    """Several selectors combined: a layer matches if it matches each of them.
+    """Several selectors combined: a layer must match all of them.
 
     Example:
         >>> Select(types="Conv2d", stages=-1, exclude="**.downsample.*", expect=8)
@@ -53,14 +53,18 @@ class Select:
         types: a class name or class, or several; base classes count. With ``param:`` and ``attr:``
             names, the class of the layer that holds the value.
         stages: numbers of feature stages. Alone, they match the last layer of a stage; with `names`
-            or `types`, the layers inside it.
-        exclude: selectors of layers to leave out, each with everything inside it; ``stage:`` and
-            ``stride:`` leave out the whole stage. Each must leave out something.
+            or `types`, the layers inside the stage.
+        exclude: selectors of layers to leave out, with everything inside these layers. ``stage:``
+            and ``stride:`` leave out the whole stage. Each selector must leave out something.
         where: ``where(name, module) -> bool``; can't be written to a file. With ``param:`` names it
             gets the parameter in place of the module.
         expect: the number of layers that must match, at least 1; None allows any number above 0.
         compose: True allows the same class of regularizer on a layer that has one from another
             entry or Attachment. Two rates of 0.1 drop 0.19 together.
+
+    Raises:
+        TypeError: if an item has a wrong type.
+        ValueError: if `names`, `types`, `stages` and `where` are all empty, or `expect` is below 1.
     """
 
     names: str | tuple[str, ...] = ()
@@ -95,12 +99,16 @@ Selector = str | Select
 
 
 def several(value: Any) -> tuple[Any, ...]:
-    """Return the items of a tuple; another value is the only item."""
+    """Return the items of a tuple, or a tuple with the value as its only item."""
     return value if isinstance(value, tuple) else (value,)
 
 
 def match(selector: Selector, index: Index) -> list[Target]:
-    """Return the targets that a selector matches, in model order; NoMatchError without a match."""
+    """Return the targets that a selector matches, in model order.
+
+    Raises:
+        NoMatchError: if nothing matches.
+    """
     if isinstance(selector, Select):
         return _match_select(selector, index)
     return index.order(_named(selector, index))
@@ -155,16 +163,18 @@ def _class_names(module: nn.Module) -> set[str]:
 
 
 def _with_forward(index: Index) -> list[Target]:
+    """Return the layers that can be called."""
     return [target for target in index.modules.values() if _has_forward(target.module)]
 
 
 def _has_forward(module: nn.Module) -> bool:
+    """Return whether a module can be called, unlike a ModuleList."""
     inherited = inspect.getattr_static(type(module), "forward", None) is nn.Module.forward
     return not inherited or "forward" in vars(module)
 
 
 def _hint(text: str, index: Index) -> str:
-    """Return the closest selectors to a text that matches nothing, as the end of a message."""
+    """Return the end of the message about a text that matches nothing: the closest selectors."""
     prefix, colon, _ = text.partition(":")
     prefixes = [*filter(None, KINDS), *_OF_LAYERS]
     if colon and prefix not in prefixes:
@@ -184,7 +194,7 @@ def _hint(text: str, index: Index) -> str:
 
 
 def _match_select(select: Select, index: Index) -> list[Target]:
-    """Return the targets that match each part of a `Select`, in model order."""
+    """Return the targets that match all parts of a `Select`, in model order."""
     stages = _stages(select, index)
     candidates = _candidates(select, stages, index)
     candidates = _of_types(select, candidates, index)
@@ -198,17 +208,17 @@ def _match_select(select: Select, index: Index) -> list[Target]:
     if not candidates:
         raise NoMatchError(f"no layer matches all of {quote(select)}")
 
-    kept = _without_excluded(select, candidates, index)
-    if select.expect not in (None, len(kept)):
-        layers = listed((target.name for target in kept), 5)
-        raise NoMatchError(f"expected {quote(select.expect)} layers, got {len(kept)}: {layers}")
-    return kept
+    targets = _without_excluded(select, candidates, index)
+    if select.expect not in (None, len(targets)):
+        layers = listed((target.name for target in targets), 5)
+        raise NoMatchError(f"expected {quote(select.expect)} layers, got {len(targets)}: {layers}")
+    return targets
 
 
 def _stages(select: Select, index: Index) -> list[Target]:
-    """Return the stages of a `Select`.
+    """Return the stages of a `Select`, or the last layers of these stages.
 
-    They are whole if names or types select layers inside them, and otherwise the last layers.
+    If names or types select layers inside stages, the whole stages are returned.
     """
     whole = _has_names_or_types(select)
     numbers = several(select.stages)
@@ -216,7 +226,7 @@ def _stages(select: Select, index: Index) -> list[Target]:
 
 
 def _candidates(select: Select, stages: list[Target], index: Index) -> list[Target]:
-    """Return the matches of any name; without names all layers, or the ends of stages."""
+    """Return the matches of all names; without names, all layers or the last layers of stages."""
     names = several(select.names)
     if not names:
         ends_only = stages and not _has_names_or_types(select)
@@ -233,7 +243,7 @@ def _has_names_or_types(select: Select) -> bool:
 
 
 def _of_types(select: Select, candidates: list[Target], index: Index) -> list[Target]:
-    """Return the candidates whose module is of any of the types."""
+    """Return the candidates whose module has one of the types."""
     types = several(select.types)
     if not types:
         return candidates
@@ -246,7 +256,7 @@ def _of_types(select: Select, candidates: list[Target], index: Index) -> list[Ta
 
 
 def _inside(stages: list[Target], candidates: list[Target]) -> list[Target]:
-    """Return the candidates that are one of the stages, or a part of it."""
+    """Return the candidates that are stages, or parts of stages."""
     starts = tuple(f"{stage.name}." for stage in stages)
     return [target for target in candidates if f"{target.name}.".startswith(starts)]
 
@@ -257,11 +267,11 @@ def _without_excluded(select: Select, candidates: list[Target], index: Index) ->
     for text in several(select.exclude):
         excluded |= _left_out(text, candidates, index)
 
-    kept = [target for target in candidates if target not in excluded]
-    if not kept:
+    remaining = [target for target in candidates if target not in excluded]
+    if not remaining:
         count = len(candidates)
         raise NoMatchError(f"all {count} matches are excluded by exclude={quote(select.exclude)}")
-    return kept
+    return remaining
 
 
 def _left_out(text: str, candidates: list[Target], index: Index) -> set[Target]:
@@ -274,7 +284,7 @@ def _left_out(text: str, candidates: list[Target], index: Index) -> set[Target]:
     starts = tuple(f"{root.name}." if root.name else "" for root in roots)
     left_out: set[Target] = set()
     for kind in {target.kind for target in candidates}:
-        # a shared target has several names, and any of them may be inside
+        # a shared target has several names, and each of them may be inside
         for name, target in index.table(kind).items():
             if f"{name}.".startswith(starts):
                 left_out.add(target)
@@ -285,7 +295,7 @@ def _left_out(text: str, candidates: list[Target], index: Index) -> set[Target]:
 
 
 def matching(text: str, names: Collection[str]) -> list[str]:
-    """Return the names that a name, a glob or ``re:...`` matches; `ROOT` alone matches the root."""
+    """Return the names that match a name, a glob or ``re:...``. Only `ROOT` matches the model."""
     if text == ROOT:
         return [name for name in names if not name]
     if text and text in names:
@@ -299,11 +309,12 @@ def matching(text: str, names: Collection[str]) -> list[str]:
 
 
 def _matching_glob(glob: str, names: list[str]) -> list[str]:
+    """Return the names that match a glob."""
     regex = re.escape(f"{glob}.")
     for part, expression in _GLOB_PARTS:
         regex = re.sub(part, expression, regex)
 
-    # one search in all names is faster than one search for each
+    # one search in all names is faster than a search for each name
     lines = "\n".join([f"{name}." for name in names])
     matches = re.findall(rf"^(?:{regex})$", lines, re.MULTILINE)
     return [line[:-1] for line in matches if line]

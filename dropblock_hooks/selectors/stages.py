@@ -1,4 +1,4 @@
-"""Feature stages, as timm's ``feature_info`` lists them."""
+"""Reads the feature stages that timm's ``feature_info`` lists."""
 
 import re
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ class Stage(NamedTuple):
     """An entry of ``feature_info``.
 
     Attributes:
-        stated: the name that the entry gives.
+        stated: the name in the entry.
         ends: the stage and the last layers in it; empty if the model does not have them.
         stride: pixels of the image between two positions of the map.
         channels: the number of channels of the map.
@@ -30,9 +30,9 @@ class Stage(NamedTuple):
 
 
 def stage_target(index: Index, prefix: str, text: str, whole: bool = False) -> Target:
-    """Return the target of a stage, which ``stage:`` or ``stride:`` names.
+    """Return the target of a ``stage:`` or ``stride:`` selector.
 
-    It is the last layer of the stage, or with `whole` the stage itself.
+    The target is the last layer of the stage, or with `whole` the stage itself.
     """
     if not re.fullmatch(r"-?\d{1,9}", text):
         raise NoMatchError(f"{prefix}: takes an integer, got {quote(text)}")
@@ -59,7 +59,7 @@ def stage_target(index: Index, prefix: str, text: str, whole: bool = False) -> T
 
 
 def stage_channels(index: Index) -> dict[str, int | None]:
-    """Return the channels of each stage by the names of the layers that end it, if any."""
+    """Return the channels of each stage, by the names of the layers that end the stage."""
     try:
         stages = _stages(index)
     except NoMatchError:
@@ -73,7 +73,7 @@ def stage_channels(index: Index) -> dict[str, int | None]:
 
 
 def _stages(index: Index) -> list[Stage]:
-    """Return the stages of a model; NoMatchError if none or several modules list them."""
+    """Return the stages of a model; NoMatchError if no module or several modules list stages."""
     prefix = _prefix_of_host(index)
     host = index.modules[prefix[:-1]].module
     entries = [entry for entry in _entries(host) or [] if "module" in entry]
@@ -89,7 +89,8 @@ def _stages(index: Index) -> list[Stage]:
 def _prefix_of_host(index: Index) -> str:
     """Return the prefix of names in the outermost module with ``feature_info``.
 
-    NoMatchError if there is none, or if there are several.
+    Raises:
+        NoMatchError: if no module, or several modules, have ``feature_info``.
     """
     prefixes: list[str] = []
     for name, target in index.modules.items():  # parents come first
@@ -106,19 +107,19 @@ def _prefix_of_host(index: Index) -> str:
 
 
 def _entries(module: nn.Module) -> list[dict[str, Any]] | None:
-    """Return the entries of ``feature_info``; None if this is a method, as of timm's blocks."""
+    """Return the entries of ``feature_info``; None if it is a method, as in timm's blocks."""
     info = getattr(module, "feature_info", None)
     info = getattr(info, "info", info)
     return info if isinstance(info, list) else None
 
 
 def _find(index: Index, prefix: str, names: list[str], local: str) -> str | None:
-    """Return the module of an entry, by the first of these rules that finds one.
+    """Return the module of an entry, by the first rule that finds a module.
 
-    1. The module of this name; in ``features_only`` models ``stages.3`` is ``stages_3``.
-    2. The only module of the host whose name ends so (``blocks.3`` in ``encoder.blocks.3``).
-    3. For ``block.3``: child 3 of ``blocks``, or of another container of stages, which has as many
-       children as there are such entries.
+    1. The module with this name. In ``features_only`` models ``stages.3`` is ``stages_3``.
+    2. The only module of the host with this end of its name (``blocks.3`` in ``encoder.blocks.3``).
+    3. For ``block.3``, child 3 of ``blocks`` or of another container of stages. The container must
+       have as many children as there are such entries.
     """
     if prefix + local in index.modules:
         return prefix + local
@@ -138,7 +139,7 @@ def _find(index: Index, prefix: str, names: list[str], local: str) -> str | None
 
 
 def _container_of(index: Index, prefix: str, parent: str, count: int) -> str | None:
-    """Return the container of the stages that entries name as in `parent`; `count` children."""
+    """Return the container of the stages whose entries have this parent, with `count` children."""
     children = list(children_of(index.modules[prefix[:-1]].module))
     if len(children) == 1:  # the host wraps another model
         prefix = f"{prefix}{children[0]}."
@@ -151,7 +152,10 @@ def _container_of(index: Index, prefix: str, parent: str, count: int) -> str | N
 
 
 def _ends(index: Index, name: str | None) -> list[str]:
-    """Return a stage and the last layers in plain containers, which a model may loop over."""
+    """Return a stage and, while it is a plain container, its last layer and the last one in that.
+
+    A model may loop over a container, and then a hook on the container would never run.
+    """
     if name is None:
         return []
 

@@ -1,4 +1,4 @@
-"""Look through the wrappers around models and layers, which put an attribute into each name."""
+"""Looks through the wrappers around models and layers, which add an attribute to each name."""
 
 import sys
 from collections.abc import Iterator, Mapping
@@ -29,7 +29,7 @@ _LIBRARIES = ("torch.", "lightning", "timm.", "peft.")
 
 
 def _innermost(module: nn.Module) -> nn.Module:
-    """Return the module inside the wrappers around it; without any, the module itself."""
+    """Return the module inside all of its wrappers."""
     for kind in type(module).__mro__:
         attribute = _WRAPPERS.get(kind.__name__)
         if attribute and kind.__module__.startswith(_LIBRARIES):
@@ -38,7 +38,12 @@ def _innermost(module: nn.Module) -> nn.Module:
 
 
 def unwrap(model: object) -> nn.Module:
-    """Return the model inside its wrappers; an error for ``nn.DataParallel`` and other objects."""
+    """Return the model inside its wrappers.
+
+    Raises:
+        TypeError: if `model` is not a module.
+        RuntimeError: if the model holds ``nn.DataParallel``.
+    """
     if not isinstance(model, nn.Module):
         hint = ""
         if isinstance(model, Mapping | str):
@@ -57,7 +62,7 @@ def unwrap(model: object) -> nn.Module:
 
 
 def named_modules(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """Yield all modules by the names of the bare model; a shared module has all of its names."""
+    """Yield all modules by their names without wrappers. A shared module has all of its names."""
     bare = _innermost(model)
     yield prefix, bare
     for key, child in children_of(bare).items():
@@ -66,7 +71,7 @@ def named_modules(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.
 
 
 def find_module(model: nn.Module, name: str) -> nn.Module | None:
-    """Return the module with this name in the bare model, or None."""
+    """Return the module with this name in the model without wrappers, or None."""
     module = _innermost(model)
     if not name:
         return module
@@ -81,7 +86,7 @@ def find_module(model: nn.Module, name: str) -> nn.Module | None:
 
 
 def bare_type(module: nn.Module) -> type[nn.Module]:
-    """Return the class of a module, before ``fully_shard`` replaced it."""
+    """Return the class of a module from before ``fully_shard`` replaced it."""
     cls = type(module)
     sharded = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
     if sharded is None or not issubclass(cls, sharded):
@@ -92,18 +97,18 @@ def bare_type(module: nn.Module) -> type[nn.Module]:
 
 
 def is_distributed(value: object) -> bool:
-    """Return whether a value is a DTensor, of which each process may hold a part."""
+    """Return whether a value is a DTensor, which may be spread over processes."""
     return type(value).__name__ == "DTensor"
 
 
 def whole_value(x: Any) -> Tensor:
-    """Return the whole of a DTensor, for which all its processes must call this; else `x`."""
+    """Return the whole tensor of a DTensor, or `x`. All processes of a DTensor must call this."""
     return x.full_tensor() if is_distributed(x) else x  # type: ignore[no-any-return]
 
 
 def sharding_of(owner: nn.Module) -> str | None:
-    """What shards the parameters of this module itself, as messages name it; or None."""
-    # fully_shard sets this attribute, and so does FSDP; getattr takes longer where there is none
+    """Return the name of the method that shards the parameters of this module, or None."""
+    # fully_shard and FSDP set this attribute; getattr takes longer if it is missing
     if vars(owner).get("_is_fsdp_managed_module", False):
         return "FSDP"
     if any(map(is_distributed, parameters_of(owner).values())):
@@ -112,12 +117,12 @@ def sharding_of(owner: nn.Module) -> str | None:
 
 
 def holds_shards(module: nn.Module) -> bool:
-    """Whether FSDP or tensor parallelism shards parameters of a module, or of one inside it."""
-    return any(sharding_of(each) is not None for each in module.modules())
+    """Return whether parameters of a module, or of modules inside it, are sharded."""
+    return any(sharding_of(owner) is not None for owner in module.modules())
 
 
 def is_gathered(owner: nn.Module) -> bool:
-    """Whether ``fully_shard`` shards parameters of a module that are whole now, for a forward."""
+    """Return whether ``fully_shard`` has gathered the parameters of a module for a forward."""
     is_managed = getattr(owner, "_is_fsdp_managed_module", False)
     parameters = parameters_of(owner).values()
     return is_managed and not any(is_distributed(x) or is_part_of_flat(x) for x in parameters)
@@ -129,11 +134,11 @@ def shard_message(owner: nn.Module, acts_on_parts: bool, once: bool) -> Message 
     Args:
         owner: the module that holds the parameters.
         acts_on_parts: whether the regularizer can work on a part of a gradient.
-        once: whether it acts once per update, at the step of the optimizer.
+        once: whether the regularizer acts once per update, at the step of the optimizer.
     """
     if sharding_of(owner) is None:
         return None
-    # FullyShardedDataParallel makes one flat parameter of several, and parts of that
+    # FullyShardedDataParallel joins several parameters to a flat one, and splits this into parts
     is_flat = any(map(is_part_of_flat, parameters_of(owner).values()))
     if is_flat or not acts_on_parts:
         return messages.SHARDED
@@ -147,7 +152,11 @@ def shard_refusal(owner: nn.Module, acts_on_parts: bool, once: bool) -> str | No
 
 
 def submodule(model: nn.Module, root: str) -> nn.Module:
-    """Return the submodule with this name; for another `root`, ValueError with close names."""
+    """Return the submodule with this name.
+
+    Raises:
+        ValueError: if there is no such submodule.
+    """
     module = find_module(model, root) if isinstance(root, str) else None
     if module is None:
         hint = closest(str(root), dict(named_modules(model)))

@@ -1,6 +1,6 @@
-"""A spec: which regularizers go on which layers.
+"""Specs, which say what regularizers go on what layers.
 
-spec        `Spec`: entries, to YAML and JSON and back; `Draft`: the same with its faults
-convert     regularizers, schedules and selectors from plain data, and back
-files       plain data from YAML and JSON, with limits and lines
+- ``spec``: `Spec`, a list of entries, to YAML and JSON and back; `Draft`, a spec with its faults.
+- ``convert``: makes regularizers, schedules and selectors from plain data, and the other way.
+- ``files``: reads plain data from YAML and JSON, with limits, and with the lines of keys.
 """

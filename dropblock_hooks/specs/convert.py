@@ -1,4 +1,4 @@
-"""Regularizers, schedules and selectors from plain data as files hold it, and back.
+"""Makes regularizers, schedules and selectors from the plain data of files, and the other way.
 
 A regularizer or schedule is ``{Name: {field: value}}``, ``Name``, or the text of its repr,
 ``"DropBlock2d(p=0.1, block_size=3)"``. The text is parsed and never run.
@@ -23,7 +23,7 @@ _NUMBERS = ("inf", "nan")  # words that are values without quotes
 
 
 class PlainError(ValueError):
-    """Plain data with faults; each argument is a path of keys and a message."""
+    """Plain data with faults. Each argument is a path of keys and a message."""
 
 
 def is_list(value: Any) -> bool:
@@ -33,7 +33,7 @@ def is_list(value: Any) -> bool:
 
 
 def regularizer_from(value: Any, path: Keys) -> Any:
-    """Make a regularizer of a regularizer, a module of another library, or plain data."""
+    """Make a regularizer from a regularizer, a module of another library, or plain data."""
     if isinstance(value, Regularizer):
         return value
     is_description = isinstance(value, type | Schedule)
@@ -68,7 +68,7 @@ def _built(base: type[Any], value: Any, path: Keys) -> Any:
 
 
 def _known_names(name: Any, known: Iterable[str]) -> str:
-    """Return the names that are like an unknown one, or else all names and what to do."""
+    """Return the names that resemble an unknown name, or else all names and what to do."""
     near = closest(str(name), known)
     if near:
         return near
@@ -77,7 +77,11 @@ def _known_names(name: Any, known: Iterable[str]) -> str:
 
 
 def construct(cls: Any, stated: Mapping[Any, Any], path: Keys) -> Any:
-    """Make an instance of a class of its fields as plain data; a PlainError has all faults."""
+    """Make an instance of a class from its fields as plain data.
+
+    Raises:
+        PlainError: with all faults.
+    """
     names = [field.name for field in fields(cls) if field.init]
     hints = hints_of(cls)
     arguments: dict[str, Any] = {}
@@ -111,7 +115,7 @@ def construct(cls: Any, stated: Mapping[Any, Any], path: Keys) -> Any:
 
 
 def _argument(value: Any, hint: Any, path: Keys) -> Any:
-    """Make the value of a field: of plain data a schedule, if the field takes one."""
+    """Make the value of a field from plain data: a schedule, if the field takes schedules."""
     if _takes_schedule(hint) and _is_schedule(value):
         return _built(Schedule, value, path)
     if is_list(value):
@@ -134,7 +138,7 @@ def _is_schedule(value: Any) -> bool:
 
 
 def _path_of(message: str, stated: Mapping[Any, Any], path: Keys) -> Keys:
-    """Return the path of the field with whose name a message begins, or of the whole object."""
+    """Return the path of the field that a message names first, or of the whole object."""
     first_word, _, _ = message.partition(" ")
     if first_word not in stated:
         return path
@@ -142,7 +146,7 @@ def _path_of(message: str, stated: Mapping[Any, Any], path: Keys) -> Keys:
 
 
 def _parsed(text: str, path: Keys) -> tuple[str, Mapping[str, Any]]:
-    """Read the name and the fields of ``Name(1, field=2)`` or ``Name``; the text is not run."""
+    """Read the name and the fields of ``Name(1, field=2)`` or ``Name``. The text is not run."""
     if text.isidentifier():
         return text, {}
     try:
@@ -159,7 +163,7 @@ def _parsed(text: str, path: Keys) -> tuple[str, Mapping[str, Any]]:
 
 
 def _without_quotes(text: str) -> str:
-    """Find the first word in a call that is no value without quotes; "" if there is none."""
+    """Find the first word in a call that needs quotes; "" without such a word."""
     try:
         tree = ast.parse(text.strip(), mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -176,7 +180,7 @@ def _without_quotes(text: str) -> str:
 
 
 def _literal(node: ast.expr) -> Any:
-    """Return the value of a literal; for a call, ``{Name: {field: value}}``."""
+    """Return the value of a literal, or ``{Name: {field: value}}`` for a call."""
     if isinstance(node, ast.Name) and node.id in _NUMBERS:
         return float(node.id)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
@@ -201,14 +205,18 @@ def _arguments(call: ast.Call, name: str) -> dict[str, Any]:
 
 
 def _positional_fields(cls: Any) -> list[str]:
-    """Return the fields that a call may give by position; none for a class that is not known."""
+    """Return the fields that a call may set by position; [] for an unknown class."""
     if cls is None:
         return []
     return [field.name for field in fields(cls) if field.init and not field.kw_only]
 
 
 def to_plain(value: Any) -> Any:
-    """Return a value as files hold it; a regularizer or schedule is ``{Name: fields}``."""
+    """Return a value as plain data for files. A regularizer or schedule is ``{Name: fields}``.
+
+    Raises:
+        ValueError: if the value holds code.
+    """
     if isinstance(value, Regularizer | Schedule):
         cls = type(value)
         if cls not in registered(object).values():
@@ -229,7 +237,7 @@ def to_plain(value: Any) -> Any:
 
 
 def _plain_mapping(mapping: Mapping[Any, Any]) -> Any:
-    """Return a mapping as files hold it; a list of pairs if a key is no text, for JSON."""
+    """Return a mapping as plain data; as a list of pairs if a key is no text, for JSON."""
     if all(isinstance(key, str) for key in mapping):
         return {key: to_plain(item) for key, item in mapping.items()}
     return [[key, to_plain(item)] for key, item in mapping.items()]

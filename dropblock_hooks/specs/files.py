@@ -1,4 +1,4 @@
-"""Plain data from YAML and JSON text, with the line of each YAML key."""
+"""Reads plain data from YAML and JSON text, with the line of each YAML key."""
 
 import itertools
 import json
@@ -27,7 +27,7 @@ def read_yaml(text: str | bytes) -> tuple[Any, Lines]:
     """Return the data as ``yaml.safe_load`` reads it, and the lines of its keys.
 
     Raises:
-        ValueError: the text is too large, too deep or no YAML.
+        ValueError: if the text is too large, too deep or no YAML.
     """
     decoded = _decoded(text)
     lines: Lines = {}
@@ -46,10 +46,10 @@ def read_yaml(text: str | bytes) -> tuple[Any, Lines]:
 
 
 def read_json(text: str | bytes) -> tuple[Any, Lines]:
-    """Return the data, and no lines, because a reader of JSON does not tell them.
+    """Return the data, and no lines, because Python's reader of JSON does not give them.
 
     Raises:
-        ValueError: the text is too large, too deep or no JSON.
+        ValueError: if the text is too large, too deep or no JSON.
     """
     decoded = _decoded(text)
     try:
@@ -60,7 +60,7 @@ def read_json(text: str | bytes) -> tuple[Any, Lines]:
 
 
 def _decoded(text: str | bytes) -> str:
-    """Decode the bytes of a file, which may not be too many."""
+    """Decode the bytes of a file; ValueError if there are too many."""
     if len(text) > MOST_BYTES:
         raise ValueError(f"it is larger than {MOST_BYTES:,} bytes")
     if isinstance(text, str):
@@ -69,7 +69,7 @@ def _decoded(text: str | bytes) -> str:
 
 
 def _text_of(error: yaml.YAMLError) -> str:
-    """Write the line, the problem and a hint on one line, where PyYAML writes several."""
+    """Write the line number, the problem and a hint of a YAML error in one line."""
     mark = getattr(error, "problem_mark", None)
     where = f"line {mark.line + 1}: " if mark else ""
     problem = getattr(error, "problem", None) or error
@@ -78,9 +78,9 @@ def _text_of(error: yaml.YAMLError) -> str:
 
 
 class _Child(NamedTuple):
-    """A node below another."""
+    """A node below another node."""
 
-    marked: yaml.Node  # the node whose line is that of the key
+    marked: yaml.Node  # the node on the line of the key
     key: Any
     node: yaml.Node
 
@@ -115,11 +115,12 @@ def _children(node: yaml.Node) -> list[_Child]:
 
 
 def _error_at(node: yaml.Node, problem: str) -> yaml.MarkedYAMLError:
+    """Make an error with the line of a node."""
     return yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the pairs of a JSON object as a dict; a ValueError for a key that stands twice."""
+    """Return the pairs of a JSON object as a dict; ValueError if a key stands twice."""
     counts = Counter(key for key, _ in pairs)
     for key, count in counts.most_common(1):
         if count > 1:

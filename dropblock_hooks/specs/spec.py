@@ -23,7 +23,7 @@ from .files import MOST_BYTES, Keys, Lines, read_json, read_yaml
 
 
 class SpecError(ComposedError, ValueError):
-    """A spec has errors; the message and `problems` list all of them.
+    """A spec has errors. The message and `problems` list all of them.
 
     Example:
         >>> Spec({"layer1": "DropBlok2d"})
@@ -67,7 +67,7 @@ class Entry(NamedTuple):
 
     @property
     def value(self) -> Any:
-        """The regularizers as a spec has them: None, one of them, or a list."""
+        """The value in a spec: None, a regularizer, or a list of them."""
         if not self.regularizers:
             return None
         if len(self.regularizers) == 1:
@@ -93,10 +93,10 @@ class Spec:
     Args:
         spec: a mapping, a list of pairs, the path of a file, or another Spec. The values are
             regularizers, observers, lists of them, modules of other libraries, or plain data as in
-            files. ``None`` removes what earlier entries put on these layers.
+            files. ``None`` removes the regularizers of earlier entries from these layers.
 
     Raises:
-        SpecError: with all errors.
+        SpecError: if there are errors; it lists all.
     """
 
     entries: tuple[Entry, ...]
@@ -109,23 +109,39 @@ class Spec:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Spec:
-        """Read a file: JSON if its name ends in ``.json``, else YAML. No code in it is run."""
+        """Read a file: JSON if its name ends in ``.json``, else YAML. No code in it is run.
+
+        Raises:
+            SpecError: if the file can't be read, or the spec has errors.
+        """
         return cls(os.fspath(path))
 
     @classmethod
     def from_yaml(cls, text: str, source: str = "<yaml>") -> Spec:
-        """Read YAML; `source` is its name in errors."""
+        """Read YAML; `source` is its name in errors.
+
+        Raises:
+            SpecError: if the text is no YAML, or the spec has errors.
+        """
         draft = Draft.of_text(text, source)
         return cls(draft)
 
     @classmethod
     def from_json(cls, text: str, source: str = "<json>") -> Spec:
-        """Read JSON; `source` is its name in errors."""
+        """Read JSON; `source` is its name in errors.
+
+        Raises:
+            SpecError: if the text is no JSON, or the spec has errors.
+        """
         draft = Draft.of_text(text, source, is_json=True)
         return cls(draft)
 
     def to_plain(self) -> Any:
-        """The spec as plain data: a mapping, or a list of ``{select, apply}`` where it must be."""
+        """Return the spec as plain data: a mapping if possible, else a list of ``{select, apply}``.
+
+        Raises:
+            ValueError: if it holds code, such as a function.
+        """
         mapping = {}
         items = []
         for entry in self:
@@ -135,21 +151,33 @@ class Spec:
             if isinstance(selector, str):
                 mapping[selector] = value
 
-        # a mapping has no place for a `Select`, or for two entries of one selector
+        # a mapping can't hold a `Select`, or two entries with the same selector
         fits_in_mapping = len(mapping) == len(items)
         return mapping if fits_in_mapping else items
 
     def to_yaml(self) -> str:
-        """The spec as YAML, which `from_yaml` reads back; a ValueError for what holds code."""
+        """Return the spec as YAML, which `from_yaml` reads back.
+
+        Raises:
+            ValueError: if it holds code, such as a function.
+        """
         plain = self.to_plain()
         return yaml.safe_dump(plain, sort_keys=False, default_flow_style=None, width=100)
 
     def to_json(self) -> str:
-        """The spec as JSON, which `from_json` reads back."""
+        """Return the spec as JSON, which `from_json` reads back.
+
+        Raises:
+            ValueError: if it holds code, such as a function.
+        """
         return json.dumps(self.to_plain(), indent=2)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a file: JSON if its name ends in ``.json``, else YAML."""
+        """Write a file: JSON if its name ends in ``.json``, else YAML.
+
+        Raises:
+            ValueError: if the spec holds code, such as a function.
+        """
         file = Path(path)
         is_json = file.suffix.lower() == ".json"
         text = self.to_json() if is_json else self.to_yaml()
@@ -168,13 +196,13 @@ class Spec:
 
 
 class Draft:
-    """A spec that may have faults; ``attach`` raises them with those of the model in one error.
+    """A spec that may have faults. ``attach`` raises all faults, also on the model, in one error.
 
     Attributes:
         source: the name of the file, or ``""``.
         problems: a text for each fault.
         entries: the entries whose selectors have no faults.
-        places: the line of each entry, as a message begins with it.
+        places: the line of each entry, for the begin of a message.
     """
 
     def __init__(self, data: Any, lines: Lines | None = None, source: str = "") -> None:
@@ -199,7 +227,7 @@ class Draft:
 
     @classmethod
     def of(cls, spec: Any) -> Draft:
-        """Make a draft of whatever a `Spec` is made of."""
+        """Make a draft of the argument of `Spec`."""
         if isinstance(spec, Spec):
             return cls(spec.entries)
         if isinstance(spec, str | os.PathLike):
@@ -208,7 +236,7 @@ class Draft:
 
     @classmethod
     def _of_file(cls, name: str) -> Draft:
-        """Make a draft of a file; a SpecError if it can't be read."""
+        """Make a draft of a file; SpecError if the file can't be read."""
         try:
             with open(name, "rb") as file:
                 data = file.read(MOST_BYTES + 1)
@@ -221,7 +249,7 @@ class Draft:
 
     @classmethod
     def of_text(cls, text: str | bytes, source: str, is_json: bool = False) -> Draft:
-        """Make a draft of YAML or JSON; a SpecError if the text is neither."""
+        """Make a draft of YAML or JSON; SpecError if the text can't be parsed."""
         read = read_json if is_json else read_yaml
         try:
             data, lines = read(text)
@@ -246,7 +274,7 @@ class Draft:
             self._note((number,), problem)
 
     def _read(self, path: Keys, selector: Any, value: Any) -> None:
-        """Read an entry: note its faults, and keep the rest of it."""
+        """Read an entry: note its faults, and keep its valid parts."""
         regularizers = None
         if value is not None:
             regularizers = self._regularizers(path, value)
@@ -271,7 +299,7 @@ class Draft:
         return tuple(regularizers)
 
     def _made(self, make: Callable[[Any, Keys], Any], value: Any, path: Keys) -> Any:
-        """Return what `make` makes of plain data; None after faults, which become problems."""
+        """Call `make` with plain data. After faults, which become problems, return None."""
         try:
             return make(value, path)
         except PlainError as error:
@@ -282,14 +310,14 @@ class Draft:
         return None
 
     def _note(self, path: Keys, message: str) -> None:
-        """Note a problem with the keys that lead to it, and the line of the last known one."""
+        """Note a problem with its path of keys, and the line of the last key."""
         labels = map(label, path)
         keys = shorten(" → ".join(labels))
         place = self._place(path)
         self.problems.append(f"{place}{keys}: {message}")
 
     def _place(self, path: Keys) -> str:
-        """Return the line of a key, or of the nearest key above it, as messages begin with it."""
+        """Return the begin of a message: the line of a key, or of the nearest key above it."""
         while path and path not in self._lines:
             path = path[:-1]
         if not path:
@@ -298,14 +326,14 @@ class Draft:
 
 
 def _plain_selector(selector: Selector) -> Any:
-    """Return a selector as files hold it: text, or the fields of a `Select`."""
+    """Return a selector as plain data: text, or the fields of a `Select`."""
     if isinstance(selector, str):
         return selector
     return plain_fields(selector)
 
 
 def _items_of(value: Any, path: Keys) -> list[tuple[Keys, Any]]:
-    """Return the regularizers of an entry as plain data, each with the path of its keys."""
+    """Return the regularizers of an entry as plain data, with their paths of keys."""
     if isinstance(value, Mapping) and len(value) > 1:
         return [(path, {name: fields}) for name, fields in value.items()]
     if not is_list(value):
@@ -319,7 +347,7 @@ def _items_of(value: Any, path: Keys) -> list[tuple[Keys, Any]]:
 
 
 def _selector(value: Any, path: Keys) -> Any:
-    """Make a selector of a text, a `Select`, or the fields of a `Select`."""
+    """Make a selector from a text, a `Select`, or the fields of a `Select`."""
     if isinstance(value, str | Select):
         return value
     if isinstance(value, Mapping):

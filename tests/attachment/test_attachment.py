@@ -145,7 +145,7 @@ def test_a_key_is_one_site(net):
             KeyError,
             "'layer1.0' has 2 sites: layer1.0/Dropout2d, layer1",
         ),
-        ("layer1.*", KeyError, "neither the key of a site nor the name of its layer"),
+        ("layer1.*", KeyError, "no site has this key or is on a layer of this name"),
         ("layer1.0/Dropot2d", KeyError, "closest: layer1.0/Dropout2d"),
         (Dropout2d, TypeError, "got Dropout2d: attached.select(...) finds several"),
         (True, TypeError, "got True"),
@@ -405,7 +405,7 @@ def test_a_schedule_that_nobody_steps_is_told_once(net, schedule):
     [
         ("fc.weight", "param:fc.weight"),
         ("layer1.0/Dropot2d", "closest: layer1.0/Dropout2d"),
-        ("fc", "it means layers that have none: fc"),
+        ("fc", "nothing is attached to its layers: fc"),
     ],
 )
 def test_a_lookup_of_nothing_says_why(net, which, part):

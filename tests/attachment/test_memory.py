@@ -172,7 +172,7 @@ def test_a_copy_has_a_memory_of_its_own(copied):
 @pytest.mark.parametrize("regularizer", [Forgets(), Counts(), Callable()], ids=repr)
 def test_a_memory_that_can_not_be_saved_is_refused(regularizer):
     attached = attach(nn.Sequential(nn.ReLU()), {"0": regularizer})
-    with pytest.raises(TypeError, match=r"0/.*: what its bind\(\) keeps .* can't be saved"):
+    with pytest.raises(TypeError, match=r"0/.*: the result of its bind\(\) can't be saved"):
         attached.state_dict()
 
 
