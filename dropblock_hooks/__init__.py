@@ -1,36 +1,36 @@
 """Regularizers for PyTorch, put on the existing layers of any model by name, through hooks.
 
-The map:
+The most important names:
 
-`attach`                    put a spec on a model; returns an `Attachment`, the list of its sites
-`DropBlock2d`, `ClampGrad`  regularizers: ``regularizers``, `Foreign` for peers' layers
-`LinearSchedule`            schedules: functions of the epoch, wherever a rate or bound is taken
-`Select`, `Spec`            selectors, and the spec that maps them to regularizers; YAML and JSON
-`sample`                    Monte-Carlo dropout: mean and spread of many forwards in evaluation
-`gradcam`                   the places of an image that speak for a class
-`plan`                      a dry run of a spec: sites, shapes and faults, before training
-`layers`                    the layers of a model, with their names and shapes
-`builtin`, `Retune`         the model's own dropouts, and another rate for them
-`capture`, `Capture`        activations and gradients, of a single call or of a training
-`watch`                     `Watchdog`: what goes wrong first, and the layer that made it
-`Observer`                  measures a layer and changes nothing: ``observers``
-``plots``                   pictures, by matplotlib
-``functional``              the equations, as pure functions of tensors
-`Regularizer`, `register`   one class, one file: a regularizer of your own
+- `attach`: put a spec on a model. It returns an `Attachment`, the list of its sites.
+- `DropBlock2d`, `ClampGrad`, ...: regularizers, in ``regularizers``.
+- `Foreign`: a module or function of another library as a regularizer.
+- `LinearSchedule`, ...: schedules, which are functions of the epoch for rates and bounds.
+- `Select`, `Spec`: selectors of layers, and the spec that maps them to regularizers.
+- `sample`: Monte-Carlo dropout, mean and spread of many forwards in evaluation.
+- `gradcam`: the positions of an image that a class score depends on.
+- `plan`: a dry run of a spec before training, with sites, shapes and faults.
+- `layers`: the layers of a model, with their names and shapes.
+- `builtin`, `Retune`: the model's own dropouts, and other rates for them.
+- `capture`, `Capture`: activations and gradients of a single call or of a training.
+- `watch`, `Watchdog`: finds the first fault of a training, and the layer that made it.
+- `Observer`: measures a layer and changes nothing, in ``observers``.
+- ``plots``: pictures, by matplotlib.
+- ``functional``: the equations, as pure functions of tensors.
+- `Regularizer`, `register`: the base and the decorator for a regularizer of your own.
 
 The ``__init__`` of each folder has a map of its modules. All folders use these modules:
 
-``findings``       what is wrong: its kind, severity, text and cure; told once, or raised
-``messages``       the texts and cures of all findings, in one table
-``tables``         tables of text: names shortened, equal rows in one line
-``warn``           a warning at the line of the user's code
-``pickling``       functions in fields of regularizers and schedules, which pickle may refuse
-``quoting``        how names and values stand in messages
-``pickling``       pickles of schedules and regularizers, with a clear error for a lambda
-``checks``         the types and ranges of arguments, and the closest known names
-``registry``       the names of classes in specs
-``compiling``      what torch.compile needs: operators, handles for them, compiling anew
-``_torch``         private names of torch, with what happens without them
+- ``findings``: findings with their kind, severity, text and cure, and how they are reported.
+- ``messages``: the texts and cures of all findings, in one table.
+- ``tables``: tables of text, with shortened names and equal rows in one line.
+- ``warn``: warnings at the line of the user's code.
+- ``quoting``: short texts of names and values for messages.
+- ``pickling``: pickles of schedules and regularizers, with a clear error for a lambda.
+- ``checks``: checks of the types and ranges of arguments, and the closest known names.
+- ``registry``: the names of classes in specs.
+- ``compiling``: tools for torch.compile: operators, their handles, and compiling anew.
+- ``_torch``: private names of torch, with their replacements.
 """
 
 from . import functional, plots, presets

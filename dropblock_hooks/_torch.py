@@ -1,7 +1,8 @@
-"""Private names of torch, each behind a name that says what it is for.
+"""Private names of torch, each behind a name that describes its use.
 
-Tried with torch 2.6 to 2.14. The package imports without each of them. The text of a name says what
-is missing without it: often a less precise answer, or else a `MissingNameError` in one feature.
+They were tried with torch 2.6 to 2.14. The package can be imported without any of them. The text of
+a name describes the consequence if it is missing: often a less precise answer, or a
+`MissingNameError` in one feature.
 """
 
 import functools
@@ -26,7 +27,7 @@ class MissingNameError(RuntimeError):
 
 
 def find_private(path: str, otherwise: Any) -> Any:
-    """The object of a module of torch by its path, such as ``torch._C._is_tracing``."""
+    """Return an object of a module of torch by its path, such as ``torch._C._is_tracing``."""
     module, _, name = path.rpartition(".")
     try:
         return getattr(importlib.import_module(module), name)
@@ -35,14 +36,15 @@ def find_private(path: str, otherwise: Any) -> Any:
 
 
 def _of_c(name: str, otherwise: Any) -> Any:
-    """A name in ``torch._C``, or in a part of it, such as ``_functorch.peek_interpreter_stack``."""
-    found: Any = getattr(torch, "_C", None)
+    """Return an object in ``torch._C`` or a part of it: ``_functorch.peek_interpreter_stack``."""
+    value: Any = getattr(torch, "_C", None)
     for part in name.split("."):
-        found = getattr(found, part, None)
-    return otherwise if found is None else found
+        value = getattr(value, part, None)
+    return otherwise if value is None else value
 
 
 def _missing(name: str, feature: str) -> NoReturn:
+    """Raise the error that a feature needs a name that this version of torch lacks."""
     raise MissingNameError(
         f"torch {torch.__version__} has no {name}, which {feature} needs: use another version of "
         "torch, or ask for support of this one"
@@ -53,24 +55,24 @@ def _missing(name: str, feature: str) -> NoReturn:
 
 NO_TASK = -1
 graph_task: Callable[[], int] = _of_c("_current_graph_task_id", lambda: NO_TASK)
-"""The number of the backward that runs now in this thread, in which a checkpoint may call layers
-again; `NO_TASK` outside of a backward. Without it, recomputed calls are counted twice.
+"""Returns the number of the backward that runs in this thread; `NO_TASK` outside of a backward. A
+checkpoint calls layers again in a backward. Without the private name, such calls count twice.
 """
 current_cuda_device: Callable[[], int] = _of_c("_cuda_getDevice", torch.cuda.current_device)
-"""The number of the current CUDA device. Without it, the public function takes longer."""
+"""Returns the number of the current CUDA device. The public function takes longer."""
 raw_cuda_stream: Callable[[int], int] = _of_c(
     "_cuda_getCurrentRawStream", lambda device: torch.cuda.current_stream(device).cuda_stream
 )
-"""The current stream of a CUDA device as a number. Without it, the public way takes longer."""
+"""Returns the current stream of a CUDA device as a number. The public function takes longer."""
 transforming: Callable[[], bool] = _of_c("_are_functorch_transforms_active", lambda: False)
-"""Whether a transform of torch.func is active. Without it, `vmap` and others are not refused."""
+"""Says whether a transform of torch.func is active. Without it, `vmap` is not refused."""
 is_tracing: Callable[[], bool] = _of_c("_is_tracing", lambda: False)
-"""Whether torch.jit.trace records. Without it, a trace of an active regularizer is not refused."""
+"""Says whether torch.jit.trace records. Without it, traces of active regularizers are allowed."""
 is_transformed: Callable[[Tensor], bool] = _of_c(
     "_functorch.is_functorch_wrapped_tensor", lambda x: False
 )
-"""Whether a tensor belongs to a transform of torch.func. Without it, gradients of such tensors are
-not regularized.
+"""Says whether a tensor belongs to a transform of torch.func. Without it, gradients of such tensors
+are not regularized.
 """
 _transforms: Callable[[], Any] = _of_c("_functorch.get_interpreter_stack", lambda: None)
 _innermost_transform: Callable[[], Any] = _of_c("_functorch.peek_interpreter_stack", lambda: None)
@@ -80,17 +82,17 @@ _dispatch_mode: Callable[[Any], Any] = _of_c("_get_dispatch_mode", lambda key: N
 _MODE_KEYS: Any = _of_c("_TorchDispatchModeKey", None)
 COMPILING = "_is_compiling_flag"
 EXPORTING = "_is_exporting_flag"
-"""Attributes of ``torch.compiler``, true while code is compiled or exported. Hooks read them at
-each call, so no function is around them. Without them, code that is exported is not recognized.
+"""Attributes of ``torch.compiler``, true while code is compiled or exported. Hooks read them in
+each call, and a function around them would take time. Without them, an export is not recognized.
 """
 set_eval_frame: Callable[[Any], Any] = _of_c(
     "_dynamo.eval_frame.set_eval_frame", lambda callback: None
 )
-"""Switches dynamo off (None), or on again with what it has returned. Without it, dynamo may compile
-functions of the package that run beside compiled code.
+"""Switches dynamo off (None), or on again with its earlier result. Without it, dynamo may compile
+functions of the package between compiled code.
 """
 FakeTensor: type = find_private("torch._subclasses.fake_tensor.FakeTensor", type(None))
-"""The class of tensors that have no values, in traces. Without it, they are taken for others."""
+"""The class of tensors without values, in traces. Without it, such tensors are not recognized."""
 do_not_compile: Callable[[Function], Function] = find_private(
     "torch._compile._disable_dynamo", lambda function: function
 )
@@ -100,20 +102,20 @@ which takes a second. Without it, dynamo traces the function.
 
 
 def transforms_now() -> set[str]:
-    """The kinds of the active transforms of torch.func, such as ``{"Grad", "Vmap"}``."""
-    return {each.key().name for each in _transforms() or ()}
+    """Return the kinds of the active transforms of torch.func, such as ``{"Grad", "Vmap"}``."""
+    return {transform.key().name for transform in _transforms() or ()}
 
 
 def is_batched_gradient(grad: Tensor) -> bool:
-    """Whether a gradient holds several gradients, as for a Jacobian."""
+    """Return whether a gradient holds several gradients, as for a Jacobian."""
     return _innermost_transform() is not None or _is_batched(grad)
 
 
 def _is_traced_by_mode() -> bool:
-    """Whether a mode of torch traces the operators.
+    """Return whether a mode of torch traces the operators.
 
     Other modes, such as a FlopCounterMode, may be on in a forward and off in its recomputation by a
-    checkpoint. They must change nothing. Without the private names, all modes count.
+    checkpoint, so they must make no difference. Without the private names, all modes count.
     """
     if not _dispatch_modes():
         return False
@@ -124,7 +126,7 @@ def _is_traced_by_mode() -> bool:
 
 
 def is_plain_call(x: Tensor) -> bool:
-    """Whether nothing traces or transforms the operators of a plain tensor."""
+    """Return whether a tensor is plain, and its operators are neither traced nor transformed."""
     return (
         type(x) in (Tensor, nn.Parameter)
         and not is_tracing()
@@ -166,41 +168,41 @@ _AUTOGRAD_KEYS = (
 
 
 def children_of(module: nn.Module) -> dict[str, Any]:
-    """The modules in a module by their names, with None for those that are left out.
+    """Return the children of a module by name, also None for empty places.
 
-    ``named_children`` leaves these out, and a shared module after the first time. Without the
-    private name, so does this.
+    ``named_children`` leaves out empty places, and the other names of a shared module. Without the
+    private name, these are missing here, too.
     """
     children = getattr(module, "_modules", None)
     return dict(module.named_children()) if children is None else children
 
 
 def parameters_of(module: nn.Module) -> dict[str, Any]:
-    """The parameters of a module itself by their names, with None for those that are left out."""
+    """Return the parameters of a module itself by name, also None for empty places."""
     parameters = getattr(module, "_parameters", None)
     return dict(module.named_parameters(recurse=False)) if parameters is None else parameters
 
 
 def forward_hooks(module: nn.Module) -> dict[int, Any]:
-    """The forward hooks of a module, in the order in which they run, to read and to change."""
+    """Return the dict of forward hooks of a module, in their order, to read and to change."""
     hooks: dict[int, Any] | None = getattr(module, "_forward_hooks", None)
     return _missing("Module._forward_hooks", "attach") if hooks is None else hooks
 
 
 def forward_pre_hooks(module: nn.Module) -> dict[int, Any]:
-    """The forward pre-hooks of a module, in the order in which they run, to read and to change."""
+    """Return the dict of forward pre-hooks of a module, in their order, to read and to change."""
     hooks: dict[int, Any] | None = getattr(module, "_forward_pre_hooks", None)
     return _missing("Module._forward_pre_hooks", "attach") if hooks is None else hooks
 
 
 def all_hooks(module: nn.Module) -> list[dict[int, Any]]:
-    """The hooks of a module in forward and backward, a dict for each kind."""
+    """Return the hooks of a module in forward and backward, as a dict for each kind."""
     names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     return [hooks for name in names if (hooks := getattr(module, name, None)) is not None]
 
 
 def remove_forward_hook(module: nn.Module, number: int) -> None:
-    """Remove a forward hook, or pre-hook, of this number."""
+    """Remove the forward hook or pre-hook with this number."""
     names = ("_forward_hooks", "_forward_pre_hooks")
     for name in names:
         for kind in (name, f"{name}_with_kwargs", f"{name}_always_called"):
@@ -208,12 +210,15 @@ def remove_forward_hook(module: nn.Module, number: int) -> None:
 
 
 def hooks_of_tensor(x: Tensor) -> dict[int, Any]:
-    """The hooks of a tensor that act on its gradient. Without the private name, none is found."""
+    """Return the hooks on the gradient of a tensor; no hooks without the private name."""
     return getattr(x, "_backward_hooks", None) or {}
 
 
 def accumulate_hooks_of(x: Tensor) -> dict[int, Any]:
-    """The hooks of a parameter that run when its gradient has come; else none is found."""
+    """Return the hooks of a parameter that run after its gradient was accumulated.
+
+    Without the private name, it returns no hooks.
+    """
     return getattr(x, "_post_accumulate_grad_hooks", None) or {}
 
 
@@ -223,58 +228,58 @@ def set_hooks_of_tensor(x: Tensor, hooks: dict[int, Any]) -> None:
 
 
 def address_of(x: Tensor) -> int:
-    """A number of the C++ object of a tensor, which ``torch.utils.swap_tensors`` exchanges."""
+    """Return a number of the C++ object of a tensor. ``torch.utils.swap_tensors`` changes it."""
     return int(getattr(x, "_cdata", 0))
 
 
 def is_view(x: Tensor) -> bool:
-    """Whether a tensor is a view of another. Without the private name, it may be one."""
-    asked = getattr(x, "_is_view", None)
-    return True if asked is None else bool(asked())
+    """Return whether a tensor may be a view of another; always True without the private name."""
+    method = getattr(x, "_is_view", None)
+    return True if method is None else bool(method())
 
 
 _is_alias: Any = _of_c("_is_alias_of", None)
 
 
 def shares_memory(x: Tensor, y: Tensor) -> bool:
-    """Whether two tensors have one memory."""
+    """Return whether two tensors share their memory."""
     if _is_alias is not None:
         return bool(_is_alias(x, y))
     return x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr()
 
 
 def local_values(x: Tensor) -> Tensor:
-    """The part of a sharded tensor (a DTensor) on this process; without the private name, `x`."""
+    """Return the part of a DTensor on this process; `x` without the private name."""
     part: Tensor = getattr(x, "_local_tensor", x)
     return part
 
 
 def is_part_of_flat(x: Tensor) -> bool:
-    """Whether a parameter is a part of a flat one, of FullyShardedDataParallel."""
+    """Return whether a parameter is a part of a flat parameter of FullyShardedDataParallel."""
     return bool(getattr(x, "_fsdp_flattened", False))
 
 
 def version_of(x: Tensor) -> int:
-    """How often a tensor was written to in place; without the private name, 0."""
+    """Return how often a tensor was changed in place; 0 without the private name."""
     version: int = getattr(x, "_version", 0)
     return version
 
 
 def scale_tensor(scaler: Any) -> Tensor | None:
-    """The tensor in which a GradScaler keeps its scale; None before its first use."""
+    """Return the tensor in which a GradScaler keeps its scale; None before its first use."""
     scale: Tensor | None = getattr(scaler, "_scale", None)
     return scale
 
 
 def has_scale_tensor(scaler: Any) -> bool:
-    """Whether a GradScaler keeps its scale in a tensor, as torch's own does."""
+    """Return whether a GradScaler keeps its scale in a tensor, as that of torch does."""
     return hasattr(scaler, "_scale")
 
 
 # Nested structures --------------------------------------------------------------------------------
 
 
-def _no_tree(*given: Any, **options: Any) -> NoReturn:
+def _no_tree(*args: Any, **kwargs: Any) -> NoReturn:
     _missing("torch.utils._pytree", "reading a nested input or output")
 
 
@@ -283,25 +288,25 @@ tree_unflatten: Callable[..., Any] = find_private("torch.utils._pytree.tree_unfl
 tree_leaves: Callable[..., list[Any]] = find_private("torch.utils._pytree.tree_leaves", _no_tree)
 tree_map: Callable[..., Any] = find_private("torch.utils._pytree.tree_map", _no_tree)
 tree_map_only: Callable[..., Any] = find_private("torch.utils._pytree.tree_map_only", _no_tree)
-"""Lists, tuples and dicts as the leaves in them and their structure; torch has no public form."""
+"""Functions for the leaves in nested lists, tuples and dicts. torch has no public form of them."""
 
 
 # Runs without values, and processes ---------------------------------------------------------------
 
 
 def fake_mode() -> Any:
-    """A mode in which tensors have no values; None without the private name."""
+    """Return a mode in which tensors have no values; None without the private name."""
     mode = find_private("torch._subclasses.fake_tensor.FakeTensorMode", None)
     return None if mode is None else mode(allow_non_fake_inputs=True)
 
 
 def copying_as_fake(mode: Any) -> Any:
-    """A context manager in which ``copy.deepcopy`` makes tensors of a `fake_mode`."""
+    """Return a context manager in which ``copy.deepcopy`` makes tensors of a `fake_mode`."""
     return find_private("torch._subclasses.fake_tensor.FakeCopyMode", None)(mode)
 
 
 def watching_operators(see: Callable[[Any], None]) -> Any:
-    """A context manager that calls `see` with each operator before it runs, for benchmarks."""
+    """Return a context manager that calls `see` with each operator before it runs."""
     base = find_private("torch.utils._python_dispatch.TorchDispatchMode", None)
     if base is None:
         _missing("TorchDispatchMode", "a benchmark that counts operators")
@@ -317,7 +322,7 @@ def watching_operators(see: Callable[[Any], None]) -> Any:
 
 
 def store_of_processes() -> Any:
-    """The key-value store that all processes of a training share; None if it can't be had."""
+    """Return the key-value store that all processes share; None without the private name."""
     find = find_private("torch.distributed.distributed_c10d._get_default_store", None)
     return None if find is None else find()
 
@@ -329,14 +334,14 @@ _DYNAMO_CONFIG = "torch._dynamo.config"
 
 
 def foreach_norm(tensors: Sequence[Tensor], norm_type: float, dtype: torch.dtype) -> list[Tensor]:
-    """The norms of all tensors by one operator; without the private name, by one for each."""
+    """Compute the norms of all tensors by one operator; without the private name, one by one."""
     if hasattr(torch, "_foreach_norm"):
         return list(torch._foreach_norm(list(tensors), norm_type, dtype=dtype))
     return [torch.linalg.vector_norm(x, norm_type, dtype=dtype) for x in tensors]
 
 
 def foreach_mul_(tensors: Sequence[Tensor], factors: Tensor | float | Sequence[Tensor]) -> None:
-    """Multiply all tensors by a number, or each by its own factor, in place."""
+    """Multiply all tensors in place, by one number or by a factor for each tensor."""
     if hasattr(torch, "_foreach_mul_"):
         torch._foreach_mul_(list(tensors), factors)  # type: ignore[arg-type]  # one of three overloads
         return
@@ -356,7 +361,7 @@ def foreach_sub_(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> None:
 
 
 def foreach_sub(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> list[Tensor]:
-    """New tensors: each tensor minus another."""
+    """Subtract a tensor from each tensor, and return new tensors."""
     if hasattr(torch, "_foreach_sub"):
         return list(torch._foreach_sub(list(tensors), list(others)))
     return [x - other for x, other in zip(tensors, others, strict=True)]
@@ -372,7 +377,7 @@ def foreach_add_(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> None:
 
 
 def foreach_copy_(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-    """Write the values into the tensors, which may have another dtype."""
+    """Copy values into tensors, whose dtypes may differ."""
     if hasattr(torch, "_foreach_copy_"):
         torch._foreach_copy_(list(tensors), list(values))
         return
@@ -390,29 +395,30 @@ def foreach_zero_(tensors: Sequence[Tensor]) -> None:
 
 
 def constant_when_traced(function: Function) -> Function:
-    """Decorate a function that torch.compile calls while it traces, and whose result it keeps.
+    """Decorate a function that torch.compile calls while it traces. The result is a constant.
 
-    It is what ``torch.compiler.assume_constant_result`` sets. That function imports dynamo, which
-    takes a second.
+    This sets the attribute of ``torch.compiler.assume_constant_result``, which would import dynamo
+    and take a second.
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]  # on a function
     return function
 
 
 def run_as_python(function: Function) -> Function:
-    """Decorate a function that dynamo shall not compile by itself; inside other code it is traced.
+    """Decorate a function that dynamo must not compile alone. Inside other code it is traced.
 
-    ``torch.compiler.disable`` would break the graph there. `skip_functions` tells dynamo.
+    ``torch.compiler.disable`` would break the graph of the other code. `skip_functions` passes the
+    function to dynamo.
     """
     _run_as_python.append(function)
     return function
 
 
 def skip_functions() -> None:
-    """Tell dynamo what it shall not compile; ``torch._dynamo.reset`` forgets it.
+    """Pass the functions of `run_as_python` to dynamo. ``torch._dynamo.reset`` forgets them.
 
     Without the private name, dynamo compiles these functions. Then the hook of a compiled model
-    does not count its forwards, and a `Watchdog` looks in ``step`` only.
+    does not count its forwards, and a `Watchdog` looks only in ``step``.
     """
     skip_code = getattr(sys.modules.get("torch._dynamo.eval_frame"), "skip_code", None)
     if skip_code is None:
@@ -422,10 +428,10 @@ def skip_functions() -> None:
 
 
 def keep_address(tensor: Tensor) -> None:
-    """Tell torch.compile that a tensor stays where it is in memory.
+    """Tell torch.compile that a tensor keeps its address in memory.
 
-    Otherwise CUDA graphs are not used for a graph that changes the tensor. The address is no guard,
-    so equal blocks of a model share compiled code.
+    Otherwise a graph that changes the tensor would run without CUDA graphs. The address is no
+    guard, so equal blocks of a model share compiled code.
     """
     mark = find_private("torch._dynamo.mark_static_address", None)
     if mark is not None:
@@ -435,7 +441,7 @@ def keep_address(tensor: Tensor) -> None:
 def look_into_operator(name: str, rule: Callable[..., Any], library: torch.library.Library) -> None:
     """Have AOTAutograd call ``rule(mode, operator, types, args, kwargs)`` in place of an operator.
 
-    ``torch.library.triton_op`` does it. Without the private name, the operator stays opaque.
+    ``torch.library.triton_op`` does the same. Without the private name, the operator stays opaque.
     """
     mode = find_private("torch._subclasses.functional_tensor.FunctionalTensorMode", None)
     register = getattr(torch.library, "register_torch_dispatch", None)
@@ -444,9 +450,9 @@ def look_into_operator(name: str, rule: Callable[..., Any], library: torch.libra
 
 
 def outside_of_trace() -> Any:
-    """A context manager in which tensors have values, also while operators are traced.
+    """Return a context manager in which tensors have values, also while operators are traced.
 
-    Without the private name, this is not known while they are traced, which is refused.
+    Without the private name, a trace of operators raises a `MissingNameError`.
     """
     if not _dispatch_modes():
         return nullcontext()
@@ -460,9 +466,9 @@ def outside_of_trace() -> Any:
 
 @contextmanager
 def allowing_constants() -> Iterator[None]:
-    """Let operators that are traced use tensors that have values, which the graph then keeps.
+    """Let traced operators use tensors with values, which become constants of the graph.
 
-    Without the private names, torch may refuse them.
+    Without the private names, torch may refuse such tensors.
     """
     fake = None if _MODE_KEYS is None else _dispatch_mode(_MODE_KEYS.FAKE)
     before = getattr(fake, _ALLOWED, None)
@@ -479,10 +485,10 @@ _ALLOWED = "allow_non_fake_inputs"
 
 
 def analyze_kernels_once(is_ours: Callable[[Any], bool]) -> None:
-    """Have torch find only once what a variant of a Triton kernel writes to, for our kernels.
+    """Have torch analyze the writes of each variant of our Triton kernels only once.
 
-    It compiles each kernel for that at each place where it is started, three times. Without the
-    private names, it does so for ours, too.
+    By default, torch compiles a kernel three times for this analysis, for every launch in a graph.
+    Without the private names, it does this for our kernels, too.
     """
     module = sys.modules.get("torch._higher_order_ops.triton_kernel_wrap")
     for name in ("identify_accessed_tensors", "identify_mutated_tensors"):
@@ -494,14 +500,14 @@ def analyze_kernels_once(is_ours: Callable[[Any], bool]) -> None:
 def _analyzing_once(
     analyze: Callable[..., Any], is_ours: Callable[[Any], bool]
 ) -> Callable[..., Any]:
-    """The function, which remembers its results for our kernels."""
+    """Return the function with a memory of its results for our kernels."""
     known: dict[Any, Any] = {}
 
     @functools.wraps(analyze)
     def analyze_once(kernel: Any, arguments: dict[str, Any], *others: Any) -> Any:
         if not is_ours(kernel):
             return analyze(kernel, arguments, *others)
-        constants = {each.name for each in kernel.params if each.is_constexpr}
+        constants = {param.name for param in kernel.params if param.is_constexpr}
         kinds = [
             (name, str(value) if name in constants else _kind_of(value))
             for name, value in arguments.items()
@@ -516,15 +522,15 @@ def _analyzing_once(
 
 
 def _kind_of(value: Any) -> str:
-    """What of an argument of a kernel changes the kernel's code."""
+    """Return the part of an argument that decides the code of a kernel: its dtype or type."""
     return str(getattr(value, "dtype", type(value)))
 
 
 def forget_compiled() -> None:
-    """Have everything compiled anew, because code that is compiled does not see new hooks.
+    """Have everything compiled anew, because compiled code does not see new hooks.
 
-    ``torch.compiler.reset()`` would also end CUDA graphs, callbacks and compiled autograd. Without
-    the private names, it is used nevertheless.
+    ``torch.compiler.reset()`` would also end CUDA graphs, callbacks and compiled autograd. It is
+    used only if the private names are missing.
     """
     if "torch._dynamo.convert_frame" not in sys.modules:
         return  # nothing has ever been compiled
@@ -540,12 +546,11 @@ def forget_compiled() -> None:
 
 
 def guard_hooks() -> None:
-    """Make torch.compile check that the hooks of a module are those that it has compiled.
+    """Make torch.compile check that a module has the same hooks as when it was compiled.
 
-    By default dynamo does not check them (``skip_nnmodule_hook_guards``). Then it runs the code of
-    a bare module for another one of the same class that has hooks, and the other way round. The
-    setting is changed when dynamo is imported, so that a process that compiles nothing need not
-    import it.
+    By default dynamo does not check the hooks (``skip_nnmodule_hook_guards``). Then a module with
+    hooks may run the compiled code of a module of the same class without hooks. The setting is
+    changed when dynamo is imported, so that a process that compiles nothing need not import it.
     """
     config = sys.modules.get(_DYNAMO_CONFIG)
     if config is not None:
@@ -560,7 +565,7 @@ def _guard_hooks_in(config: ModuleType) -> None:
 
 
 class _ImportOfDynamo(importlib.abc.MetaPathFinder):
-    """Waits for the import of dynamo's settings, and changes one when they are loaded."""
+    """Waits for the import of dynamo's settings, and then changes one of them."""
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
         if name != _DYNAMO_CONFIG:

@@ -1,4 +1,4 @@
-"""Checks of values that a user gives, each with one clear error message."""
+"""Checks of the values of a user, with one clear error message for each fault."""
 
 import difflib
 import math
@@ -56,7 +56,12 @@ POSITIVE = Range(0, open_low=True)
 
 
 def as_number(name: str, value: Any, kind: str = "a number", allowed: Range | None = None) -> float:
-    """`value` as a finite float in the allowed range."""
+    """Return `value` as a finite float in the allowed range.
+
+    Raises:
+        TypeError: if it is no number.
+        ValueError: if it is not finite, or not in the range.
+    """
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be {kind}, got {shown(value)}")
 
@@ -69,7 +74,7 @@ def as_number(name: str, value: Any, kind: str = "a number", allowed: Range | No
 
 
 def as_count(name: str, value: Any, minimum: int = 1) -> int:
-    """`value` as an integer of at least `minimum`."""
+    """Return `value` as an integer of at least `minimum`; ValueError if it is none."""
     try:
         count = operator.index(value)
     except TypeError:
@@ -81,7 +86,7 @@ def as_count(name: str, value: Any, minimum: int = 1) -> int:
 
 
 def closest(word: str, known: Iterable[str], n: int = 3) -> str:
-    """`" (closest: a, b)"`, or an empty text if no known name resembles `word`."""
+    """Return `" (closest: a, b)"`, or an empty text if no known name resembles `word`."""
     near = difflib.get_close_matches(word[:200], dict.fromkeys(known), n=n, cutoff=0.55)
     if not near:
         return ""
@@ -104,7 +109,7 @@ def check_floating(input: Tensor) -> None:
 
 
 def check_block_size(block_size: int | Sequence[int], spatial: int) -> tuple[int, ...]:
-    """`block_size` as one integer for each of `spatial` axes."""
+    """Return `block_size` as one integer for each of `spatial` axes, or raise ValueError."""
     if not isinstance(block_size, list | tuple):
         return (as_count("block_size", block_size),) * spatial
 

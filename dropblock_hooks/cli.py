@@ -40,7 +40,7 @@ def _layers(options: argparse.Namespace) -> Table[Any]:
     """
     model = _model(options.model)
     example = _samples(model, options.input_size)[:1]
-    with torch.device(example.device):  # where a forward makes tensors of its own
+    with torch.device(example.device):  # a forward may make tensors without a device
         table = layers(model, example)
     if not options.selector:
         return table
@@ -51,7 +51,7 @@ def _layers(options: argparse.Namespace) -> Table[Any]:
 
 
 def _builtin(options: argparse.Namespace) -> Table[Any]:
-    """List the dropout that a model already has, with the spec entries that change its rates."""
+    """List the model's own dropouts, with the entries of a spec that change their rates."""
     return builtin(_model(options.model))
 
 
@@ -72,7 +72,7 @@ def _check(options: argparse.Namespace) -> str:
 
 
 def _regularizers(options: argparse.Namespace) -> str:
-    """List the regularizers, observers and schedules for specs; with a name, describe that one."""
+    """List the regularizers, observers and schedules for specs; with a name, describe this one."""
     known: dict[str, Any] = registered(object)
     name = options.name
     if name is None:
@@ -103,7 +103,7 @@ def _kind(cls: Any) -> str:
 def _model(name: str) -> nn.Module:
     """Build the model of timm with this name, or call the user's ``package.module:factory``."""
     make = _imported(name) if ":" in name else _builder_of_timm(name)
-    with contextlib.suppress(TypeError, ValueError):  # not everything has a signature
+    with contextlib.suppress(TypeError, ValueError):  # some callables have no signature
         parameters = inspect.signature(make).parameters
         # the builders of torchvision may download weights by default
         no_weights = {key: None for key in ("weights", "weights_backbone") if key in parameters}
@@ -149,7 +149,7 @@ def _called(function: Callable[[], Any], doing: str) -> Any:
 
 
 def _samples(model: nn.Module, input_size: list[int] | None) -> Tensor:
-    """Two samples of zeros, by default of the size that the model's configuration states."""
+    """Return two samples of zeros, by default of the size in the model's configuration."""
     if not input_size:
         configured = own_input(model)
         if configured is not None:

@@ -19,7 +19,7 @@ LIBRARIES = (
     "numpy",
     "PyYAML",
 )
-"""Names of packages that attachments meet. A package that is not installed is left out."""
+"""Names of packages that are used with attachments. Missing packages are left out."""
 
 
 def environment() -> dict[str, str]:
@@ -30,7 +30,7 @@ def environment() -> dict[str, str]:
         >>> list(environment())[:3]
         ['dropblock-hooks', 'Python', 'system']
     """
-    found = {
+    versions = {
         "dropblock-hooks": __version__,
         "Python": platform.python_version(),
         "system": platform.platform(),
@@ -40,14 +40,14 @@ def environment() -> dict[str, str]:
     }
     for name in LIBRARIES:
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def _devices() -> list[str]:
-    """The names of the devices that torch can use."""
+    """Return the names of the devices that torch can use."""
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     mps = ["MPS"] if torch.backends.mps.is_available() else []
     return [f"CPU with {torch.get_num_threads()} threads", *gpus, *mps]

@@ -1,4 +1,4 @@
-"""Tools for compiled code: handles, operators, and compiling anew.
+"""Tools for torch.compile: handles, operators, and compiling anew.
 
 A handle is a tensor by which an operator finds a Python object. It is an input of the graph, so
 copies of a model run the same graph.
@@ -25,7 +25,7 @@ _numbers = itertools.count()
 
 
 def new_handle(owner: Any) -> Tensor:
-    """Return a 0-dim int64 tensor on the CPU that stands for `owner` as long as it lives."""
+    """Return a 0-dim int64 tensor on the CPU that stands for `owner` while `owner` lives."""
     number = next(_numbers)
     _owners[number] = owner
     with torch.inference_mode(False):
@@ -33,7 +33,7 @@ def new_handle(owner: Any) -> Tensor:
 
 
 def find(handle: Tensor | float) -> Any:
-    """Return the object that a handle, or its number, stands for; None once it is gone."""
+    """Return the object of a handle, or of its number; None if the object is gone."""
     return _owners.get(int(handle))
 
 
@@ -50,9 +50,14 @@ def define_operator(
 ) -> Callable[[Callable[..., Any]], Any]:
     """Decorate a function, which becomes an operator that torch.compile does not trace into.
 
-    Its calls take a tenth of the time that ``torch.library.custom_op`` needs. An operator whose
-    schema changes needs a new name, by which Inductor's cache on disk knows it. `fake` is for the
-    tracing compiler; without it, AOTAutograd traces into the operator.
+    A call takes a tenth of the time of an operator of ``torch.library.custom_op``. An operator
+    whose schema changes needs a new name, because Inductor's cache on disk knows it by name.
+
+    Args:
+        name: the name of the operator.
+        schema: its arguments and results.
+        fake: an implementation without values, for the tracing compiler. Without it, AOTAutograd
+            traces into the operator.
     """
 
     def define(run: Callable[..., Any]) -> Any:
@@ -67,17 +72,21 @@ def define_operator(
 
 
 def differentiate(name: str, backward: Callable[..., Any], save: Callable[..., Any]) -> None:
+    """Give an operator a backward; `save` saves the tensors for it."""
     name = f"dropblock_hooks::{name}"
     torch.library.register_autograd(name, backward, setup_context=save, lib=_library)
 
 
 def is_exporting() -> bool:
-    """Whether torch.export traces; ``torch.compiler.is_exporting()`` is true in torch.compile."""
+    """Return whether torch.export traces.
+
+    ``torch.compiler.is_exporting()`` is also true in torch.compile.
+    """
     return bool(getattr(torch.compiler, EXPORTING, False))
 
 
 def refuse_version() -> NoReturn:
-    """Tell that this torch is too old to compile a model with sites."""
+    """Raise the error that this torch is too old to compile a model with sites."""
     raise RuntimeError(
         f"torch {torch.__version__} can't compile or export a model with active regularizers "
         "or observers: use torch >= 2.9, or call the model without torch.compile"
@@ -85,8 +94,8 @@ def refuse_version() -> NoReturn:
 
 
 def as_written() -> AbstractContextManager[object]:
-    """Context manager within which code that torch has compiled is not used."""
+    """Return a context manager within which compiled code runs in eager mode."""
     if "torch._dynamo" not in sys.modules:
-        return nullcontext()  # nothing is compiled, and importing it takes a second
+        return nullcontext()  # nothing is compiled, and importing dynamo takes a second
     stance: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
     return stance

@@ -1,4 +1,4 @@
-"""Findings: one type for everything that is wrong or suspicious, and how it is reported."""
+"""Findings: one type for all faults and likely mistakes, and how they are reported."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -76,7 +76,7 @@ class Kind(_Described):
 
 
 class Severity(_Described):
-    """How bad a finding is.
+    """How serious a finding is.
 
     Example:
         >>> Severity.ERROR == "error"
@@ -90,7 +90,7 @@ class Severity(_Described):
 
 @dataclass(frozen=True)
 class Finding:
-    """A fault, or a likely fault.
+    """A fault or a likely fault.
 
     Example:
         >>> attached = attach(nn.Sequential(nn.ReLU()), {"0": Dropout()})
@@ -99,11 +99,11 @@ class Finding:
 
     Args:
         kind: the kind of fault, for programs.
-        severity: how bad it is.
+        severity: how serious the fault is.
         sites: keys of the sites; empty for the attachment or the whole model.
         text: the description, for people.
         cure: the advice; may be empty.
-        epoch: the time at which it was found.
+        epoch: the time at which the fault was found.
     """
 
     kind: Kind
@@ -142,7 +142,7 @@ class Message:
         kind: the kind of fault.
         text: the description, with names of values in braces.
         cure: the advice, also with names in braces; may be empty.
-        severity: how bad it is.
+        severity: how serious the fault is.
     """
 
     kind: Kind
@@ -189,7 +189,7 @@ class WatchdogError(ComposedError, RuntimeError):
 
 
 def merged(findings: Iterable[Finding]) -> list[Finding]:
-    """Merge the findings that say the same about several sites."""
+    """Merge findings with the same text about several sites."""
     by_cause: dict[tuple[str, str, str], Finding] = {}
     for finding in findings:
         cause = (finding.kind, finding.text, finding.cure)

@@ -1,6 +1,6 @@
-"""The texts of all findings and warnings, in one table. docs/troubleshooting.md explains each.
+"""The texts of all findings and warnings, in one table. docs/troubleshooting.md explains them.
 
-A name in braces is replaced by a value. A finding says what happened, and its cure what to do.
+A name in braces is replaced by a value. A text says what happened, and its cure what to do.
 """
 
 from .findings import Cause, Kind, Message, Severity
@@ -47,8 +47,8 @@ FROZEN = Message(
 
 OVERWRITTEN = Message(
     Kind.OVERWRITTEN,
-    "the parameter has gradients of each sample (grad_sample), of which the optimizer's step makes "
-    "its gradient, so a regularizer of the gradient of the backward has no effect",
+    "the parameter has gradients of each sample (grad_sample), from which the optimizer's step "
+    "computes its gradient, so a regularizer of the gradient of the backward has no effect",
     'Use when="accumulated" and pass the optimizer, attach(..., optimizer=optimizer)',
     Severity.ERROR,
 )
@@ -137,7 +137,7 @@ NOT_IN_COMPILED_CODE = Cause(
     "torch.compile runs code that does not call it, such as code of an equal block after a graph "
     "break, or code in which its branch is not taken",
     "Call torch.compiler.reset() after attach, and find graph breaks with fullgraph=True; if the "
-    "same is told without torch.compile, name the parent",
+    "same is reported without torch.compile, name the parent",
 )
 SELDOM_CALLED = Message(
     Kind.NEVER_CALLED,
@@ -247,7 +247,7 @@ DIFFERS = Message(Kind.DIFFERS, "the ranks differ: {values}", severity=Severity.
 EQUAL_SEEDS = Message(
     Kind.EQUAL_GENERATORS,
     "several ranks have the same torch.initial_seed() and draw the same masks",
-    "Seed each data-parallel rank differently: torch.manual_seed(seed + rank). The ranks of one "
+    "Seed each data-parallel rank differently: torch.manual_seed(seed + rank). The ranks of a "
     "tensor-parallel group need equal seeds",
 )
 
@@ -436,7 +436,7 @@ SAMPLE_CALLED_NO_LAYER = (
     "the {n} forwards called no layer of {sites}: are these layers used in evaluation?"
 )
 EMPTY_MAP = (
-    "no place at layer {layer} speaks for the target in image {images}: the weighted sum is "
+    "no position at layer {layer} raises the target's score in image {images}: the weighted sum is "
     "nowhere positive, and the map is all zeros"
 )
 _SEVERAL_KERNELS = (

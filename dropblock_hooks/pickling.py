@@ -1,7 +1,8 @@
-"""Functions in the fields of regularizers and schedules, when they are pickled.
+"""Pickles functions in the fields of regularizers and schedules.
 
-pickle finds a function by its name. A lambda, and a function inside another one, has no name that
-can be imported, so pickle would fail with an error that does not say where the function is.
+pickle finds a function by its name. A lambda, or a function inside another function, has no name
+that can be imported. Without this module, pickle would fail with an error that does not say where
+the function is.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ class _Nameless:
 
     def __init__(self, function: Any, place: str) -> None:
         self.function = function
-        self.place = place  # its field and the class, for the error
+        self.place = place  # the field and the class, for the error
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Nameless:
         return self  # as copy.deepcopy does with functions

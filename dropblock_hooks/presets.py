@@ -34,10 +34,10 @@ _SCALES = ("embed_scale", "embedding_multiplier")
 def drop_block_resnet(
     model: nn.Module, p: RateLike = 0.1, block_size: int = 7, **options: Any
 ) -> Spec:
-    """DropBlock as in the paper: after norms and on the shortcuts of groups 3 and 4 of a ResNet.
+    """Place DropBlock as in the paper: after norms and on shortcuts of groups 3 and 4 of a ResNet.
 
     Group 3 (``layer3``) has a quarter of the rate of group 4 (``layer4``). In the paper the rate is
-    ``p=LinearSchedule(0.0, 0.1, epochs)``, and identity shortcuts, which are no layers, drop too.
+    ``p=LinearSchedule(0.0, 0.1, epochs)``, and identity shortcuts, which are no layers, also drop.
 
     Example:
         >>> attach(model, drop_block_resnet(model, p=0.1))  # doctest: +SKIP
@@ -46,10 +46,10 @@ def drop_block_resnet(
         model: a ResNet of timm or torchvision, or one with the same names.
         p: rate of group 4.
         block_size: edge of the block, in elements.
-        options: of `DropBlock2d`.
+        options: other arguments of `DropBlock2d`.
 
     Raises:
-        ValueError: for a model without such layers.
+        ValueError: if the model has no such layers.
 
     Reference:
         Ghiasi, Lin and Le, 2018, section 4.1 (https://arxiv.org/abs/1810.12890).
@@ -76,19 +76,22 @@ def drop_block_resnet(
 def by_stage(
     regularizer: Regularizer, stages: Sequence[int] = (-2, -1), first: float = 0.25
 ) -> Spec:
-    """A regularizer at the outputs of feature stages, with a rate that rises linearly with depth.
+    """Place a regularizer at the outputs of feature stages, with a rate that rises with depth.
 
-    The model needs timm's ``feature_info``. The last stage has the rate of the regularizer. A rate
-    that is a `ByDepth` already is taken as it is.
+    The rate rises linearly. The model needs timm's ``feature_info``. The last stage has the rate of
+    the regularizer. A rate that is already a `ByDepth` does not change.
 
     Example:
         >>> by_stage(DropBlock2d(p=0.1))
         Spec({Select(stages=(-2, -1)): DropBlock2d(p=ByDepth(start=0.025, stop=0.1), block_size=7)})
 
     Args:
-        regularizer: for each stage; its first rate rises with depth.
-        stages: by number, negative from the end.
+        regularizer: the regularizer of all stages; its first rate rises with depth.
+        stages: the numbers of the stages; negative numbers count from the end.
         first: factor of the rate at the first stage.
+
+    Raises:
+        TypeError: for another object than a regularizer with a rate.
     """
     if not isinstance(regularizer, Regularizer) or not regularizer.rates:
         what = "by_stage takes a regularizer with a rate and no model: by_stage(DropBlock2d(p=0.1))"
@@ -106,9 +109,9 @@ def by_stage(
 def stochastic_depth(
     model: nn.Module, p: RateLike = 0.1, example_input: Any = None, **options: Any
 ) -> Spec:
-    """`StochasticDepth` on all `residual_blocks`, the rate rising from 0 to p.
+    """Place `StochasticDepth` on all `residual_blocks`, with a rate that rises from 0 to p.
 
-    Give a `ByDepth` as `p` for another first rate than 0.
+    With a `ByDepth` as `p`, the first rate can be another one than 0.
 
     Example:
         >>> stochastic_depth(model, p=0.2, example_input=x)  # doctest: +SKIP
@@ -117,10 +120,10 @@ def stochastic_depth(
         model: any model.
         p: rate of the last block or branch.
         example_input: an input of the model, as for ``plan``.
-        options: of `StochasticDepth`.
+        options: other arguments of `StochasticDepth`.
 
     Raises:
-        ValueError: for a model without such blocks, or if an example is needed.
+        ValueError: if the model has no such blocks, or if an example is needed.
 
     Reference:
         Huang et al., 2016, the linear decay rule (https://arxiv.org/abs/1603.09382).
@@ -132,10 +135,11 @@ def stochastic_depth(
 
 
 def drop_path(model: nn.Module, p: RateLike = 0.1, example_input: Any = None) -> Spec:
-    """`DropPath` at the layers ``drop_path`` of all residual branches, the rate rising from 0 to p.
+    """Place `DropPath` on the layers ``drop_path`` of residual branches; the rate rises to p.
 
-    In timm, each branch ends in ``drop_path``, ``drop_path1`` or ``drop_path2``. Those that the
-    forward does not call are left out. Make the model without ``drop_path_rate``.
+    In timm, each branch ends in ``drop_path``, ``drop_path1`` or ``drop_path2``. Layers that the
+    forward does not call are left out. The rate begins at 0. Make the model without
+    ``drop_path_rate``.
 
     Example:
         >>> attach(model, drop_path(model, p=0.1))  # doctest: +SKIP
@@ -146,7 +150,7 @@ def drop_path(model: nn.Module, p: RateLike = 0.1, example_input: Any = None) ->
         example_input: an input of the model, as for ``plan``.
 
     Raises:
-        ValueError: for a model without such layers.
+        ValueError: if the model has no such layers, or if an example is needed.
 
     Reference:
         Huang et al., 2016, the linear decay rule (https://arxiv.org/abs/1603.09382).
@@ -159,7 +163,7 @@ def drop_path(model: nn.Module, p: RateLike = 0.1, example_input: Any = None) ->
 
 
 def layer_drop(model: nn.Module, p: RateLike = 0.1, **options: Any) -> Spec:
-    """LayerDrop: `StochasticDepth` on all layers of a language model, for the whole batch at once.
+    """Place LayerDrop: `StochasticDepth` on all layers of a language model, for whole batches.
 
     A dropped layer is still computed, so a cache of keys and values stays complete.
 
@@ -172,7 +176,7 @@ def layer_drop(model: nn.Module, p: RateLike = 0.1, **options: Any) -> Spec:
         options: of the regularizer, such as ``index=0`` for layers that return a tuple.
 
     Raises:
-        ValueError: for a model without such layers.
+        ValueError: if the model has no such layers.
 
     Reference:
         Fan, Grave and Joulin, 2019 (https://arxiv.org/abs/1909.11556), without the scaling.
@@ -185,7 +189,7 @@ def layer_drop(model: nn.Module, p: RateLike = 0.1, **options: Any) -> Spec:
 
 
 def residual_dropout(model: nn.Module, p: RateLike = 0.1, **options: Any) -> Spec:
-    """`Dropout` on the last projections of attention and MLP of a language model that has none.
+    """Place `Dropout` on the last projections of attention and MLP, if a language model has none.
 
     Example:
         >>> attach(model, residual_dropout(model, p=0.1))  # doctest: +SKIP
@@ -196,19 +200,19 @@ def residual_dropout(model: nn.Module, p: RateLike = 0.1, **options: Any) -> Spe
         options: of the regularizer, such as ``index=0`` for layers that return a tuple.
 
     Raises:
-        ValueError: for a model without such projections.
+        ValueError: if the model has no such projections.
 
     Reference:
         Vaswani et al., 2017, section 5.4 (https://arxiv.org/abs/1706.03762).
     """
-    kind = "projection called o_proj, out_proj, down_proj, fc2 or the like: use stochastic_depth"
+    kind = "projection called o_proj, out_proj, down_proj, fc2 or similar: use stochastic_depth"
     regularizer = Dropout(p, **options)
     names = _outermost(model, _PROJECTIONS)
     return _on(model, names, kind, regularizer)
 
 
 def neftune(model: nn.Module, alpha: RateLike = 5.0, **options: Any) -> Spec:
-    """`NEFTune` on the input embedding of a language or vision-language model; the spec names it.
+    """Place `NEFTune` on the input embedding of a language or vision-language model.
 
     The embedding is the one that ``model.get_input_embeddings()`` of Transformers returns, or the
     only embedding of another model. A warning names an embedding that is scaled, as Gemma's.
@@ -221,10 +225,10 @@ def neftune(model: nn.Module, alpha: RateLike = 5.0, **options: Any) -> Spec:
     Args:
         model: any model with an embedding of tokens.
         alpha: scale of the noise; the paper uses 5, 10 and 15.
-        options: of `NEFTune`.
+        options: other arguments of `NEFTune`.
 
     Raises:
-        ValueError: for a model without an embedding of tokens, or with several.
+        ValueError: if the model has no embedding of tokens, or several.
 
     Reference:
         Jain et al., 2023 (https://arxiv.org/abs/2310.05914).
@@ -236,16 +240,16 @@ def neftune(model: nn.Module, alpha: RateLike = 5.0, **options: Any) -> Spec:
 
 
 def _input_embedding(model: nn.Module) -> str:
-    """The name of the input embedding of a model; ValueError if it is not known."""
+    """Return the name of the input embedding of a model; ValueError if it is unknown."""
     kind = type(model).__name__
     modules = Index(model).modules
     for name, target in modules.items():
-        embedding = _told_embedding(target.module)
+        embedding = _stated_embedding(target.module)
         if embedding is None:
             continue
-        inside = [other for other in modules if modules[other].module is embedding]
-        if inside and is_embedding(embedding):
-            return inside[0]
+        names_of_embedding = [other for other in modules if modules[other].module is embedding]
+        if names_of_embedding and is_embedding(embedding):
+            return names_of_embedding[0]
         raise ValueError(
             f"the input embedding of {kind} is a {type(embedding).__name__}, no embedding of "
             f"tokens: name an nn.Embedding in {quote(name or '.')}"
@@ -259,8 +263,8 @@ def _input_embedding(model: nn.Module) -> str:
     raise ValueError(f"{kind} has several embeddings: put NEFTune on one of {listed(names, 8)}")
 
 
-def _told_embedding(module: nn.Module) -> Any:
-    """What ``get_input_embeddings()`` of Transformers returns; None without such a method."""
+def _stated_embedding(module: nn.Module) -> Any:
+    """Call ``get_input_embeddings()`` of Transformers; return None without such a method."""
     method = getattr(module, "get_input_embeddings", None)
     if method is None:
         return None
@@ -288,13 +292,8 @@ def _tell_scale(model: nn.Module, name: str) -> None:
                 )
 
 
-def _rising(p: RateLike) -> ByDepth:
-    """A rate that rises from 0 to `p`; a `ByDepth` says both ends."""
-    return p if isinstance(p, ByDepth) else ByDepth(0.0, p)
-
-
 def _outermost(model: nn.Module, pattern: str) -> list[str]:
-    """Find the layers whose names end where the pattern first matches: none inside of these."""
+    """Find the layers whose names match a pattern, without the layers inside them."""
     names = []
     bare = unwrap(model)
     for name in Index(bare).modules:
@@ -305,7 +304,7 @@ def _outermost(model: nn.Module, pattern: str) -> list[str]:
 
 
 def _on(model: nn.Module, names: Sequence[str], kind: str, regularizer: Regularizer) -> Spec:
-    """Make the spec of a regularizer on these layers; ValueError if there are none."""
+    """Make the spec of a regularizer on these layers; ValueError without any layer."""
     if not names:
         model_kind = type(unwrap(model)).__name__
         raise ValueError(f"{model_kind} has no {kind}, or name the layers")
@@ -314,7 +313,9 @@ def _on(model: nn.Module, names: Sequence[str], kind: str, regularizer: Regulari
 
 
 def residual_blocks(model: nn.Module, example_input: Any = None) -> tuple[str, ...]:
-    """The innermost layers that add something to their input and keep its shape, in model order.
+    """Find the innermost layers that add something to their input and keep its shape.
+
+    They are in model order.
 
     Example:
         >>> class Block(nn.Module):
@@ -326,6 +327,9 @@ def residual_blocks(model: nn.Module, example_input: Any = None) -> tuple[str, .
     Args:
         model: any model.
         example_input: an input of the model, as for ``plan``.
+
+    Raises:
+        ValueError: if no forward of a copy runs, or if an example is needed.
     """
     bare = unwrap(model)
     index = Index(bare)
@@ -345,7 +349,7 @@ def residual_blocks(model: nn.Module, example_input: Any = None) -> tuple[str, .
 
 
 def scaled(rate: RateLike, factor: float) -> RateLike:
-    """A rate or schedule times a factor.
+    """Multiply a rate or schedule by a factor.
 
     Example:
         >>> scaled(LinearSchedule(0.0, 0.2), 0.5)
@@ -356,7 +360,7 @@ def scaled(rate: RateLike, factor: float) -> RateLike:
         factor: any finite number.
 
     Raises:
-        TypeError: for a function that is no `Schedule`, and a `Schedule` without ``scaled``.
+        TypeError: for a function that is no `Schedule`, and for a `Schedule` without ``scaled``.
     """
     scaled_rate: RateLike = schedules.scaled(rate, factor)
     return scaled_rate

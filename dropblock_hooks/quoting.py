@@ -93,8 +93,8 @@ def described(error: BaseException) -> str:
 class ComposedError(Exception):
     """An error whose text is made of its arguments.
 
-    Trainers replace ``args`` by a longer text that says where it was raised. Then the error prints
-    that text.
+    Trainers replace ``args`` by a longer text that names the place of the error. Then the error
+    prints the longer text.
     """
 
     def __init__(self, *parts: Any) -> None:

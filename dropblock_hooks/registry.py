@@ -32,7 +32,7 @@ def register(cls: type | None = None, /, *, name: str | None = None) -> Any:
 
     Raises:
         TypeError: for a dataclass that is not frozen.
-        ValueError: for a name that another class has.
+        ValueError: if another class has the name.
     """
     if cls is None:
         return lambda cls: register(cls, name=name)
@@ -58,12 +58,12 @@ def register(cls: type | None = None, /, *, name: str | None = None) -> Any:
 
 
 def _path_of(cls: type) -> str:
-    """Return the module and the name of a class, which stay the same when it is defined again."""
+    """Return the module and the name of a class. They stay the same if it is defined again."""
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def check_fields(cls: type) -> None:
-    """Raise TypeError for fields without the decorator that makes them fields."""
+    """Raise TypeError if a class has fields, but no decorator ``@register``."""
     if "__dataclass_params__" in vars(cls):
         return
 
@@ -95,13 +95,13 @@ def name_of(cls: type) -> str:
 class ShortSignature:
     """The signature of a class as ``help()`` shows it: arguments and defaults, without annotations.
 
-    It is computed from the ``__init__`` of each subclass. The annotations of rates are long, and
-    ``__init__`` still has them.
+    It is computed from the ``__init__`` of a class. The annotations of rates are long. They are
+    still in ``__init__``.
     """
 
     def __get__(self, obj: object, cls: type) -> inspect.Signature:
         if obj is not None:
-            raise AttributeError("__signature__")  # an object is not called
+            raise AttributeError("__signature__")  # objects can't be called
         signature = inspect.signature(cls.__init__)  # type: ignore[misc]  # of any class
         _, *arguments = signature.parameters.values()
         bare = []
@@ -116,7 +116,7 @@ def brief(obj: Any) -> str:
 
 
 def as_call(cls: type, arguments: Mapping[str, Any]) -> str:
-    """Return the text of a call of a class; a value without a name is the text of an argument."""
+    """Return the text of a call of a class. A value with the name ``""`` is already text."""
     texts = []
     for name, value in arguments.items():
         written = f"{name}={text(value)}" if name else value
@@ -159,5 +159,6 @@ def stated_fields(obj: Any) -> dict[str, Any]:
 
 
 def _is_nonzero_number(value: Any) -> bool:
+    """Return whether a value is a number other than 0, and no boolean."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return is_number and value != 0

@@ -12,7 +12,7 @@ import torch
 
 _FOLDERS = [
     os.path.dirname(os.path.abspath(__file__)),
-    os.path.dirname(os.path.abspath(torch.__file__)),  # which may lie elsewhere
+    os.path.dirname(os.path.abspath(torch.__file__)),  # torch may be in another folder
     *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")),
 ]
 _NOT_THE_USERS = ("<frozen", *(folder + os.sep for folder in _FOLDERS))
@@ -28,7 +28,7 @@ class HookWarning(UserWarning):
 
     Args:
         message: the text.
-        findings: the same as `Finding` objects; it may be empty.
+        findings: the `Finding` objects in the text; may be empty.
     """
 
     def __init__(self, message: str = "", findings: Sequence[Any] = ()) -> None:

@@ -249,7 +249,7 @@ def test_a_map_that_is_nowhere_positive_is_told(x):
     model.append(nn.Linear(4, 2))
     nn.init.constant_(model[-1].weight[0], -1.0)
     nn.init.constant_(model[-1].weight[1], 1.0)
-    with pytest.warns(HookWarning, match="no place at layer '1' speaks for .* image 0, 2: the wei"):
+    with pytest.warns(HookWarning, match="no position at layer '1' raises .* image 0, 2: the wei"):
         cam = gradcam(model, x, target=[0, 1, 0])
     assert not cam.maps[[0, 2]].any()
     assert cam.maps[1].any()

@@ -155,7 +155,7 @@ def test_every_family_has_a_layer_to_look_at(member, hook_count):
                 nn.init.normal_(parameter)
     hooks = hook_count(model)
     with warnings.catch_warnings():  # weights are random: the sum may be negative everywhere
-        warnings.filterwarnings("ignore", "no place at layer", HookWarning)
+        warnings.filterwarnings("ignore", "no position at layer", HookWarning)
         cam = gradcam(model, x, method="layercam", **options)
     assert cam.layer == DEFAULTS.get(member.family, cam.layer)
     assert cam.maps.shape == (2, member.size, member.size)
