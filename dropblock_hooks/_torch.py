@@ -126,7 +126,7 @@ def _is_traced_by_mode() -> bool:
 
 
 def is_plain_call(x: Tensor) -> bool:
-    """Return whether a tensor is plain, and its operators are neither traced nor transformed."""
+    """Return whether a tensor is plain, and its operators are not traced and not transformed."""
     return (
         type(x) in (Tensor, nn.Parameter)
         and not is_tracing()
@@ -272,7 +272,7 @@ def scale_tensor(scaler: Any) -> Tensor | None:
 
 
 def has_scale_tensor(scaler: Any) -> bool:
-    """Return whether a GradScaler keeps its scale in a tensor, as that of torch does."""
+    """Return whether a GradScaler keeps its scale in a tensor, like the class of torch."""
     return hasattr(scaler, "_scale")
 
 

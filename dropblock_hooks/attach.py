@@ -63,10 +63,11 @@ def attach(
             otherwise the first forward raises the error.
 
     Raises:
-        SpecError: for faults of the spec on this model. It lists all; no hook is installed.
-        RuntimeError: for DataParallel.
-        TypeError: for a model, or an optimizer, of another class.
-        ValueError: if the optimizer holds no parameter with ``when="accumulated"``.
+        SpecError: if the spec has faults on this model. It lists all, and no hook is installed.
+        RuntimeError: if the model holds ``nn.DataParallel``.
+        TypeError: if the model, the GradScaler or the optimizer is another object.
+        ValueError: if there is no submodule `root`, or if the optimizer holds no parameter with
+            ``when="accumulated"``.
     """
     index = Index(model, root)
     draft = Draft.of(spec)
@@ -113,6 +114,10 @@ def attachments(model: nn.Module) -> list[Attachment]:
 
     Args:
         model: the model; also a wrapper of it, such as a compiled model.
+
+    Raises:
+        TypeError: if `model` is not a module.
+        RuntimeError: if the model holds ``nn.DataParallel``.
     """
     bare = unwrap(model)
     hooks_of: dict[Run, list[tuple[nn.Module, SiteHook]]] = defaultdict(list)
@@ -168,6 +173,10 @@ def detach_all(model: nn.Module) -> int:
 
     Args:
         model: the model; also a wrapper of it, such as a compiled model.
+
+    Raises:
+        TypeError: if `model` is not a module.
+        RuntimeError: if the model holds ``nn.DataParallel``.
     """
     attached = attachments(model)
     for attachment in attached:

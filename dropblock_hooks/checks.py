@@ -74,7 +74,7 @@ def as_number(name: str, value: Any, kind: str = "a number", allowed: Range | No
 
 
 def as_count(name: str, value: Any, minimum: int = 1) -> int:
-    """Return `value` as an integer of at least `minimum`; ValueError if it is none."""
+    """Return `value` as an integer of at least `minimum`, or raise ValueError."""
     try:
         count = operator.index(value)
     except TypeError:

@@ -78,17 +78,21 @@ class Table(Sequence[Row], Generic[Row]):
         return len(self.rows)
 
     def to_dict(self) -> list[dict[str, Any]]:
-        """The rows as dicts."""
+        """Return the rows as dicts."""
         return [asdict(row) for row in self.rows]  # type: ignore[call-overload]  # rows are dataclasses
 
     def to_pandas(self) -> Any:
-        """The rows as a ``pandas.DataFrame``; needs pandas."""
+        """Return the rows as a ``pandas.DataFrame``.
+
+        Raises:
+            ImportError: if pandas is not installed.
+        """
         import pandas
 
         return pandas.DataFrame(self.to_dict())
 
     def to_text(self, width: int = WIDTH, wide: bool = False) -> str:
-        """The table as text, in lines of at most `width` characters if shorter texts allow it.
+        """Return the table as text, in lines of at most `width` characters if possible.
 
         Names and numbers are never shortened. Equal sites of an entry of the spec print as one
         line. `wide` prints a line for each row, and shortens nothing.

@@ -85,7 +85,7 @@ def find(which: Which, base: nn.Module, sites: Sequence[LiveSite]) -> tuple[Live
 
 
 def _no_site(which: Which, reason: str, keys: Sequence[str]) -> KeyError:
-    """Make the error that there is no such site, with the closest key."""
+    """Make the error about a missing site, with the closest key."""
     known = closest(str(which), keys) or f": {listed(keys, 5)}"
     return KeyError(f"no site is {quote(which)}: {reason}; sites{known}")
 

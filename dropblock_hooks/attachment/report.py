@@ -26,8 +26,8 @@ Size = tuple[int, ...] | None
 class SiteRow:
     """The row of a site in a report.
 
-    The norms are those of the gradients in the last window, before the bound; see `Norms`. For
-    `AdaptiveClipGrad` they are divided by the norm of the weights. They are None without a bound.
+    Norms belong to the gradients in the last window, before the bound; see `Norms`. For
+    `AdaptiveClipGrad` they are divided by the norm of the weights. Without a bound, norms are None.
     """
 
     site: str  # the key of the site

@@ -108,8 +108,11 @@ def gradcam(
         prefix_tokens: the number of tokens before the map.
 
     Raises:
-        ValueError: if the layer has no map or gets no gradient; if the target does not exist.
-        TypeError: if the output or the target has the wrong type.
+        SpecError: if `layer` matches no layer.
+        SiteError: if the layer has no map, or its output does not reach the scores.
+        ValueError: if an option or the target does not exist, if `layer` matches several layers, or
+            if no layer fits.
+        TypeError: if the output, or the result of `target`, is no tensor.
 
     References:
         Selvaraju et al., 2017, "Grad-CAM" (https://arxiv.org/abs/1610.02391); Chattopadhyay et al.,

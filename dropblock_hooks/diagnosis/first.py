@@ -156,7 +156,7 @@ def _first_batch(first: Tensor, lists: Sequence[list[Any]]) -> int:
 def _batches(tensors: Sequence[Tensor], lists: Sequence[list[Any]]) -> set[int]:
     """Return all lengths that axis 0 of whole samples may have.
 
-    Images may come in a list. A model may concatenate those of the same size.
+    Images may come in a list. A model may concatenate images of the same size.
     """
     sizes = [x.shape[0] for x in tensors]
     batches = {*sizes, sum(sizes)}

@@ -118,6 +118,8 @@ def builtin(model: nn.Module, *, root: str = "") -> Builtin:
 
     Raises:
         TypeError: if `model` is not a module.
+        ValueError: if there is no submodule `root`.
+        RuntimeError: if the model holds ``nn.DataParallel``.
     """
     return Builtin(Index(model, root))
 

@@ -128,8 +128,10 @@ def plan(
         epochs: the length of the training, as in ``attach``.
 
     Raises:
-        SpecError: for the faults of the spec that ``attach`` would find.
-        TypeError: for a model of another class.
+        SpecError: if the spec has faults that ``attach`` would find without an example.
+        TypeError: if `model` is not a module.
+        ValueError: if there is no submodule `root`.
+        RuntimeError: if the model holds ``nn.DataParallel``.
     """
     index = Index(model, root)
     placements, notes = place(index, Draft.of(spec), epochs)

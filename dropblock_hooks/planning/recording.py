@@ -172,6 +172,8 @@ def layers(model: nn.Module, example_input: Any = None) -> Table[LayerRow]:
 
     Raises:
         ValueError: if no forward of a copy runs with the example.
+        TypeError: if `model` is not a module.
+        RuntimeError: if the model holds ``nn.DataParallel``.
     """
     index = Index(model)
     calls = {} if example_input is None else record_forward(index.model, example_input)

@@ -57,7 +57,7 @@ def _is_name_of_rate(local: str) -> bool:
 
 
 def parameters_in(module: nn.Module) -> dict[str, Any]:
-    """Return the parameters of a module, without those of modules inside it."""
+    """Return the parameters that a module itself holds, by name."""
     return {local: value for local, value in parameters_of(module).items() if value is not None}
 
 

@@ -67,7 +67,8 @@ class Norms:
             q: the share, in [0, 1].
 
         Raises:
-            ValueError: `q` is not in [0, 1].
+            ValueError: if `q` is not in [0, 1].
+            TypeError: if `q` is no number.
         """
         q = as_number("q", q, allowed=PROBABILITY)
         if self.largest is None:

@@ -75,7 +75,7 @@ class History(Table[HistoryRow]):
         super().__init__(rows, _COLUMNS, f"history of {counted(len(epochs), 'epoch')}")
 
     def to_dicts(self) -> list[dict[str, Any]]:
-        """The rows as dicts."""
+        """Return the rows as dicts."""
         return self.to_dict()
 
 

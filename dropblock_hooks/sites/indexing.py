@@ -43,7 +43,7 @@ def get(value: Any, index: Index) -> Tensor:
     """Return the dense floating-point tensor itself, or at `index` of a tuple, list or dict.
 
     Raises:
-        ValueError: there is no such tensor. The message has no subject, because the caller adds it.
+        ValueError: if there is no such tensor. The caller adds a subject to the message.
     """
     if index is not None and index not in _indices(value):
         raise ValueError(f"is {_shown(value)}: it has no element {index!r}")

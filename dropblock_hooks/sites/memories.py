@@ -51,7 +51,7 @@ def regularize(
     if found_inf is not None:
         happens = found_inf.to(device).reshape(()) == 0
         new_rows = torch.where(happens, new_rows, old_rows)
-        norms = torch.where(happens, norms, math.nan)  # NaN is neither clipped nor counted
+        norms = torch.where(happens, norms, math.nan)  # NaN is not clipped and not counted
         if not regularizer.clips:
             verdict = verdict & happens
     _remember(sites, new_rows)

@@ -15,7 +15,7 @@ def gathered(local: Any) -> list[Any]:
     """Return the objects of all ranks, in the order of the ranks. All ranks must call this.
 
     Raises:
-        RuntimeError: there is no process group.
+        RuntimeError: if there is no process group.
     """
     if not world_size():
         raise RuntimeError(

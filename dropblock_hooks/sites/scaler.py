@@ -20,7 +20,7 @@ def checked_scaler(scaler: Any) -> Any:
         scaler: a GradScaler, or an object that wraps one.
 
     Raises:
-        TypeError: there is no scaler in it.
+        TypeError: if there is no scaler in it.
     """
     if scaler is False or scaler is None or callable(getattr(scaler, "get_scale", None)):
         return scaler

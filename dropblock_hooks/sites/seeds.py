@@ -92,7 +92,7 @@ class Seeds:
         """Return the seed of a call; None if the call draws nothing, or is in no block.
 
         Raises:
-            SiteError: the mask of the first call in the block does not fit the tensor.
+            SiteError: if the mask of the first call in the block does not fit the tensor.
         """
         if not site.draws:
             return None

@@ -83,7 +83,7 @@ class LiveSite:
         self.position = (0, 0)  # the numbers of the entry and of the regularizer in the entry
         self.selector = key  # the selector of the entry
 
-        # all counts except those of compiled code that were not moved here yet
+        # all counts; counts of compiled code are moved here when `counter` is read
         self.tally = Counter()
         self.samples: int | None = None  # the length of axis 0 of the last tensor, if it matters
         self.rose = False  # whether the rate was ever above 0
@@ -408,7 +408,7 @@ def perform(
         attributes: other attributes of `Now`.
 
     Raises:
-        SiteError: the regularizer has raised a TypeError or a ValueError.
+        SiteError: if the regularizer has raised a TypeError or a ValueError.
     """
     now = Now(**attributes, **rates)
     try:

@@ -47,10 +47,10 @@ def checked_optimizers(optimizers: Any) -> list[Optimizer]:
     """Return the optimizers inside all wrappers, each once.
 
     Args:
-        optimizers: an optimizer, a wrapper of one, a list of them, or None.
+        optimizers: an optimizer or its wrapper, a list of them, or None.
 
     Raises:
-        TypeError: one of them is not an optimizer.
+        TypeError: if another object is among them.
     """
     several = optimizers if isinstance(optimizers, (list, tuple)) else [optimizers]
     innermost = [_innermost(optimizer) for optimizer in several if optimizer is not None]
@@ -78,7 +78,7 @@ def use_optimizers(
     """Put step hooks on these optimizers, and take them off all others.
 
     Raises:
-        ValueError: the optimizers hold none of the parameters.
+        ValueError: if the optimizers hold none of the parameters.
     """
     hooks = [(module, hook) for module, hook in installed if hook.site.regularizer.accumulates]
     if optimizers:
