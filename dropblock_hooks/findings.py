@@ -207,19 +207,19 @@ def grouped(findings: Iterable[Finding]) -> list[str]:
 
 def tell(
     findings: Iterable[Finding],
-    told: set[tuple[str, str]],
+    reported: set[tuple[str, str]],
     action: str | Callable[[Finding], Any] = "warn",
 ) -> None:
-    """Report the findings whose `ids` are not in `told` yet, and add their `ids` to `told`.
+    """Report the findings whose `ids` are not in `reported` yet, and add their `ids` to it.
 
     The action is ``"warn"``, ``"raise"``, which raises a `WatchdogError`, or a function of a
     finding.
     """
-    new = [finding for finding in findings if not finding.ids <= told]
+    new = [finding for finding in findings if not finding.ids <= reported]
     if not new:
         return
     for finding in new:
-        told |= finding.ids
+        reported |= finding.ids
 
     if callable(action):
         for finding in new:

@@ -115,6 +115,10 @@ def captures(which: Any, selected: Sequence[LiveSite]) -> dict[str, list[Record]
     Args:
         which: the argument of the user, for messages.
         selected: the sites of this key or selector.
+
+    Raises:
+        KeyError: if none of these sites has a `Capture`.
+        RuntimeError: if nothing was captured.
     """
     sites = [site for site in selected if isinstance(site.regularizer, Capture)]
     if not sites:
@@ -184,7 +188,11 @@ class Suggestion:
 
 
 def suggestions(sites: Sequence[LiveSite], share: float) -> Table[Suggestion]:
-    """Propose a bound for each site with a bound, so that this share of the norms exceeds it."""
+    """Propose a bound for each site with a bound, so that this share of the norms exceeds it.
+
+    Raises:
+        ValueError: if the share is out of range, or no site has a bound.
+    """
     share = as_number("share", share, allowed=Range(0, 1, open_low=True, open_high=True))
     rows: list[Suggestion] = []
     for site in sites:

@@ -193,8 +193,8 @@ def judge(placements: list[Placement]) -> list[str]:
             names_by_fault[collision].append(name)
 
         entry_number, _ = p.position
-        mine = _Occupant(p.regularizer, local=p.target.local, where=p.where, entry=entry_number)
-        occupants[module].append(mine)
+        occupant = _Occupant(p.regularizer, local=p.target.local, where=p.where, entry=entry_number)
+        occupants[module].append(occupant)
     return [f"{about} {listed(names, 3)}: {why}" for (about, why), names in names_by_fault.items()]
 
 
@@ -240,20 +240,20 @@ def _collision(p: Placement, occupants: list[_Occupant]) -> tuple[str, str] | No
 
     It returns the description of the collision, and the reason or the cure; None without one.
     """
-    mine = p.regularizer
+    regularizer = p.regularizer
     entry_number, _ = p.position
     selector = p.entry.selector
     composed = isinstance(selector, Select) and selector.compose
     for occupant in occupants:
         other = occupant.regularizer
-        one_rate = _set_one_rate(p.target.module, other, mine)
-        if occupant.local == p.target.local and _clip_by_memory(other, mine):
-            about = f"{occupant.where} and {p.where}: {other.label} and {mine.label}"
+        one_rate = _set_one_rate(p.target.module, other, regularizer)
+        if occupant.local == p.target.local and _clip_by_memory(other, regularizer):
+            about = f"{occupant.where} and {p.where}: {other.label} and {regularizer.label}"
             return f"{about} can't both be on", "a parameter has one clipping with a memory"
-        twice = other.label == mine.label and occupant.local == p.target.local
+        twice = other.label == regularizer.label and occupant.local == p.target.local
         may_be_twice = composed or occupant.entry == entry_number
         if one_rate or (twice and not may_be_twice):
-            about = f"{occupant.where} and {p.where}: {other.label} and {mine.label}"
+            about = f"{occupant.where} and {p.where}: {other.label} and {regularizer.label}"
             is_live = occupant.entry is None
             return f"{about} can't both be on", _cure_of_collision(is_live, one_rate)
     return None

@@ -107,16 +107,16 @@ def summed(local: Readings, sites: Sequence[LiveSite]) -> Readings:
     return result
 
 
-def _site_row(site: LiveSite, have: Readings) -> SiteRow:
+def _site_row(site: LiveSite, numbers: Readings) -> SiteRow:
     """Make the row of a site."""
-    counter, state = have[site.key]
+    counter, state = numbers[site.key]
     life = counter.life()
     shown = counter.shown()
     penalizes = site.regularizer.penalizes
     values = shown.norms
     norms = Norms(None) if penalizes else values
 
-    model_counter, _ = have[""]
+    model_counter, _ = numbers[""]
     forwards = model_counter.life().calls
     counts_forwards = forwards and not site.run.compiled
 
@@ -188,26 +188,26 @@ def entry_of(selector: str, row: Any) -> str | None:
     return None if row.aliases else f"{selector}/{row.site.rpartition('/')[2]}"
 
 
-def site_table(sites: Sequence[LiveSite], have: Readings, title: str) -> Table[SiteRow]:
+def site_table(sites: Sequence[LiveSite], numbers: Readings, title: str) -> Table[SiteRow]:
     """Make the table of all sites, with a section for each kind of site."""
-    rows = [_site_row(site, have) for site in sites]
+    rows = [_site_row(site, numbers) for site in sites]
     groups: dict[Any, list[tuple[LiveSite, SiteRow]]] = {"activation": [], "gradient": []}
     for site, row in zip(sites, rows, strict=True):
         item = site.regularizer
         kind = type(item) if isinstance(item, Observer) else item.acts_on
         groups.setdefault(kind, []).append((site, row))
 
-    sections = chain.from_iterable(_sections(group, have) for group in groups.values() if group)
+    sections = chain.from_iterable(_sections(group, numbers) for group in groups.values() if group)
     return Table(rows, {}, title, sections=sections)
 
 
 def _sections(
-    members: Sequence[tuple[LiveSite, SiteRow]], have: Readings
+    members: Sequence[tuple[LiveSite, SiteRow]], numbers: Readings
 ) -> Iterator[Section[SiteRow]]:
     """Make the section of sites of the same kind, and the section of their norms."""
     sites = {site.key: site for site, _ in members}
     rows = [row for _, row in members]
-    window, keys_of_window = _shown_window(sites.values(), have)
+    window, keys_of_window = _shown_window(sites.values(), numbers)
 
     def entry(row: SiteRow) -> str | None:
         return entry_of(sites[row.site].selector, row)
@@ -278,12 +278,12 @@ def _observer_columns(observer: Observer, rows: Sequence[SiteRow]) -> Columns[Si
     return columns | {head: partial(_observed, read) for head, read in readers.items()}
 
 
-def _shown_window(sites: Iterable[LiveSite], have: Readings) -> tuple[str, set[str]]:
+def _shown_window(sites: Iterable[LiveSite], numbers: Readings) -> tuple[str, set[str]]:
     """Return the name of the window that a section shows, and the keys of sites with this window.
 
     A section shows this epoch if any of its sites has counts in this epoch.
     """
-    keys = {site.key: _is_open(site, have[site.key][0]) for site in sites}
+    keys = {site.key: _is_open(site, numbers[site.key][0]) for site in sites}
     open_keys = {key for key, is_open in keys.items() if is_open}
     if open_keys:
         return "this epoch", open_keys

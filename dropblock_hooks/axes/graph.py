@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .view import FIRST, LAST, MIXED
 
-UNTOLD = "untold"
+UNKNOWN = "unknown"
 
 _PACKAGE = __name__.partition(".")[0] + "."
 _MOST = 600  # nodes, because the residual stream of a deep model is long
@@ -45,7 +45,7 @@ class _Step(NamedTuple):
 def channels_of(x: Tensor) -> str:
     """Return the place of the channels: `FIRST` or `LAST`.
 
-    It is `MIXED` if the graph shows both, `UNTOLD` if it shows neither, and "" without a graph.
+    It is `MIXED` if the graph shows both, `UNKNOWN` if it shows neither, and "" without a graph.
     """
     if x.grad_fn is None:
         return ""
@@ -68,7 +68,7 @@ def channels_of(x: Tensor) -> str:
 
     if len(sides) > 1:
         return MIXED
-    return next(iter(sides), UNTOLD)
+    return next(iter(sides), UNKNOWN)
 
 
 def _shape(node: Any, number: int) -> tuple[int, ...]:

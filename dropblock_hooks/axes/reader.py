@@ -13,7 +13,7 @@ from torch.compiler import is_compiling
 from .._torch import NO_TASK, graph_task
 from ..tables import shown
 from .facts import Facts
-from .graph import UNTOLD, channels_of
+from .graph import UNKNOWN, channels_of
 from .grids import Grid, Grids
 from .view import CHANNELS_FIRST, FIRST, LAST, MIXED, View, is_tokens, layout_with, side_of
 
@@ -97,10 +97,10 @@ class Reader:
     def _read(self, x: Tensor) -> View:
         """Apply the rules to a tensor, and compare the layout with earlier calls of the layer."""
         follow = self._channels and self.auto and not self.facts.own
-        seen = channels_of(x) if follow else ""
-        if seen in ("", UNTOLD):
-            seen = self._sides.get(x.ndim, seen)
-        view = self._by_rules(x.shape, seen)
+        by_graph = channels_of(x) if follow else ""
+        if by_graph in ("", UNKNOWN):
+            by_graph = self._sides.get(x.ndim, by_graph)
+        view = self._by_rules(x.shape, by_graph)
 
         if self.auto and view.layout:
             earlier = self._sides.setdefault(x.ndim, side_of(view.layout))
@@ -115,8 +115,8 @@ class Reader:
         self._asked[x.shape] += 1 if follow else _ASKED
         return view
 
-    def _by_rules(self, shape: Shape, seen: str) -> View:
-        """Return the view without the grid of tokens; `seen` is a result of `channels_of`."""
+    def _by_rules(self, shape: Shape, by_graph: str) -> View:
+        """Return the view without the grid of tokens; `by_graph` is a result of `channels_of`."""
         if self._samples:
             self._check_samples(shape)
         if not self._channels:
@@ -127,7 +127,7 @@ class Reader:
             return View("")  # only samples and channels
         self._check_rank(shape, rank)
         if self.auto:
-            layout = self._found_layout(shape, rank, seen)
+            layout = self._layout_by_rules(shape, rank, by_graph)
         else:
             layout = self._stated_layout(shape, rank)
 
@@ -177,9 +177,9 @@ class Reader:
             needed = f"a {rank + 2}-D tensor ({', '.join(expected)}){tokens}"
         raise ValueError(f"needs {needed}, got shape {tuple(shape)}")
 
-    def _found_layout(self, shape: Shape, rank: int, seen: str) -> str:
+    def _layout_by_rules(self, shape: Shape, rank: int, by_graph: str) -> str:
         """Return the layout by the rules; ValueError if the other axes may be no map."""
-        layout = layout_with(self._side(shape, seen), rank)
+        layout = layout_with(self._side(shape, by_graph), rank)
         if rank > 1:
             # a layer with channels first returns maps, but a Linear takes any axes before channels
             is_first = side_of(layout) == FIRST
@@ -199,9 +199,9 @@ class Reader:
             )
         return layout
 
-    def _side(self, shape: Shape, seen: str) -> str:
+    def _side(self, shape: Shape, by_graph: str) -> str:
         """Return the place of the channels; ValueError if no rule decides."""
-        side = self._by_first_rule(shape, seen)
+        side = self._by_first_rule(shape, by_graph)
         if side:
             return side
 
@@ -214,15 +214,15 @@ class Reader:
             "Without a graph, as under torch.compile, attach(..., example_input=) may help"
         )
 
-    def _by_first_rule(self, shape: Shape, seen: str) -> str:
+    def _by_first_rule(self, shape: Shape, by_graph: str) -> str:
         """Return `FIRST` or `LAST` by the first rule that decides, or ""."""
         facts = self.facts
         if facts.own:
             return facts.own
-        if seen in (FIRST, LAST):
-            return seen
-        if seen != MIXED:
-            side = self._by_stage(shape) or self._by_inside(shape, seen)
+        if by_graph in (FIRST, LAST):
+            return by_graph
+        if by_graph != MIXED:
+            side = self._by_stage(shape) or self._by_inside(shape, by_graph)
             if side:
                 return side
         return self._by_surroundings(shape) if facts.inside == MIXED else ""
@@ -235,7 +235,7 @@ class Reader:
             return ""
         return FIRST if is_first else LAST
 
-    def _by_inside(self, shape: Shape, seen: str) -> str:
+    def _by_inside(self, shape: Shape, by_graph: str) -> str:
         """Return the place of the channels in the layers inside, if an axis has their length."""
         facts = self.facts
         if not facts.inside:
@@ -243,22 +243,22 @@ class Reader:
 
         if facts.inside == FIRST and shape[1] in facts.widths:
             # if True, the code around these layers probably moves axes
-            permutes = facts.norms_last or seen == UNTOLD
+            permutes = facts.norms_last or by_graph == UNKNOWN
             return "" if permutes and shape[-1] in facts.widths else FIRST
-        if facts.inside == FIRST and self._is_joined(shape, seen):
+        if facts.inside == FIRST and self._is_joined(shape, by_graph):
             return FIRST
         if facts.inside == LAST and shape[-1] in facts.widths:
             return "" if shape[1] in facts.widths else LAST
         return ""
 
-    def _is_joined(self, shape: Shape, seen: str) -> bool:
+    def _is_joined(self, shape: Shape, by_graph: str) -> bool:
         """Return whether maps with channels first were joined along the channels, as in DenseNet.
 
         Then there are more channels than in any layer inside. A permuted map would have as many
         elements in the last axis.
         """
         facts = self.facts
-        if facts.norms_last or facts.reorders or seen == UNTOLD:
+        if facts.norms_last or facts.reorders or by_graph == UNKNOWN:
             return False
         return shape[1] > max((*facts.widths, *shape[2:]))
 

@@ -85,6 +85,9 @@ def main_tensor(output: Any, pick: Callable[[Any], Any] | None = None) -> Tensor
     """Return the tensor that `pick` returns for an output.
 
     By default, it is the output itself, or its ``logits`` or ``out``.
+
+    Raises:
+        TypeError: if there is no such tensor.
     """
     if pick is not None:
         output = pick(output)

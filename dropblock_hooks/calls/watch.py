@@ -40,8 +40,9 @@ def watch(
         options: other fields of `Watchdog`, and ``grad_scaler`` and ``root`` of `attach`.
 
     Raises:
-        TypeError, ValueError: if a rule, an action or an option does not exist.
-        SpecError: if the model has a `Watchdog` already.
+        ValueError: if a rule or an action does not exist, or an option is out of range.
+        TypeError: if an option does not exist, or has the wrong type.
+        SpecError: if the model already has a `Watchdog`.
     """
     of_attach = {name: options.pop(name) for name in ("grad_scaler", "root") if name in options}
     dog = Watchdog(rules, action=action, every=every, **options)  # type: ignore[arg-type]  # checked

@@ -212,8 +212,8 @@ def find_doubled(index: Index, placements: Sequence[Placement]) -> list[Finding]
         if row is not None:
             regularizer = placement.regularizer
             droppers_here = regularizer.label, row.type
-            kept = (1 - highest_rate(regularizer)) * (1 - row.rate)
-            shares[droppers_here][placement.key] = 1 - kept
+            remaining = (1 - highest_rate(regularizer)) * (1 - row.rate)
+            shares[droppers_here][placement.key] = 1 - remaining
 
     findings = []
     for (ours, theirs), by_site in shares.items():

@@ -33,6 +33,9 @@ def stage_target(index: Index, prefix: str, text: str, whole: bool = False) -> T
     """Return the target of a ``stage:`` or ``stride:`` selector.
 
     The target is the last layer of the stage, or with `whole` the stage itself.
+
+    Raises:
+        NoMatchError: if there is no such stage.
     """
     if not re.fullmatch(r"-?\d{1,9}", text):
         raise NoMatchError(f"{prefix}: takes an integer, got {quote(text)}")

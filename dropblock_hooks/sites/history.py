@@ -187,12 +187,12 @@ class Ending(NamedTuple):
     Attributes:
         epoch: the epoch.
         rates: the main rate of each site.
-        found: the kinds of the findings about each site.
+        kinds: the kinds of the findings about each site.
     """
 
     epoch: int
     rates: Sequence[float | None]
-    found: Mapping[str, Sequence[str]]
+    kinds: Mapping[str, Sequence[str]]
 
 
 class Recorder:
@@ -281,7 +281,7 @@ class Recorder:
         self, ending: Ending, sites: Sequence[Any], windows: Sequence[Snapshot]
     ) -> _Epoch | None:
         """Make the rows of a window; None if no layer was called and there are no findings."""
-        found = ending.found
+        kinds = ending.kinds
         rows = []
         for site, rate, window in zip(sites, ending.rates, windows, strict=True):
             calls, active_calls = self._calls_in_window(site)
@@ -295,12 +295,12 @@ class Recorder:
                 calls=calls,
                 active_calls=active_calls,
                 penalty=0.0 if has_norms and site.regularizer.penalizes else None,
-                findings=tuple(found.get(site.key, ())),
+                findings=tuple(kinds.get(site.key, ())),
             )
             rows.append(row)
 
-        if MODEL in found:
-            rows.append(HistoryRow(ending.epoch, MODEL, findings=tuple(found[MODEL])))
+        if MODEL in kinds:
+            rows.append(HistoryRow(ending.epoch, MODEL, findings=tuple(kinds[MODEL])))
         if not any(row.calls or row.active_calls or row.findings for row in rows):
             return None
         return _Epoch(rows, windows, self._norms)
@@ -411,10 +411,10 @@ def mean_rates(sites: Sequence[Any], windows: Sequence[Snapshot]) -> tuple[float
 
 
 def _together(
-    found: Mapping[str, Sequence[str]], findings: Iterable[Finding]
+    earlier: Mapping[str, Sequence[str]], findings: Iterable[Finding]
 ) -> dict[str, list[str]]:
     """Add findings to the kinds of findings about each site. No kind comes twice."""
-    kinds = {key: list(of_site) for key, of_site in found.items()}
+    kinds = {key: list(of_site) for key, of_site in earlier.items()}
     for finding in findings:
         for key in finding.sites or (MODEL,):
             of_site = kinds.setdefault(key, [])

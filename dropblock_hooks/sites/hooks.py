@@ -204,7 +204,11 @@ class SiteHook:
         self.site.note_layer(module, self.local or None, together)
 
     def pick(self, call: Call) -> tuple[Any, indexing.Index, Tensor]:
-        """Return the value that holds the tensor, the index in it, and the tensor."""
+        """Return the value that holds the tensor, the index in it, and the tensor.
+
+        Raises:
+            SiteError: if there is no dense floating-point tensor.
+        """
         index = self.site.regularizer.index
         value = call.output
         what = "the output"

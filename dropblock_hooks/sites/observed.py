@@ -95,10 +95,10 @@ def watch(
 
     `code` is the hash of this module, which caches on disk see.
     """
-    seen = [x.detach() for x in tensors]
+    values = [x.detach() for x in tensors]
     arguments = [x.detach() for x in given]
     channels = None if mapped is None else mapped.detach()
-    measures.add_watched(seen, arguments, channels, training, bounds, state, alive)
+    measures.add_watched(values, arguments, channels, training, bounds, state, alive)
     if not any(map(may_get_grad, tensors)):
         return []
 

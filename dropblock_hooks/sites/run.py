@@ -116,12 +116,12 @@ class Run:
             counted = site.observed.take(place, len(observing), self.compiled_time)
             if counted is None:
                 continue
-            _, _, trained, evaluated, off, seen, *_ = counted.values
+            _, _, trained, evaluated, off, calls_seen, *_ = counted.values
             site.tally.trained += round(trained)
             site.tally.evaluated += round(evaluated)
             site.tally.off += round(off)
             site.tally.active += site.watch.take(counted, site.observed.state.device)
-            calls = max(calls, round(seen))
+            calls = max(calls, round(calls_seen))
         self.compiled_time += (calls + 1) * 2 * (len(observing) + 1)
 
     def check_installed(self) -> None:

@@ -361,8 +361,8 @@ def _with_regularized_gradient(site: LiveSite, x: Tensor) -> Tensor:
         return x
     site.note_autocast(x.device)
     if site.regularizer.needs_activation:
-        kept: Tensor = _KeepsActivation.apply(x, site, view, site.values)
-        return kept
+        copy_of_x: Tensor = _KeepsActivation.apply(x, site, view, site.values)
+        return copy_of_x
     # other code may use `x`, and an in-place operation on a view would lose the hook
     copied = x.clone()
     copied.register_hook(partial(regularize_grad, site, view, site.values))  # type: ignore[no-untyped-call]  # torch's
