@@ -13,30 +13,46 @@ from ..sites.hooks import SiteHook
 from ..sites.run import Run
 
 
-def history_of(base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> History:
+def history_of(
+    base: nn.Module,
+    run: Run,
+    hooks: Sequence[SiteHook],
+) -> History:
     """Return the rows of all epochs. This waits for the device."""
     run.take_counts()
-    rows = run.history.rows()
+    recorder = run.history
+    rows = recorder.rows()
+
     windows = _open_windows(run)
     if run.installed and _is_trained(windows):
-        epoch = math.floor(run.epoch)
-        faults = _faults_now(base, run, hooks)
-        rows += run.history.open_rows(epoch, run.sites, windows, faults)
+        open_rows = recorder.open_rows(
+            math.floor(run.epoch),
+            run.sites,
+            windows,
+            findings=_faults_now(base, run, hooks),
+        )
+        rows += open_rows
     return History(rows)
 
 
-def close_last(base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> None:
+def close_last(
+    base: nn.Module,
+    run: Run,
+    hooks: Sequence[SiteHook],
+) -> None:
     """Add the rows of the present epoch, because no step will end it."""
     run.take_counts()
     windows = _open_windows(run)
     if not _is_trained(windows):
         return
 
+    recorder = run.history
     faults = _faults_now(base, run, hooks)
+    recorder.note_findings(faults)
+
     epoch = math.floor(run.epoch)
-    run.history.note_findings(faults)
-    run.history.note_end(epoch, run.sites)
-    run.history.close(run.sites, windows)
+    recorder.note_end(epoch, run.sites)
+    recorder.close(run.sites, windows)
 
 
 def rates_now(run: Run) -> tuple[float, float] | None:
@@ -59,7 +75,11 @@ def _is_trained(windows: Sequence[Snapshot]) -> bool:
     return any(window.trained or window.active for window in windows)
 
 
-def _faults_now(base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> list[Finding]:
+def _faults_now(
+    base: nn.Module,
+    run: Run,
+    hooks: Sequence[SiteHook],
+) -> list[Finding]:
     """Find the faults that ``step`` would report at the end of the present epoch."""
     next_epoch = math.floor(run.epoch) + 1
     return find_before_step(next_epoch, base, run, hooks)

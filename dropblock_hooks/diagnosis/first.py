@@ -51,6 +51,7 @@ class ForwardChecks:
         run = hook.run
         opened, _ = windows(run, hook.hooks)
         window = replace(opened, backward=False)
+
         by_call = [site_hook for site_hook in hook.hooks if site_hook.by_call]
         expected = _not_left_out(model, by_call, window)
         idle = find_idle(model, expected, window)
@@ -60,7 +61,9 @@ class ForwardChecks:
 
         sites = [site_hook.site for site_hook in hook.hooks]
         run.no_batch = find_no_batch(sites, inputs)
-        findings = [*run.no_batch, *_without_optimizer(hook), *find_unknown_scaler(run)]
+        findings = list(run.no_batch)
+        findings += _without_optimizer(hook)
+        findings += find_unknown_scaler(run)
         findings += find_overwritten(model, run, hook.parameters)
         findings += find_split_groups(model, run, hook.parameters)
         run.history.note_findings(findings)
@@ -68,7 +71,8 @@ class ForwardChecks:
 
         keys = old_anchors(model, hook.parameters)
         if keys:
-            warn(messages.ANCHOR_BEFORE_LOADING.format(sites=listed(keys, 5)))
+            text = messages.ANCHOR_BEFORE_LOADING.format(sites=listed(keys, 5))
+            warn(text)
 
     def new_alerts(self, hook: ModelHook, model: nn.Module, statistics: bool) -> list[Finding]:
         """Return the new findings of a `Watchdog`: all, or only NaN and Inf if not `statistics`."""
@@ -109,14 +113,20 @@ def _without_optimizer(hook: ModelHook) -> list[Finding]:
     keys = [site.key for site in _waiting(hook)]
     if not keys:
         return []
-    return [messages.NO_OPTIMIZER.finding(*keys, epoch=hook.run.epoch)]
+    finding = messages.NO_OPTIMIZER.finding(
+        *keys,
+        epoch=hook.run.epoch,
+    )
+    return [finding]
 
 
 def find_unknown_scaler(run: Run) -> list[Finding]:
     """Find out whether gradients are clipped in float16 while no GradScaler is known."""
-    if run.scaler is not None or not run.in_float16:
+    is_known = run.scaler is not None
+    if is_known or not run.in_float16:
         return []
-    return [messages.GRAD_SCALER.finding(epoch=run.epoch)]
+    finding = messages.GRAD_SCALER.finding(epoch=run.epoch)
+    return [finding]
 
 
 def find_no_batch(sites: Iterable[LiveSite], inputs: Any) -> list[Finding]:
@@ -128,10 +138,13 @@ def find_no_batch(sites: Iterable[LiveSite], inputs: Any) -> list[Finding]:
         sites: the sites that were called in a forward.
         inputs: the arguments of the model in that forward.
     """
-    tensors = [x for x in tree_leaves(inputs) if isinstance(x, Tensor) and x.ndim]
+    leaves = tree_leaves(inputs)
+    tensors = [x for x in leaves if isinstance(x, Tensor) and x.ndim]
     if not tensors:
         return []
-    lists = [value for value in tree_leaves(inputs, is_leaf=_is_list) if _is_list(value)]
+
+    leaves_and_lists = tree_leaves(inputs, is_leaf=_is_list)
+    lists = [value for value in leaves_and_lists if _is_list(value)]
     first = _first_batch(tensors[0], lists)
     batches = _batches(tensors, lists)
 
@@ -139,17 +152,24 @@ def find_no_batch(sites: Iterable[LiveSite], inputs: Any) -> list[Finding]:
     for site in sites:
         if site.samples is None or site.samples in batches:
             continue
-        values = {"samples": site.samples, "batch": first}
-        findings.append(messages.NO_BATCH.finding(site.key, epoch=site.run.epoch, **values))
+        finding = messages.NO_BATCH.finding(
+            site.key,
+            epoch=site.run.epoch,
+            samples=site.samples,
+            batch=first,
+        )
+        findings.append(finding)
     return findings
 
 
 def _first_batch(first: Tensor, lists: Sequence[list[Any]]) -> int:
     """Return the length of the batch for messages: of the first tensor, or of its list."""
-    if first.ndim < _BATCH_OF_IMAGES:
-        for values in lists:
-            if values and values[0] is first:
-                return len(values)  # every tensor in the list is a sample
+    has_batch_axis = first.ndim >= _BATCH_OF_IMAGES
+    if has_batch_axis:
+        return first.shape[0]
+    for values in lists:
+        if values and values[0] is first:
+            return len(values)  # every tensor in the list is a sample
     return first.shape[0]
 
 
@@ -159,19 +179,27 @@ def _batches(tensors: Sequence[Tensor], lists: Sequence[list[Any]]) -> set[int]:
     Images may come in a list. A model may concatenate images of the same size.
     """
     sizes = [x.shape[0] for x in tensors]
-    batches = {*sizes, sum(sizes)}
+    batches = set(sizes)
+    batches.add(sum(sizes))
     for values in lists:
-        batches |= {len(values), *_sums_of_neighbors(values)}
+        batches.add(len(values))
+        batches |= _sums_of_neighbors(values)
     return batches
 
 
 def _is_list(value: Any) -> bool:
+    """Return whether a value is a list."""
     return isinstance(value, list)
 
 
 def _sums_of_neighbors(values: list[Any]) -> set[int]:
     """Return the lengths of axis 0 that result if neighbors in a list are concatenated."""
-    if len(values) > _MOST_VIEWS or not all(isinstance(x, Tensor) and x.ndim for x in values):
+    if len(values) > _MOST_VIEWS:
         return set()
-    ends = [0, *itertools.accumulate(x.shape[0] for x in values)]
-    return {last - first for first, last in itertools.combinations(ends, 2)}
+    if not all(isinstance(x, Tensor) and x.ndim for x in values):
+        return set()
+
+    lengths = [x.shape[0] for x in values]
+    ends = [0, *itertools.accumulate(lengths)]
+    pairs = itertools.combinations(ends, 2)
+    return {last - first for first, last in pairs}

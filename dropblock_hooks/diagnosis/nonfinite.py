@@ -28,24 +28,31 @@ def find_nonfinite(run: Run, sights: list[Sight]) -> Iterator[Finding]:
     clock = Clock.of(run.shared)
     worst = min(sights, key=lambda sight: sight.watched.worse)
     first_in_backward = min(sights, key=lambda sight: sight.watched.grad_bad)
-    bad_gradient_first = first_in_backward.watched.grad_bad < worst.watched.worse
+    time_of_values = worst.watched.worse
+    time_of_gradient = first_in_backward.watched.grad_bad
+    gradient_came_first = time_of_gradient < time_of_values
 
     scaled = is_enabled(run.scaler)
     # a GradScaler finds its scale by overflows, so they are no fault
     searching = scaled and run.scaler.get_scale() >= _SMALLEST_SCALE
-    if bad_gradient_first and not searching:
+    if gradient_came_first and not searching:
         message = messages.BAD_SCALED_GRADIENT if scaled else messages.BAD_GRADIENT
         yield first_in_backward.finding(message)
-    elif worst.watched.worse < math.inf:
+    elif time_of_values < math.inf:
         first = worst
-        if worst.watched.made != worst.watched.worse:  # -Inf in the input may be the cause
+        if worst.watched.made != time_of_values:  # -Inf in the input may be the cause
             first = min(sights, key=lambda sight: sight.watched.bad)
         yield _of_forward(first, sights, clock)
     else:
-        yield from _after_the_last_measured(sights, clock, compiled=run.ticker is not None)
+        is_compiled = run.ticker is not None
+        yield from _after_the_last_measured(sights, clock, is_compiled)
 
 
-def _of_forward(first: Sight, sights: Sequence[Sight], clock: Clock) -> Finding:
+def _of_forward(
+    first: Sight,
+    sights: Sequence[Sight],
+    clock: Clock,
+) -> Finding:
     """Make the finding about bad values in a forward.
 
     The innermost layer whose input was finite has made the bad values. It is `first` or a module
@@ -57,23 +64,37 @@ def _of_forward(first: Sight, sights: Sequence[Sight], clock: Clock) -> Finding:
         sights: all watched layers.
         clock: the forwards that were measured.
     """
+
+    def depth(sight: Sight) -> tuple[bool, int]:
+        """Return `first` before all others, and inner layers before outer ones."""
+        return sight is first, len(sight.site.name)
+
     makers = [sight for sight in sights if _made_bad_values(sight, first)]
-    sight = max(makers, key=lambda maker: (maker is first, len(maker.site.name)), default=first)
+    sight = max(makers, key=depth, default=first)
 
     bad = _bad_parameters(sights)
     gap = _gap_before(first, clock)
     if bad and gap is not None and first.watched.bad > gap.time:
         clock.closely = True
-        when = f"between forward {gap.before} and forward {gap.after}"
-        values = {"forward": gap.after, "when": when, "parameters": listed(bad, 3)}
-        return sight.finding(messages.BAD_OUTPUT_LATER, **values)
+        return sight.finding(
+            messages.BAD_OUTPUT_LATER,
+            forward=gap.after,
+            when=f"between forward {gap.before} and forward {gap.after}",
+            parameters=listed(bad, 3),
+        )
 
-    more = f". Not finite now: {listed(bad, 3)}. Go back to a checkpoint" if bad else ""
+    more = ""
+    if bad:
+        more = f". Not finite now: {listed(bad, 3)}. Go back to a checkpoint"
     if bad and makers:
         more += ", and lower the learning rate or clip gradients (ClipGradNorm)"
     message = messages.MADE_BAD_VALUES if makers else messages.GOT_BAD_VALUES
-    watched = sight.watched
-    return sight.finding(message, bad=watched.bad_calls, calls=watched.calls, more=more)
+    return sight.finding(
+        message,
+        bad=sight.watched.bad_calls,
+        calls=sight.watched.calls,
+        more=more,
+    )
 
 
 def _gap_before(first: Sight, clock: Clock) -> Gap | None:
@@ -81,8 +102,14 @@ def _gap_before(first: Sight, clock: Clock) -> Gap | None:
     watched = first.watched
     if not watched.gap:
         return clock.gap
-    bad_forward = max(clock.forwards, watched.turn) - watched.bad_ago
-    return Gap(before=bad_forward - watched.gap - 1, after=bad_forward, time=-1)
+    last_forward = max(clock.forwards, watched.turn)
+    bad_forward = last_forward - watched.bad_ago
+    last_measured = bad_forward - watched.gap - 1
+    return Gap(
+        before=last_measured,
+        after=bad_forward,
+        time=-1,
+    )
 
 
 def _made_bad_values(sight: Sight, first: Sight) -> bool:
@@ -96,7 +123,9 @@ def _made_bad_values(sight: Sight, first: Sight) -> bool:
 
 
 def _after_the_last_measured(
-    sights: Sequence[Sight], clock: Clock, compiled: bool
+    sights: Sequence[Sight],
+    clock: Clock,
+    compiled: bool,
 ) -> Iterator[Finding]:
     """Find NaN and Inf in parameters after forwards that were not measured.
 
@@ -111,22 +140,36 @@ def _after_the_last_measured(
         last = forwards - max(sight.watched.unmeasured for sight in sights)
     if last == forwards:
         return
-    bad_by_sight = [(sight, _bad_parameters([sight])) for sight in sights if sight.trained]
-    bad = [name for _, names in bad_by_sight for name in names]
-    if bad:
+
+    bad = []
+    first = None
+    for sight in sights:
+        if not sight.trained:
+            continue
+        names = _bad_parameters([sight])
+        if names and first is None:
+            first = sight
+        bad += names
+
+    if first is not None:
         clock.closely = True
-        first = next(sight for sight, names in bad_by_sight if names)
-        when = f"after forward {last}"
-        values = {"forward": forwards, "when": when, "parameters": listed(bad, 3)}
-        yield first.finding(messages.BAD_PARAMETERS_LATER, **values)
+        yield first.finding(
+            messages.BAD_PARAMETERS_LATER,
+            forward=forwards,
+            when=f"after forward {last}",
+            parameters=listed(bad, 3),
+        )
 
 
 def _bad_parameters(sights: Sequence[Sight]) -> list[str]:
     """Describe the parameters of the watched layers that are not finite."""
     bad = []
     for sight in sights:
+        layer = sight.site.name or "the model"
         for name, p in sight.module.named_parameters(recurse=False):
             values = local_values(p).detach()
-            if not (values.is_meta or torch.isfinite(values).all()):
-                bad.append(f"parameter '{name}' of {sight.site.name or 'the model'}")
+            if values.is_meta:
+                continue
+            if not torch.isfinite(values).all():
+                bad.append(f"parameter '{name}' of {layer}")
     return bad

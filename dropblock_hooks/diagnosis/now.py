@@ -13,6 +13,7 @@ from ..findings import Finding, tell
 from ..selectors.wrappers import bare_type
 from ..sites.hooks import SiteHook
 from ..sites.run import Run
+from ..sites.site import LiveSite
 from ..sites.windows import Window, windows
 from ..tables import counted
 from ..warn import warn
@@ -25,7 +26,11 @@ from .lost import find_frozen, find_overwritten, find_split_groups
 from .skipped import find_skipped
 
 
-def find_faults(base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> list[Finding]:
+def find_faults(
+    base: nn.Module,
+    run: Run,
+    hooks: Sequence[SiteHook],
+) -> list[Finding]:
     """Find all faults in the open window.
 
     If the model was not trained in the open window, the last window is judged, provided that a
@@ -34,17 +39,16 @@ def find_faults(base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> list[Fi
     if not run.installed:
         return [messages.REMOVED.finding(epoch=run.epoch)]
 
-    findings = find_unknown_scaler(run)
-    window, last_window = windows(run, hooks)
-    if last_window.has("calls", "active") and not window.has("trained", "active"):
-        window = last_window
-    if not window.has("calls", "active") and not _leaves_no_trace(hooks):
-        findings.append(messages.NOT_RUN.finding(epoch=run.epoch))
-
+    window = _window_to_judge(run, hooks)
     sites = [hook.site for hook in hooks]
-    present = {site.key for site in sites}
-    missing = sorted(set(run.keys) - present)  # a copy may have lost hooks
-    findings += [messages.REPLACED.finding(key, epoch=run.epoch) for key in missing]
+
+    findings = find_unknown_scaler(run)
+    was_run = window.has("calls", "active")
+    if not was_run and not _leaves_no_trace(hooks):
+        not_run = messages.NOT_RUN.finding(epoch=run.epoch)
+        findings.append(not_run)
+
+    findings += _missing_sites(run, sites)
     for hook in hooks:
         fault = diagnose(hook, base, window)
         if fault is not None:
@@ -58,7 +62,29 @@ def find_faults(base: nn.Module, run: Run, hooks: Sequence[SiteHook]) -> list[Fi
     findings += find_split_groups(base, run, hooks)
     if run.epoch >= 1:
         findings += find_zero_rates(run, sites)
-    return findings + not_stepped(sites)
+    findings += not_stepped(sites)
+    return findings
+
+
+def _window_to_judge(run: Run, hooks: Iterable[SiteHook]) -> Window:
+    """Return the open window, or the last one if only that one shows something."""
+    window, last_window = windows(run, hooks)
+    was_trained = window.has("trained", "active")
+    if not was_trained and last_window.has("calls", "active"):
+        return last_window
+    return window
+
+
+def _missing_sites(run: Run, sites: Iterable[LiveSite]) -> list[Finding]:
+    """Find the sites whose hooks are missing, because a copy may have lost hooks."""
+    present = {site.key for site in sites}
+    missing = set(run.keys) - present
+
+    findings = []
+    for key in sorted(missing):
+        finding = messages.REPLACED.finding(key, epoch=run.epoch)
+        findings.append(finding)
+    return findings
 
 
 def tell_faults(attached: Any) -> list[Finding]:
@@ -69,18 +95,25 @@ def tell_faults(attached: Any) -> list[Finding]:
     faults = find_faults(base, run, hooks)
     run.history.note_findings(faults)
     tell(faults, run.told)
-    tell_alerts(run, hooks, new_alerts(base, run, hooks))
-    return faults + alerts_now(base, run, hooks)
+
+    alerts = new_alerts(base, run, hooks)
+    tell_alerts(run, hooks, alerts)
+    present_alerts = alerts_now(base, run, hooks)
+    return faults + present_alerts
 
 
 def find_before_step(
-    t: float, base: nn.Module, run: Run, hooks: Sequence[SiteHook]
+    t: float,
+    base: nn.Module,
+    run: Run,
+    hooks: Sequence[SiteHook],
 ) -> list[Finding]:
     """Find the faults to report when the time moves to `t`, which may close the window."""
     if graph_task() != NO_TASK:
         warn(messages.STEP_IN_BACKWARD)
     if not run.installed:
         return [messages.REMOVED.finding(epoch=run.epoch)]
+
     _check_end(t, run, hooks)
     epochs = math.floor(t) - math.floor(run.epoch)
     if not epochs:
@@ -88,15 +121,21 @@ def find_before_step(
 
     window, _ = windows(run, hooks)
     was_off = window.has("off")
-    if window.has("trained", "active") and not was_off:
+    was_trained = window.has("trained", "active")
+    if was_trained and not was_off:
         had_backward = _had_backward(base, hooks, window)
         judged = replace(window, backward=had_backward)
-        return find_idle(base, hooks, judged) + find_behind(base, run, hooks, window)
+        idle = find_idle(base, hooks, judged)
+        behind = find_behind(base, run, hooks, window)
+        return idle + behind
 
     time_was_set = epochs != 1 or run.fresh
-    if was_off or time_was_set or _leaves_no_trace(hooks):
+    if was_off or time_was_set:
         return []
-    return [_not_trained(base, run, window)]
+    if _leaves_no_trace(hooks):
+        return []
+    finding = _not_trained(base, run, window)
+    return [finding]
 
 
 AFTER_THE_END = (".", "after_the_end")
@@ -105,29 +144,47 @@ AFTER_THE_END = (".", "after_the_end")
 
 def _check_end(t: float, run: Run, hooks: Iterable[SiteHook]) -> None:
     """Warn once if the time is after the end of the training, and a rate follows a schedule."""
-    if run.epochs is None or t < run.epochs + 1 or AFTER_THE_END in run.told:
+    if run.epochs is None or t < run.epochs + 1:
         return
-    rates = [rate for hook in hooks for rate in hook.site.regularizer.rates.values()]
-    if any(map(callable, rates)):
-        run.told.add(AFTER_THE_END)
-        warn(messages.AFTER_THE_END.format(t=t, epochs=run.epochs))
+    if AFTER_THE_END in run.told:
+        return
+    for hook in hooks:
+        rates = hook.site.regularizer.rates.values()
+        if any(map(callable, rates)):
+            run.told.add(AFTER_THE_END)
+            text = messages.AFTER_THE_END.format(t=t, epochs=run.epochs)
+            warn(text)
+            return
 
 
-def _had_backward(base: nn.Module, hooks: Iterable[SiteHook], window: Window) -> bool:
+def _had_backward(
+    base: nn.Module,
+    hooks: Iterable[SiteHook],
+    window: Window,
+) -> bool:
     """Return whether a backward of the model ran in the window, judged by its gradients."""
-    gradients = [hook for hook in hooks if hook.site.regularizer.acts_on == "gradient"]
-    if any(window.sites[hook.site.key].active for hook in gradients):
-        return True
+    for hook in hooks:
+        counts = window.sites[hook.site.key]
+        acts_on_gradient = hook.site.regularizer.acts_on == "gradient"
+        if acts_on_gradient and counts.active:
+            return True
     return any(p.grad is not None for p in base.parameters())
 
 
 def _not_trained(base: nn.Module, run: Run, window: Window) -> Finding:
     """Make the finding that an epoch has ended without a training forward."""
     model = bare_type(base).__name__
-    if not window.model.evaluated:
-        return messages.NOT_TRAINED.finding(epoch=run.epoch, model=model)
-    forwards = counted(window.model.evaluated, "forward")
-    return messages.EVALUATED.finding(epoch=run.epoch, model=model, forwards=forwards)
+    forwards = window.model.evaluated
+    if not forwards:
+        return messages.NOT_TRAINED.finding(
+            epoch=run.epoch,
+            model=model,
+        )
+    return messages.EVALUATED.finding(
+        epoch=run.epoch,
+        model=model,
+        forwards=counted(forwards, "forward"),
+    )
 
 
 def _leaves_no_trace(hooks: Iterable[SiteHook]) -> bool:

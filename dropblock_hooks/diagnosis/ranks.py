@@ -17,14 +17,22 @@ from ..sites.run import Run
 from ..sites.site import LiveSite
 
 
-def compare(run: Run, sites: Sequence[LiveSite], local: Sequence[Finding]) -> list[Finding]:
+def compare(
+    run: Run,
+    sites: Sequence[LiveSite],
+    local: Sequence[Finding],
+) -> list[Finding]:
     """Return the faults of all ranks and their differences. Every rank gets the same list."""
     settings = {site.key: repr(site.regularizer) for site in sites}
-    settings[""] = f"epoch {run.epoch:g}{'' if run.enabled else ', paused'}"
-    of_ranks = gathered((local, settings, torch.initial_seed()))
+    pause = "" if run.enabled else ", paused"
+    settings[""] = f"epoch {run.epoch:g}{pause}"
+
+    seed = torch.initial_seed()
+    of_ranks = gathered((local, settings, seed))
     findings_of_ranks, settings_of_ranks, seeds = zip(*of_ranks, strict=True)
 
-    findings = _with_ranks(findings_of_ranks) + _differences(settings_of_ranks)
+    findings = _with_ranks(findings_of_ranks)
+    findings += _differences(settings_of_ranks)
     seeds_repeat = len(set(seeds)) < len(seeds)
     if seeds_repeat and any(site.draws for site in sites):
         findings.append(messages.EQUAL_SEEDS.finding())
@@ -39,9 +47,11 @@ def _with_ranks(findings_of_ranks: Sequence[Sequence[Finding]]) -> list[Finding]
         for rank, findings in enumerate(findings_of_ranks):
             if finding in findings:
                 ranks.append(str(rank))
+        text = finding.text
         everywhere = len(ranks) == len(findings_of_ranks)
-        where = "" if everywhere else f" (on rank {', '.join(ranks)})"
-        named.append(replace(finding, text=f"{finding.text}{where}"))
+        if not everywhere:
+            text += f" (on rank {', '.join(ranks)})"
+        named.append(replace(finding, text=text))
     return named
 
 

@@ -24,7 +24,8 @@ class Sight(NamedTuple):
     def measured(self) -> bool:
         """Whether there are numbers since the last look."""
         watched = self.watched
-        return bool(watched.calls or watched.grads or watched.bad_calls)
+        numbers = (watched.calls, watched.grads, watched.bad_calls)
+        return any(numbers)
 
     @property
     def judged(self) -> bool:
@@ -33,16 +34,22 @@ class Sight(NamedTuple):
 
     def is_enough(self, measured: int) -> bool:
         """Return whether this number of measured calls, or gradients, allows a judgment."""
-        return self.watched.called >= self.dog.min_calls and measured >= self.dog.enough
+        was_called_enough = self.watched.called >= self.dog.min_calls
+        return was_called_enough and measured >= self.dog.enough
 
     @property
     def trained(self) -> list[nn.Parameter]:
         """The parameters of the layer itself that get a gradient."""
-        return [p for p in self.module.parameters(recurse=False) if p.requires_grad]
+        parameters = self.module.parameters(recurse=False)
+        return [p for p in parameters if p.requires_grad]
 
     def finding(self, message: Message, **values: Any) -> Finding:
         """Make a finding about the layer."""
-        return message.finding(self.site.key, epoch=self.site.run.epoch, **values)
+        return message.finding(
+            self.site.key,
+            epoch=self.site.run.epoch,
+            **values,
+        )
 
 
 def sights_of(base: nn.Module, hooks: Sequence[SiteHook]) -> list[Sight]:
@@ -53,8 +60,12 @@ def sights_of(base: nn.Module, hooks: Sequence[SiteHook]) -> list[Sight]:
         dog = site.regularizer
         module = find_module(base, site.name)
         if isinstance(dog, Watchdog) and module is not None:
-            sights.append(Sight(site, module, dog, site.bound.open["watched"]))
-    read_together([sight.watched for sight in sights])
+            watched = site.bound.open["watched"]
+            sight = Sight(site, module, dog, watched)
+            sights.append(sight)
+
+    all_watched = [sight.watched for sight in sights]
+    read_together(all_watched)
     return sights
 
 
