@@ -34,8 +34,8 @@ class Kind(_Described):
     """
 
     # the spec and the dry run
-    SPEC = "spec", "the spec cannot work on this model, or is likely not meant"
-    DROPPED_TWICE = "dropped_twice", "the same values are dropped by two droppers"
+    SPEC = "spec", "the spec cannot work on this model, or is probably a mistake"
+    DROPPED_TWICE = "dropped_twice", "two dropouts drop the same values"
     LOSES_SAMPLES = "loses_samples", "whole samples are dropped and no shortcut keeps them"
     RECOMPILES = "recompiles", "compiled code holds a moving rate as a constant"
     NO_PASS = "no_pass", "the dry run of the forward failed"
@@ -44,12 +44,12 @@ class Kind(_Described):
     NEVER_CALLED = "never_called", "the layer was not called in this window"
     NEVER_ACTIVE = "never_active", "the layer was called, and the regularizer never acted"
     REPLACED = "replaced", "the layer was replaced or removed, or the hook was taken off"
-    IN_PARTS = "in_parts", "the gradients of a group were bounded in parts"
-    LOST = "lost", "the parameter is another tensor now, or gets no gradient any more"
+    IN_PARTS = "in_parts", "the gradients of a group were clipped in parts"
+    LOST = "lost", "the parameter was replaced by another tensor, or gets no gradient any more"
     OVERWRITTEN = "overwritten", "other code writes a gradient after it was regularized"
     SHARDED = "sharded", "FSDP keeps the parameter in a form that a hook cannot use"
     ZERO_RATE = "zero_rate", "the rate was never above 0, so nothing was dropped"
-    NO_BATCH = "no_batch", "whole samples are meant, and axis 0 is not as long as the batch"
+    NO_BATCH = "no_batch", "a regularizer of whole samples meets an axis 0 that is not the batch"
     OWN_RATE = "own_rate", "other code has changed the rate that a Retune sets"
     CLIPPED = "clipped", "the block is as large as the map, or larger"
 
@@ -57,10 +57,10 @@ class Kind(_Described):
     REMOVED = "removed", "the attachment was removed"
     NOT_RUN = "not_run", "nothing was called in the last window"
     NOT_TRAINED = "not_trained", "an epoch ended without a training forward of this model"
-    NOT_STEPPED = "not_stepped", "a schedule is moving, and nobody calls step"
-    GRAD_SCALER = "grad_scaler", "autocast to float16 without a GradScaler that is known"
+    NOT_STEPPED = "not_stepped", "a rate follows a schedule, and step was never called"
+    GRAD_SCALER = "grad_scaler", "autocast to float16 is used, and no GradScaler is known"
     SKIPPED = "skipped", "an update of the optimizer was left out"
-    NO_OPTIMIZER = "no_optimizer", "accumulated gradients need the optimizer, which is not known"
+    NO_OPTIMIZER = "no_optimizer", "accumulated gradients need the optimizer, which is unknown"
     DIFFERS = "differs", "the ranks of a distributed training differ"
     EQUAL_GENERATORS = "equal_generators", "several ranks draw the same masks"
 
@@ -84,8 +84,8 @@ class Severity(_Described):
     """
 
     ERROR = "error", "it does not work"
-    WARNING = "warning", "it is likely not meant"
-    NOTE = "note", "it is good to know"
+    WARNING = "warning", "it is probably a mistake"
+    NOTE = "note", "it is worth knowing"
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,7 @@ class Attachment:
         return hash(self._run)
 
     def __getitem__(self, key: str | int) -> Site:
-        """The site with this key, on the layer of this name, or at this position.
+        """Return the site with this key, on the layer of this name, or at this position.
 
         `select` finds several sites.
 

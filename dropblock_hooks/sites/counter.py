@@ -59,7 +59,7 @@ class Norms:
             self.largest = values[-LARGEST]
 
     def quantile(self, q: float) -> float | None:
-        """The norm that a share `q` of the norms does not exceed; None without norms.
+        """Return the norm that a share `q` of the norms does not exceed; None without norms.
 
         The relative error is below 19 %. The largest norm is exact.
 
@@ -130,7 +130,7 @@ def with_norms_of_several(cells: Tensor, norms: Tensor, owners: Tensor) -> Tenso
 
 
 def _binned(norms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the norms with 0 for those that are not finite, which are finite, and their bins."""
+    """Set norms that are not finite to 0; return the norms, which were finite, and their bins."""
     finite = norms < float("inf")  # False for NaN, too
     norms = norms.where(finite, 0.0)
     octaves = norms.log2() * _PER_OCTAVE + _ONE  # -inf for a norm of 0
