@@ -2,16 +2,19 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 
 from .. import messages
 from .._torch import local_values
 from ..findings import Finding
+from ..observers.rows import Rows
 from ..observers.watchdog import Clock, Gap
 from ..quoting import listed
 from ..sites.run import Run
 from ..sites.scaler import is_enabled
+from ..tables import counted
 from .sights import Sight
 
 _SMALLEST_SCALE = 1.0  # a GradScaler below it is not recovering from its overflows
@@ -21,7 +24,17 @@ def find_nonfinite(run: Run, sights: list[Sight]) -> Iterator[Finding]:
     """Find the layer that made the first bad value, or the first that a bad gradient reaches.
 
     An output with -Inf alone may be masked logits. It is a cause only where NaN or +Inf follows.
+    The text ends with the last steps before, if the `Watchdog` keeps some.
     """
+    by_site = {sight.site.key: sight for sight in sights}
+    for finding in _find_first(run, sights):
+        sight = by_site[finding.sites[0]]
+        parts = [finding.text, *_steps_before(sight)]
+        yield replace(finding, text=". ".join(parts))
+
+
+def _find_first(run: Run, sights: list[Sight]) -> Iterator[Finding]:
+    """Find the first bad value in a forward or a backward, or the parameters that it has left."""
     if not sights:
         return
 
@@ -43,6 +56,34 @@ def find_nonfinite(run: Run, sights: list[Sight]) -> Iterator[Finding]:
         yield _of_forward(first, sights, clock)
     else:
         yield from _after_the_last_measured(sights, clock, compiled=run.ticker is not None)
+
+
+def _steps_before(sight: Sight) -> Iterator[str]:
+    """Tell the first bad call of a layer, and what was measured in the last calls before it."""
+    if not sight.dog.keep:
+        return
+    outputs = sight.watched.outputs
+    gradients = sight.watched.gradients
+    in_forward = outputs.first_bad <= gradients.first_bad
+    first_bad = min(outputs.first_bad, gradients.first_bad)
+    if first_bad < math.inf:
+        message = messages.FIRST_BAD_CALL if in_forward else messages.FIRST_BAD_GRADIENT
+        yield message.format(call=first_bad)
+
+    # the output comes before the gradient of the same call
+    last_call = first_bad - 1 if in_forward else first_bad
+    yield from _rows(messages.ROWS_OF_OUTPUT, outputs, last_call)
+    yield from _rows(messages.ROWS_OF_GRADIENT, gradients, first_bad - 1)
+
+
+def _rows(text: str, rows: Rows, last_call: float) -> Iterator[str]:
+    """Tell the rows up to a call, if there are some."""
+    last = [row for row in rows.last if row.call <= last_call]
+    if not last:
+        return
+    numbers = ", ".join(str(row.call) for row in last)
+    values = ", ".join(f"{row.value:.3g}" for row in last)
+    yield text.format(calls=counted(len(last), "measured call"), numbers=numbers, values=values)
 
 
 def _of_forward(first: Sight, sights: Sequence[Sight], clock: Clock) -> Finding:

@@ -286,9 +286,9 @@ def test_statistics_of_compiled_code(on, training, both):
 @pytest.mark.parametrize("on", [(0.0, 1.0), (1.0, 1.0), (0.0, 0.0)], ids=str)
 @pytest.mark.parametrize("bad", [None, "output", "input", "mask"])
 def test_notes_of_compiled_code(on, bad, both):
-    def run(training, bounds, distance):
+    def run(training, bounds, distance, keep=0):
         torch.manual_seed(0)
-        state = torch.zeros(measures.WATCHED, dtype=torch.float64)
+        state = torch.zeros(measures.WATCHED + 4 * keep, dtype=torch.float64)
         first = [measures.FIRST_BAD, measures.FIRST_MADE, measures.FIRST_BAD_GRADIENT]
         state[[*first, measures.FIRST_WORSE]] = math.inf
         state[:2] = torch.tensor(on)
@@ -325,6 +325,42 @@ def test_notes_of_compiled_code(on, bad, both):
         # the calls 5 and 7 are not measured
         assert state[measures.MEASURED] == of_gradients[measures.GRADIENTS] == 5
         assert state[measures.FIRST_BAD] == {None: math.inf, "mask": math.inf}.get(bad, 5)
+    for keep in (1, 2, 3):
+        kept, fast = both(run, True, [], 3, keep)
+        # norms are those of float32 without kernels
+        for number, rows in ((0, rows_of_calls), (1, rows_of_gradients)):
+            torch.testing.assert_close(kept[number], fast[number], rtol=1e-5, atol=0)
+            assert torch.equal(kept[number][: measures.WATCHED], dense[number])
+            expected = rows(keep, on[1], bad in ("output", "input"))
+            begin = measures.WATCHED + 2 * keep * number
+            found = kept[number][begin : begin + 2 * keep].view(keep, 2)
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
+
+
+CALLS_OF_ROWS = (1, 2, 3, 4, 6)  # of 7 calls, those that are measured
+BAD_FROM = 5  # the first call with NaN or Inf, of which the next measured one is the sixth
+
+
+def rows_of_calls(keep, on, is_bad):
+    """The rows that `test_notes_of_compiled_code` expects of calls, by plain torch operations."""
+    return _rows(keep, on, is_bad, lambda x, grad, scale: x.abs().amax())
+
+
+def rows_of_gradients(keep, on, is_bad):
+    """The same of gradients."""
+    return _rows(keep, on, is_bad, lambda x, grad, scale: grad.norm() / scale)
+
+
+def _rows(keep, on, is_bad, value):
+    torch.manual_seed(0)
+    rows = [torch.zeros(2, dtype=torch.float64)] * keep
+    for i in range(7):
+        x, _, _, grad = torch.rand(2, 6, 5), torch.randn(2, 6), torch.randn(5), torch.randn(2, 6)
+        call = i + 1
+        if on and call in CALLS_OF_ROWS and not (is_bad and call >= BAD_FROM):
+            number = value(x, grad, 1.0 if i % 2 else 16.0).item()
+            rows.append(torch.tensor([call, number], dtype=torch.float64))
+    return torch.stack(rows[-keep:])
 
 
 def live_tensors():

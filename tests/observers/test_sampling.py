@@ -191,7 +191,9 @@ def test_a_captured_step_starts_and_reads_nothing(monkeypatch):
 
 
 def test_a_look_reads_once_for_all_sites(monkeypatch):
-    monkeypatch.setattr(watchdog, "extremes", lambda tensors: (torch.zeros(()), torch.zeros(())))
+    monkeypatch.setattr(
+        watchdog, "extremes", lambda *args, **options: (torch.zeros(()), torch.zeros(()))
+    )
     model = Net()
     attached = watch(model, every=None)
     for _ in range(3):
