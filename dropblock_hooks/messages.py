@@ -407,6 +407,14 @@ EVAL_NORM = Message(
     "Call train() on the model after each evaluation. If it is meant, freeze its weight and bias "
     "too, requires_grad_(False), or use FreezeNorm",
 )
+EQUAL_INPUTS = Message(
+    Kind.EQUAL_INPUTS,
+    "all {samples} samples of the batch that enters the model here were equal, in each of "
+    "{batches} measured forwards",
+    "Look for a data set that returns one item for each index, a transform that makes the items "
+    "equal, inputs of zeros, or one sample that is expanded. If it is meant, give watch or "
+    "Watchdog the names of the other rules",
+)
 
 # warnings without a kind
 

@@ -38,6 +38,7 @@ from ..functional.measures import (
 from ..quoting import quote, shown
 from ..registry import register, store
 from .base import Compiled, Observer, Seen, State
+from .batches import Batches
 from .rows import Rows
 from .updates import Updates
 
@@ -50,6 +51,7 @@ RULES = (
     "no_gradient",
     "no_update",
     "eval_norm",
+    "equal_inputs",
 )
 _INF = math.inf
 _ENOUGH = 4  # so many measured forwards show what a rule is about
@@ -95,7 +97,11 @@ class Watchdog(Observer):
     - ``eval_norm``: a BatchNorm whose weight or bias is trained is in evaluation mode, and the
       model is in training mode.
 
-    Compiled code does not see the layers, so the last two need eager mode.
+    - ``equal_inputs``: all samples of a batch are equal, in at least 4 measured forwards in a row,
+      because a data loader repeats one sample, or inputs are zeros. Batches of one sample, lists
+      of tensors and graphs are not judged, nor arguments named label or target.
+
+    Compiled code does not see the layers, so the last three need eager mode.
 
     Example:
         >>> model, found = nn.Sequential(nn.Linear(4, 4), nn.Sigmoid(), nn.Linear(4, 2)), []
@@ -285,6 +291,7 @@ class Clock:
     closely: bool = False  # whether each forward is measured, because NaN came in such a gap
     scale: float = 0.0  # the factor of the loss at the last look
     scale_fell: bool = False  # whether the factor was larger at the look before that
+    batches: Batches = field(default_factory=Batches)  # that enter the model
 
     @classmethod
     def of(cls, shared: dict[str, Any]) -> Self:
