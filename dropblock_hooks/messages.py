@@ -294,8 +294,8 @@ NO_PASS = Message(Kind.NO_PASS, "no shapes, since {error}")
 # the rules of a Watchdog
 
 WITH_EFFECTS = "{text}. Likely effects of it: {effects}"
-FIRST_BAD_CALL = "The first measured call with NaN or Inf was call {call:.0f} of the layer"
-FIRST_BAD_GRADIENT = "The first gradient with NaN or Inf was that of call {call:.0f} of the layer"
+FIRST_BAD_CALL = "The first measured call with NaN or Inf was call {call} of the layer"
+FIRST_BAD_GRADIENT = "The first gradient with NaN or Inf was that of call {call} of the layer"
 ROWS_OF_OUTPUT = "Largest magnitude of its output in the last {calls} before ({numbers}): {values}"
 ROWS_OF_GRADIENT = "Norm of its gradient in the last {calls} before ({numbers}): {values}"
 

@@ -9,7 +9,7 @@ import torch
 from .. import messages
 from .._torch import local_values
 from ..findings import Finding
-from ..observers.rows import Rows
+from ..observers.rows import Row
 from ..observers.watchdog import Clock, Gap
 from ..quoting import listed
 from ..sites.run import Run
@@ -60,30 +60,27 @@ def _find_first(run: Run, sights: list[Sight]) -> Iterator[Finding]:
 
 def _steps_before(sight: Sight) -> Iterator[str]:
     """Tell the first bad call of a layer, and what was measured in the last calls before it."""
-    if not sight.dog.keep:
+    rows = sight.watched.rows
+    if not rows.keep:
         return
-    outputs = sight.watched.outputs
-    gradients = sight.watched.gradients
-    in_forward = outputs.first_bad <= gradients.first_bad
-    first_bad = min(outputs.first_bad, gradients.first_bad)
-    if first_bad < math.inf:
-        message = messages.FIRST_BAD_CALL if in_forward else messages.FIRST_BAD_GRADIENT
-        yield message.format(call=first_bad)
-
-    # the output comes before the gradient of the same call
-    last_call = first_bad - 1 if in_forward else first_bad
-    yield from _rows(messages.ROWS_OF_OUTPUT, outputs, last_call)
-    yield from _rows(messages.ROWS_OF_GRADIENT, gradients, first_bad - 1)
+    if rows.first_bad < math.inf:
+        text = messages.FIRST_BAD_GRADIENT if rows.in_gradient else messages.FIRST_BAD_CALL
+        yield text.format(call=rows.first_bad)
+    if rows.outputs:
+        yield messages.ROWS_OF_OUTPUT.format(**_shown(rows.outputs))
+    if rows.gradients:
+        yield messages.ROWS_OF_GRADIENT.format(**_shown(rows.gradients))
 
 
-def _rows(text: str, rows: Rows, last_call: float) -> Iterator[str]:
-    """Tell the rows up to a call, if there are some."""
-    last = [row for row in rows.last if row.call <= last_call]
-    if not last:
-        return
-    numbers = ", ".join(str(row.call) for row in last)
-    values = ", ".join(f"{row.value:.3g}" for row in last)
-    yield text.format(calls=counted(len(last), "measured call"), numbers=numbers, values=values)
+def _shown(rows: Sequence[Row]) -> dict[str, str]:
+    """Return how many rows there are, the numbers of their calls, and their values."""
+    numbers = [str(row.call) for row in rows]
+    values = [f"{row.value:.3g}" for row in rows]
+    return {
+        "calls": counted(len(rows), "measured call"),
+        "numbers": ", ".join(numbers),
+        "values": ", ".join(values),
+    }
 
 
 def _of_forward(first: Sight, sights: Sequence[Sight], clock: Clock) -> Finding:

@@ -12,6 +12,7 @@ from ..functional.measures import READ
 
 _IMAGE = 3  # axes
 _CHANNELS = 4  # so many may an image have
+_CONSTANTS = (int, float, str, type(None))  # arguments that are no samples
 _NO_INPUTS = ("label", "target")  # arguments whose names begin so are for the loss
 
 
@@ -40,10 +41,10 @@ class Batches:
         if not tensors:
             self.differ = True
             return
+
         self.compared += 1
-        self.size = max(x.shape[0] for x in tensors)
-        for x in tensors:
-            self.unread.append(samples_differ(x))
+        self.size = tensors[0].shape[0]
+        self.unread += map(samples_differ, tensors)
         if tensors[0].device.type in READ:
             self.read()
 
@@ -69,25 +70,30 @@ def samples_in(inputs: Sequence[Any]) -> Sequence[Tensor]:
     There is none if the arguments hold something else, such as a list of images or a graph, or if
     axis 0 need not be the batch: in a vector, or in one image without a batch axis.
     """
-    leaves = tree_leaves(tuple(inputs), is_leaf=lambda value: isinstance(value, list))
-    if not all(_is_known(leaf) for leaf in leaves):
+    leaves = tree_leaves(tuple(inputs), is_leaf=_is_list)
+    values = [leaf for leaf in leaves if not isinstance(leaf, _CONSTANTS)]
+    if not all(map(_is_plain, values)):
         return []
-    tensors = [x for x in leaves if isinstance(x, Tensor) and x.ndim and x.shape[0] > 1]
-    has_batch = any(x.ndim > 1 and not _may_be_image(x) for x in tensors)
-    return tensors if has_batch else []
+    tensors = [x for x in values if x.ndim and x.shape[0] > 1]
+    return tensors if any(map(_has_batch, tensors)) else []
 
 
-def _is_known(value: Any) -> bool:
-    """Return whether a value is a plain tensor with elements, a number, a text or None."""
-    if not isinstance(value, Tensor):
-        return value is None or isinstance(value, bool | int | float | str)
-    is_plain = type(value) in (Tensor, nn.Parameter) and value.layout is torch.strided
-    return is_plain and not value.is_meta and not value.is_quantized and value.numel() > 0
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list)
 
 
-def _may_be_image(x: Tensor) -> bool:
-    """Return whether a tensor may be one image, whose channels are equal if it is gray."""
-    return x.ndim == _IMAGE and x.shape[0] <= _CHANNELS and x.is_floating_point()
+def _is_plain(value: Any) -> bool:
+    """Return whether a value is a tensor whose values can be compared."""
+    if type(value) not in (Tensor, nn.Parameter) or not value.numel():
+        return False
+    is_dense = value.layout is torch.strided and not value.is_nested
+    return is_dense and not value.is_meta and not value.is_quantized
+
+
+def _has_batch(x: Tensor) -> bool:
+    """Return whether axis 0 of a tensor is a batch: it may be a vector, or one gray image."""
+    may_be_image = x.ndim == _IMAGE and x.shape[0] <= _CHANNELS and x.is_floating_point()
+    return x.ndim > 1 and not may_be_image
 
 
 @torch.no_grad()

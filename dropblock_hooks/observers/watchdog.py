@@ -39,7 +39,7 @@ from ..quoting import quote, shown
 from ..registry import register, store
 from .base import Compiled, Observer, Seen, State
 from .batches import Batches
-from .rows import Rows
+from .rows import Rows, rows_of
 from .updates import Updates
 
 RULES = (
@@ -97,9 +97,9 @@ class Watchdog(Observer):
     - ``eval_norm``: a BatchNorm whose weight or bias is trained is in evaluation mode, and the
       model is in training mode.
 
-    - ``equal_inputs``: all samples of a batch are equal, in at least 4 measured forwards in a row,
-      because a data loader repeats one sample, or inputs are zeros. Batches of one sample, lists
-      of tensors and graphs are not judged, nor arguments named label or target.
+    - ``equal_inputs``: all samples of a batch are equal in each measured forward since the last
+      look, because a data loader repeats one sample, or inputs are zeros. Batches of one sample,
+      lists of tensors and graphs are not judged.
 
     Compiled code does not see the layers, so the last three need eager mode.
 
@@ -189,8 +189,7 @@ class Watchdog(Observer):
         as_number("max_saturated", self.max_saturated, allowed=_SHARE)
 
     def start(self) -> State:
-        watched = Watched(outputs=Rows(self.keep), gradients=Rows(self.keep))
-        return {"watched": watched}
+        return {"watched": Watched(rows=Rows(self.keep))}
 
     def is_due(self, state: State, turn: int, training: bool, shared: dict[str, Any]) -> bool:
         state["watched"].called += 1
@@ -386,8 +385,7 @@ class Watched:
     units: State = field(default_factory=dict)  # the flags of `add_alive`
     unread: list["Note"] = field(default_factory=list)
     updates: Updates = field(default_factory=Updates)
-    outputs: Rows = field(default_factory=Rows)
-    gradients: Rows = field(default_factory=Rows)
+    rows: Rows = field(default_factory=Rows)  # of the last measured calls
 
     def forget(self, statistics: bool) -> None:
         """Forget values that were not finite, and with `statistics` all counts and sums."""
@@ -396,8 +394,7 @@ class Watched:
         self.worse = _INF
         self.grad_bad = _INF
         self.gap = 0
-        self.outputs.forget()
-        self.gradients.forget()
+        self.rows.forget()
         if statistics:
             self.called = self.calls = self.bad_calls = self.grads = 0
             self.norm = self.near = 0.0
@@ -429,7 +426,7 @@ class Watched:
 
     def _numbers_of_call(self, seen: Seen) -> Tensor | None:
         """Return the numbers of a `Note`; None if all values are finite and no row is kept."""
-        keeps = self.outputs.keep > 0
+        keeps = self.rows.keep > 0
         worst, positive = extremes(seen.tensors, exact=keeps)
         if positive is not None:
             return together([worst, positive, norm_of_arguments(seen.given)])
@@ -508,11 +505,13 @@ class Watched:
     def _take_rows(self, values: Sequence[float], calls: int) -> None:
         """Keep the rows that compiled code has kept, and note the first bad calls."""
         middle = (WATCHED + len(values)) // 2
-        turn_before = self.turn - calls
-        first_bad = turn_before + values[FIRST_BAD] + 1
-        first_bad_gradient = turn_before + values[FIRST_BAD_GRADIENT] + 1
-        self.outputs.take(values[WATCHED:middle], self.number, first_bad)
-        self.gradients.take(values[middle:], self.number, first_bad_gradient)
+        first_call = self.number + self.turn - calls + 1
+        self.rows.take(
+            rows_of(values[WATCHED:middle], self.number),
+            rows_of(values[middle:], self.number),
+            first_bad=first_call + values[FIRST_BAD],
+            first_bad_gradient=first_call + values[FIRST_BAD_GRADIENT],
+        )
 
     def read(self) -> None:
         """Count the notes, which waits for a device."""
@@ -522,11 +521,11 @@ class Watched:
         """Count a note, whose numbers come next."""
         first = next(numbers)
         if note.of_call:
-            self.outputs.add(note.call, first)
+            self.rows.add(note.call, first)
             self._add_call(note.time, first, positive=next(numbers), given=next(numbers))
             return
         norm = math.sqrt(first) if note.is_square else first
-        self.gradients.add(note.call, norm)
+        self.rows.add(note.call, norm, in_gradient=True)
         self._add_gradient(note.time, norm)
 
     def _add_gradient(self, time: int, norm: float) -> None:
