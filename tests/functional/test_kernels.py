@@ -286,9 +286,9 @@ def test_statistics_of_compiled_code(on, training, both):
 @pytest.mark.parametrize("on", [(0.0, 1.0), (1.0, 1.0), (0.0, 0.0)], ids=str)
 @pytest.mark.parametrize("bad", [None, "output", "input", "mask"])
 def test_notes_of_compiled_code(on, bad, both):
-    def run(training, bounds, distance, keep=0):
+    def run(training, bounds, distance):
         torch.manual_seed(0)
-        state = torch.zeros(measures.WATCHED + 4 * keep, dtype=torch.float64)
+        state = torch.zeros(measures.WATCHED, dtype=torch.float64)
         first = [measures.FIRST_BAD, measures.FIRST_MADE, measures.FIRST_BAD_GRADIENT]
         state[[*first, measures.FIRST_WORSE]] = math.inf
         state[:2] = torch.tensor(on)
@@ -325,42 +325,59 @@ def test_notes_of_compiled_code(on, bad, both):
         # the calls 5 and 7 are not measured
         assert state[measures.MEASURED] == of_gradients[measures.GRADIENTS] == 5
         assert state[measures.FIRST_BAD] == {None: math.inf, "mask": math.inf}.get(bad, 5)
-    for keep in (1, 2, 3):
-        kept, fast = both(run, True, [], 3, keep)
-        # norms are those of float32 without kernels
-        for number, rows in ((0, rows_of_calls), (1, rows_of_gradients)):
-            torch.testing.assert_close(kept[number], fast[number], rtol=1e-5, atol=0)
-            assert torch.equal(kept[number][: measures.WATCHED], dense[number])
-            expected = rows(keep, on[1], bad in ("output", "input"))
-            begin = measures.WATCHED + 2 * keep * number
-            found = kept[number][begin : begin + 2 * keep].view(keep, 2)
-            torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
 
 
-CALLS_OF_ROWS = (1, 2, 3, 4, 6)  # of 7 calls, those that are measured
-BAD_FROM = 5  # the first call with NaN or Inf, of which the next measured one is the sixth
+MEASURED = (1, 2, 3, 4, 6, 8, 9)  # of 9 calls, with a distance of 3
+BAD = (5, 6, 7)  # calls with NaN or Inf, of which only the sixth is measured
 
 
-def rows_of_calls(keep, on, is_bad):
-    """The rows that `test_notes_of_compiled_code` expects of calls, by plain torch operations."""
-    return _rows(keep, on, is_bad, lambda x, grad, scale: x.abs().amax())
+def rows_of(values, is_bad, keep):
+    """The rows of calls: their numbers and values. There are none after the first bad one."""
+    last = BAD[0] if is_bad else 9
+    rows = [[call, values[call - 1]] for call in MEASURED if call <= last][-keep:]
+    return torch.tensor([[0, 0]] * (keep - len(rows)) + rows, dtype=torch.float64)
 
 
-def rows_of_gradients(keep, on, is_bad):
-    """The same of gradients."""
-    return _rows(keep, on, is_bad, lambda x, grad, scale: grad.norm() / scale)
-
-
-def _rows(keep, on, is_bad, value):
+@pytest.mark.usefixtures("reading")
+@pytest.mark.parametrize("is_on", [True, False], ids=["on", "off"])
+@pytest.mark.parametrize("is_bad", [True, False], ids=["bad", "finite"])
+@pytest.mark.parametrize("keep", [1, 3, 8])
+def test_rows_of_compiled_code(is_on, is_bad, keep, both):
     torch.manual_seed(0)
-    rows = [torch.zeros(2, dtype=torch.float64)] * keep
-    for i in range(7):
-        x, _, _, grad = torch.rand(2, 6, 5), torch.randn(2, 6), torch.randn(5), torch.randn(2, 6)
-        call = i + 1
-        if on and call in CALLS_OF_ROWS and not (is_bad and call >= BAD_FROM):
-            number = value(x, grad, 1.0 if i % 2 else 16.0).item()
-            rows.append(torch.tensor([call, number], dtype=torch.float64))
-    return torch.stack(rows[-keep:])
+    outputs = torch.randn(9, 2, 3)
+    grads = torch.randn(9, 2, 3)
+    scales = [1.0 if i % 2 else 16.0 for i in range(9)]
+
+    def run():
+        state = torch.zeros(measures.WATCHED + 4 * keep, dtype=torch.float64)
+        first = [measures.FIRST_BAD, measures.FIRST_MADE, measures.FIRST_BAD_GRADIENT]
+        state[[*first, measures.FIRST_WORSE]] = math.inf
+        state[1] = is_on
+        state[measures.DISTANCE] = 3
+        of_gradients = state.clone()
+        for i in range(9):
+            bad = math.nan if is_bad and i + 1 in BAD else 1.0
+            measures.add_watched([outputs[i] * bad], [], None, True, [], state, None)
+            scale = torch.tensor(scales[i])
+            measures.add_watched_gradient(grads[i] * bad, scale, True, of_gradients)
+        return state, of_gradients
+
+    peaks = [x.abs().max().item() for x in outputs]
+    norms = [(g.norm() / scale).item() for g, scale in zip(grads, scales, strict=True)]
+    begin = measures.WATCHED
+    middle = begin + 2 * keep
+    for state, of_gradients in both(run):
+        rows = state[begin:middle].view(keep, 2)
+        assert not state[middle:].any()
+        rows_of_gradients = of_gradients[middle:].view(keep, 2)
+        assert not of_gradients[begin:middle].any()
+        if is_on:
+            torch.testing.assert_close(rows, rows_of(peaks, is_bad, keep), rtol=1e-6, atol=0)
+            expected = rows_of(norms, is_bad, keep)
+            torch.testing.assert_close(rows_of_gradients, expected, rtol=1e-6, atol=0)
+        else:
+            assert not rows.any()
+            assert not rows_of_gradients.any()
 
 
 def live_tensors():
