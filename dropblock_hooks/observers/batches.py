@@ -13,6 +13,7 @@ from ..functional.measures import READ
 _IMAGE = 3  # axes
 _CHANNELS = 4  # so many may an image have
 _CONSTANTS = (int, float, str, type(None))  # arguments that are no samples
+_MOST_UNREAD = 4096  # numbers on the device, which bounds their memory
 _NO_INPUTS = ("label", "target")  # arguments whose names begin so are for the loss
 
 
@@ -45,7 +46,7 @@ class Batches:
         self.compared += 1
         self.size = tensors[0].shape[0]
         self.unread += map(samples_differ, tensors)
-        if tensors[0].device.type in READ:
+        if tensors[0].device.type in READ or len(self.unread) >= _MOST_UNREAD:
             self.read()
 
     def read(self) -> None:
