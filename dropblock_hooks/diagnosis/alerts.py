@@ -69,6 +69,8 @@ def new_alerts(
         clock.looks += 1
     for sight in sights:
         sight.watched.forget(statistics)
+    if statistics:
+        clock.batches.forget()
 
     new = []
     for key, finding in findings.items():
@@ -190,6 +192,7 @@ def _judge(
     Without `statistics`, the findings of the last look about statistics hold.
     """
     clock = Clock.of(run.shared)
+    clock.batches.read()
     last_findings = list(clock.alerts.values())
     kinds_of_last = {finding.kind for finding in last_findings}
 

@@ -44,6 +44,9 @@ def judge_statistics(
     for_eval_norms = with_rule(Kind.EVAL_NORM, sights)
     yield from _eval_norms(sights, for_eval_norms)
 
+    for_equal_inputs = with_rule(Kind.EQUAL_INPUTS, sights)
+    yield from _equal_inputs(clock, for_equal_inputs)
+
 
 class _Norms(NamedTuple):
     """The mean gradient norms of the first quarter and of the last quarter of the layers."""
@@ -245,6 +248,22 @@ def _eval_norms(
                 messages.EVAL_NORM,
                 forwards=forwards,
             )
+
+
+def _equal_inputs(clock: Clock, sights: list[Sight]) -> Iterator[Finding]:
+    """Find batches whose samples are all equal, and name the first layer that returns."""
+    judged = [sight for sight in sights if sight.judged]
+    if not judged:
+        return
+
+    first = min(judged, key=_last_call)
+    batches = clock.batches
+    if batches.are_equal(first.dog.enough):
+        yield first.finding(
+            messages.EQUAL_INPUTS,
+            samples=batches.size,
+            batches=batches.compared,
+        )
 
 
 def _called(sights: Sequence[Sight]) -> list[str]:

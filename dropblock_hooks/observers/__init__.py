@@ -6,4 +6,6 @@ capture   `Capture`: keeps activations and gradients
 watchdog  `Watchdog`: the names and limits of its rules, and the numbers of its sites, which
           ``diagnosis.alerts`` judges
 updates   what its measured forwards show of the parameters
+batches   what they show of the inputs of the model
+rows      the last measured calls of a layer, which it shows before NaN or Inf
 """
