@@ -344,7 +344,7 @@ class SiteHook:
 
     @constant_when_traced
     def _is_simple(self) -> bool:
-        """Return whether `_compile` takes an output that is one tensor. Dynamo does not trace it."""
+        """Say whether `_compile` takes an output that is one tensor. Dynamo does not trace this."""
         is_pure = self.direct and self.site.traced
         return is_pure and not (TOO_OLD or is_exporting() or transforming())
 
@@ -443,7 +443,7 @@ class ObserveHook(SiteHook):
         output: Tensor,
         training: bool,
     ) -> Tensor | None:
-        """Observe an output that is one tensor. Few functions are called, because dynamo traces them."""
+        """Observe an output that is one tensor. Dynamo traces this, so it calls few functions."""
         if not output.is_floating_point() or output.layout is not torch.strided:
             return None
 
