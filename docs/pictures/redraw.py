@@ -21,6 +21,7 @@ from PIL import Image
 DOCS = Path(__file__).parents[1]
 MOST_BYTES = {"recipes": 150_000, "notebooks": 100_000}  # of a picture
 COLORS = (256, 128, 64)
+THUMBNAIL = (800, 340)
 WIDTH = {"COLUMNS": "100"}  # of tables, in columns
 
 
@@ -40,6 +41,18 @@ def small(png: bytes, most: int) -> bytes:
         if file.tell() <= most:
             return file.getvalue()
     raise ValueError(f"with {colors} colors, the picture has {file.tell()} bytes")
+
+
+def thumbnail(png: bytes) -> bytes:
+    """The picture in the middle of a transparent one, which has the shape of those of recipes."""
+    picture = Image.open(io.BytesIO(png)).convert("RGBA")
+    picture.thumbnail(THUMBNAIL)
+    made = Image.new("RGBA", THUMBNAIL)
+    left, top = ((a - b) // 2 for a, b in zip(THUMBNAIL, picture.size, strict=True))
+    made.paste(picture, (left, top))
+    file = io.BytesIO()
+    made.save(file, "PNG", optimize=True)
+    return file.getvalue()
 
 
 def run_recipe(path: Path) -> None:
@@ -69,7 +82,7 @@ def run_notebook(path: Path) -> None:
 
     text = json.dumps(notebook, indent=1, ensure_ascii=False, sort_keys=True)
     path.write_text(f"{text}\n", encoding="utf-8")
-    path.with_suffix(".png").write_bytes(pictures[-1])
+    path.with_suffix(".png").write_bytes(thumbnail(pictures[-1]))
 
 
 def executed(notebook: dict[str, Any]) -> list[list[dict[str, Any]]]:

@@ -95,8 +95,10 @@ def _draw_channels(axes: Sequence[Any], image: Tensor, kept: Tensor) -> None:
     """Draw the first channels of a mask (C, h, w), one in each of the axes, over the image."""
     for channel, ax in enumerate(axes[: len(kept)]):
         mask = interpolate(kept[None, channel : channel + 1], image.shape, mode="nearest")[0, 0]
-        darkened = image * (0.15 + 0.85 * mask)
-        ax.imshow(darkened.numpy(), cmap="gray", vmin=0.0, vmax=1.0)
+        dropped = 0.15 * image
+        kept_shades = 0.3 + 0.7 * image  # a black pixel that is kept is lighter than a dropped one
+        shades = torch.where(mask > 0, kept_shades, dropped)
+        ax.imshow(shades.numpy(), cmap="gray", vmin=0.0, vmax=1.0)
         ax.set_title(f"channel {channel}", fontsize="small")
 
 
