@@ -112,7 +112,8 @@ def learning(epochs: pd.DataFrame) -> Figure:
             rates.plot(epoch, nominal, color=color, lw=1, ls=":")
             rates.plot(epoch, realized, color=color, label=name)
 
-    figure.legend(*losses.get_legend_handles_labels(), loc="outside right upper")
+    handles, labels = losses.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right upper")
     return figure
 
 
@@ -126,12 +127,14 @@ def samples(images: Mapping[str, Sequence[Tensor]]) -> Figure:
     classes = max(len(of_test) for of_test in images.values())
     height = 0.25 + 0.73 * len(images)
     figure = Figure(figsize=(8, height))
-    figure.get_layout_engine().set(w_pad=0.01, h_pad=0.01, wspace=0, hspace=0)
+    layout = figure.get_layout_engine()
+    layout.set(w_pad=0.01, h_pad=0.01, wspace=0, hspace=0)
+
     grid = figure.subplots(len(images), classes, squeeze=False)
 
-    for row, (test, of_test) in zip(grid, images.items(), strict=True):
+    for row, test in zip(grid, images, strict=True):
         row[0].set_ylabel(test, rotation=0, ha="right", va="center")
-        for axes, image in zip(row, of_test, strict=True):
+        for axes, image in zip(row, images[test], strict=True):
             shades = image[0].mul(15).round()  # few, so that the file is small
             axes.imshow(shades.numpy(), cmap="gray", vmin=0, vmax=15, interpolation="nearest")
             axes.set(xticks=[], yticks=[])

@@ -36,17 +36,19 @@ def test_each_cell_of_a_notebook_was_run_in_order(path):
 
 
 @each_notebook
-def test_the_outputs_are_text_and_small_pictures(path):
+def test_the_outputs_are_prints_and_results(path):
     kinds = {output["output_type"] for output in outputs(path)}
     assert kinds == {"stream", "execute_result"}
     assert {output.get("name", "stdout") for output in outputs(path)} == {"stdout"}  # no warning
 
-    pictures = [output["data"].get("image/png") for output in outputs(path) if "data" in output]
-    pictures = [base64.b64decode(picture) for picture in pictures if picture]
+
+@each_notebook
+def test_a_notebook_has_small_pictures_and_a_thumbnail(path):
+    data = [output["data"] for output in outputs(path) if "data" in output]
+    pictures = [base64.b64decode(each["image/png"]) for each in data if "image/png" in each]
     assert pictures
-    assert max(map(len, pictures)) <= 100_000
     thumbnail = path.with_suffix(".png").read_bytes()
-    assert len(thumbnail) <= 100_000
+    assert all(len(picture) <= 100_000 for picture in [*pictures, thumbnail])
     image = pytest.importorskip("PIL.Image")
     with image.open(path.with_suffix(".png")) as there:
         assert there.size == (800, 340)

@@ -33,26 +33,34 @@ def small(png: bytes, most: int) -> bytes:
     """
     if len(png) <= most:
         return png
+
     picture = Image.open(io.BytesIO(png)).convert("RGBA")
     for colors in COLORS:
-        file = io.BytesIO()
         quantized = picture.quantize(colors, Image.Quantize.FASTOCTREE)
-        quantized.save(file, "PNG", optimize=True)
-        if file.tell() <= most:
-            return file.getvalue()
-    raise ValueError(f"with {colors} colors, the picture has {file.tell()} bytes")
+        made = as_png(quantized)
+        if len(made) <= most:
+            return made
+
+    raise ValueError(f"with {colors} colors, the picture has {len(made)} bytes")
+
+
+def as_png(picture: Image.Image) -> bytes:
+    """The bytes of the file of a picture."""
+    file = io.BytesIO()
+    picture.save(file, "PNG", optimize=True)
+    return file.getvalue()
 
 
 def thumbnail(png: bytes) -> bytes:
     """The picture in the middle of a transparent one, which has the shape of those of recipes."""
     picture = Image.open(io.BytesIO(png)).convert("RGBA")
     picture.thumbnail(THUMBNAIL)
+
     made = Image.new("RGBA", THUMBNAIL)
-    left, top = ((a - b) // 2 for a, b in zip(THUMBNAIL, picture.size, strict=True))
+    left = (made.width - picture.width) // 2
+    top = (made.height - picture.height) // 2
     made.paste(picture, (left, top))
-    file = io.BytesIO()
-    made.save(file, "PNG", optimize=True)
-    return file.getvalue()
+    return as_png(made)
 
 
 def run_recipe(path: Path) -> None:
@@ -60,6 +68,7 @@ def run_recipe(path: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-W", "error", str(path), folder]
         subprocess.run(command, check=True, env=os.environ | WIDTH)
+
         for made in Path(folder).glob("*.png"):
             picture = small(made.read_bytes(), MOST_BYTES["recipes"])
             path.with_name(made.name).write_bytes(picture)
@@ -69,20 +78,22 @@ def run_notebook(path: Path) -> None:
     """Run a notebook, and store its outputs in it."""
     notebook = json.loads(path.read_text(encoding="utf-8"))
     code_cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
-    pictures = []
-    for number, (cell, outputs) in enumerate(zip(code_cells, executed(notebook), strict=True), 1):
-        cell["execution_count"] = number
-        cell["outputs"] = outputs
-        for output in outputs:
+    outputs_of_cells = executed(notebook)
+    last_picture = b""
+    for number, cell in enumerate(code_cells):
+        cell["execution_count"] = number + 1
+        cell["outputs"] = outputs_of_cells[number]
+
+        for output in cell["outputs"]:
             data = output.get("data", {})
             if "image/png" in data:
-                picture = small(base64.b64decode(data["image/png"]), MOST_BYTES["notebooks"])
-                pictures.append(picture)
-                data["image/png"] = base64.b64encode(picture).decode()
+                picture = base64.b64decode(data["image/png"])
+                last_picture = small(picture, MOST_BYTES["notebooks"])
+                data["image/png"] = base64.b64encode(last_picture).decode()
 
     text = json.dumps(notebook, indent=1, ensure_ascii=False, sort_keys=True)
     path.write_text(f"{text}\n", encoding="utf-8")
-    path.with_suffix(".png").write_bytes(thumbnail(pictures[-1]))
+    path.with_suffix(".png").write_bytes(thumbnail(last_picture))
 
 
 def executed(notebook: dict[str, Any]) -> list[list[dict[str, Any]]]:
@@ -96,12 +107,17 @@ def executed(notebook: dict[str, Any]) -> list[list[dict[str, Any]]]:
 
     copied = nbformat.from_dict(notebook)
     for cell in copied.cells:
-        lines = cell.source if isinstance(cell.source, list) else cell.source.splitlines(True)
-        cell.source = "".join(line for line in lines if not line.startswith("%pip"))
+        lines = [line for line in cell.source if not line.startswith("%pip")]
+        cell.source = "".join(lines)
+
     with tempfile.TemporaryDirectory() as folder:
         resources = {"metadata": {"path": folder}}
         client = NotebookClient(
-            copied, timeout=600, kernel_name="python3", record_timing=False, resources=resources
+            copied,
+            timeout=600,
+            kernel_name="python3",
+            record_timing=False,  # no times in the metadata
+            resources=resources,
         )
         client.execute(env=os.environ | WIDTH)
     return [tidied(cell.outputs) for cell in copied.cells if cell.cell_type == "code"]
@@ -113,24 +129,34 @@ def tidied(outputs: list[Any]) -> list[dict[str, Any]]:
     for output in outputs:
         if output.get("name") == "stderr":
             raise RuntimeError(output["text"])
+
         if output["output_type"] == "stream":
             output["text"] = output["text"].splitlines(True)
             if kept and kept[-1]["output_type"] == "stream":
                 kept[-1]["text"] += output["text"]
                 continue
-        for kind, value in output.get("data", {}).items():
+
+        data = output.get("data", {})
+        for kind, value in data.items():
             if kind.startswith("text/"):
-                output["data"][kind] = value.splitlines(True)
+                data[kind] = value.splitlines(True)
         kept.append(output)
     return kept
 
 
+def main(names: list[str]) -> None:
+    """Run the recipes and notebooks of these names, or all."""
+    recipes = sorted((DOCS / "recipes").glob("*.py"))
+    notebooks = sorted((DOCS / "notebooks").glob("*.ipynb"))
+    for path in [*recipes, *notebooks]:
+        if names and path.stem not in names:
+            continue
+        print(f"--- {path.name}", flush=True)
+        if path.suffix == ".py":
+            run_recipe(path)
+        else:
+            run_notebook(path)
+
+
 if __name__ == "__main__":
-    for folder, ending, run in (
-        ("recipes", "py", run_recipe),
-        ("notebooks", "ipynb", run_notebook),
-    ):
-        for path in sorted((DOCS / folder).glob(f"*.{ending}")):
-            if path.stem in (sys.argv[1:] or [path.stem]):
-                print(f"--- {path.name}", flush=True)
-                run(path)
+    main(sys.argv[1:])
