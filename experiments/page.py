@@ -10,8 +10,12 @@ from functools import cache
 from pathlib import Path
 
 import pandas as pd
+from matplotlib.figure import Figure
 
-from experiments.plots import COLORS, forest, save
+from experiments.config import Run
+from experiments.data import load_data
+from experiments.data.canvas import CLASSES, COPIES
+from experiments.plots import COLORS, forest, samples, save
 from experiments.report import cell, difference_table, insert, read_report
 from experiments.stats import compare
 from experiments.study import Study
@@ -169,7 +173,19 @@ def pages() -> dict[Path, str]:
     return made
 
 
+def canvases() -> Figure:
+    """An image of each class from each test of `canvas`. Of the occluded ones, digits differ."""
+    images = {}
+    for name, test in load_data(Run(data="canvas", data_args={"train_images": 20})).tests.items():
+        numbers = list(range(CLASSES))
+        if name == "occluded":
+            numbers = [COPIES * label + label % COPIES for label in numbers]
+        images[name] = [test[number][0] for number in numbers]
+    return samples(images)
+
+
 if __name__ == "__main__":
     save(forest(of_both()), RESULTS / "forest.png")
+    save(canvases(), RESULTS / "canvas.png")
     for path, text in pages().items():
         path.write_text(text, encoding="utf-8")

@@ -1,6 +1,8 @@
 """The scripts of docs/pictures run, and make the pictures that are committed."""
 
+import io
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -60,3 +62,45 @@ def test_the_terminal_shows_the_whole_story_in_twelve_seconds():
     assert "12s" in text
     for part in ("dropblock-hooks plan", "realized", "Call model.train() before training."):
         assert part in text
+
+
+@pytest.fixture
+def redraw():
+    """The script that runs recipes and notebooks, and a picture of many colors."""
+    image = pytest.importorskip("PIL.Image")
+    file = io.BytesIO()
+    image.effect_noise((400, 300), 80).convert("RGBA").save(file, "PNG")
+    return runpy.run_path(str(PICTURES / "redraw.py")), file.getvalue()
+
+
+def test_a_large_picture_gets_fewer_colors(redraw):
+    script, picture = redraw
+    image = pytest.importorskip("PIL.Image")
+    small = script["small"]
+    assert small(picture, len(picture)) == picture
+    made = small(picture, 100_000)
+    assert len(made) <= 100_000 < len(picture)
+    with image.open(io.BytesIO(made)) as there:
+        assert there.size == (400, 300)
+    with pytest.raises(ValueError, match="64 colors"):
+        small(picture, 1_000)
+
+
+def test_a_thumbnail_has_the_shape_of_a_recipes_picture(redraw):
+    script, picture = redraw
+    image = pytest.importorskip("PIL.Image")
+    with image.open(io.BytesIO(script["thumbnail"](picture))) as made:
+        assert made.size == (800, 340)
+        assert made.getchannel("A").getbbox() == (200, 20, 600, 320)  # in the middle
+
+
+def test_the_outputs_of_a_cell_are_joined_and_warnings_are_errors(redraw):
+    tidied = redraw[0]["tidied"]
+
+    def printed(text, name="stdout"):
+        return {"output_type": "stream", "name": name, "text": text}
+
+    (made,) = tidied([printed("a\nb\n"), printed("c")])
+    assert made == printed(["a\n", "b\n", "c"])
+    with pytest.raises(RuntimeError, match="UserWarning: x"):
+        tidied([printed("UserWarning: x", "stderr")])

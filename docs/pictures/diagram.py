@@ -47,8 +47,8 @@ def arrow(number: int, label: str) -> str:
     end = start + GAP - 8
     middle = (start + end) / 2
     return (
-        f'<path d="M{start} 95 H{end - 8}" stroke="#8b949e" stroke-width="3"/>\n'
-        f'<path d="M{end} 95 l-12 -7 v14 z" fill="#8b949e"/>\n'
+        f'<path d="M{start} 95 H{end - 8}" stroke="#757d88" stroke-width="3"/>\n'
+        f'<path d="M{end} 95 l-12 -7 v14 z" fill="#757d88"/>\n'
         f'<text x="{middle}" y="82" class="arrow">{label}</text>'
     )
 
@@ -61,7 +61,7 @@ def picture() -> str:
         'text { font-family: "DejaVu Sans", Verdana, sans-serif; text-anchor: middle; fill: white }'
         " .title { font-size: 20px; font-weight: bold } .line { font-size: 13px }"
         ' .code { font: 11px "DejaVu Sans Mono", Menlo, monospace }'
-        " .arrow { font-size: 13px; fill: #8b949e }"
+        " .arrow { font-size: 13px; fill: #757d88 }"
     )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">\n'

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from matplotlib.figure import Figure
 from sklearn.datasets import load_sample_images
-from style import MUTED, OURS, SCHEMES, TIMM, TORCHVISION, figure, save
+from style import MUTED, OURS, SCHEMES, TIMM, TORCHVISION, figure
 from timm.layers import drop_block_2d as drop_block2d_of_timm
 from torch import Tensor
 from torch.nn.functional import interpolate
@@ -124,7 +124,7 @@ def main() -> None:
         draw_dropouts(made)
         draw_rates(made, rates, scheme)
         made.text(0.2955, 0.93, "what each one removes", ha="center", fontsize=14, weight="bold")
-        save(made, FOLDER / f"hero-{scheme}.png")
+        made.savefig(FOLDER / f"hero-{scheme}.png")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,11 @@
-"""The style that all pictures of the documentation share, for light and for dark pages."""
+"""The style of a picture with a variant for light pages and one for dark pages.
 
-from pathlib import Path
+It is that of all pictures, ``dropblock_hooks/plots/light_and_dark.mplstyle``, with text of more
+contrast.
+"""
 
 import matplotlib as mpl
+from matplotlib import style
 from matplotlib.figure import Figure
 
 TEXT = {"light": "#1f2328", "dark": "#e6edf3"}
@@ -12,24 +15,15 @@ SCHEMES = ("light", "dark")
 
 
 def figure(scheme: str, width: int, height: int) -> Figure:
-    """A transparent figure of this size in pixels; `save` writes it at double resolution."""
+    """A transparent figure of this size in pixels, which is saved at double resolution."""
+    style.use("dropblock_hooks.plots.light_and_dark")
     mpl.rcParams.update(
         {
-            "font.family": "DejaVu Sans",
-            "font.size": 11,
             "text.color": TEXT[scheme],
             "axes.labelcolor": TEXT[scheme],
             "axes.edgecolor": MUTED[scheme],
-            "axes.facecolor": "none",
-            "axes.spines.top": False,
-            "axes.spines.right": False,
             "xtick.color": MUTED[scheme],
             "ytick.color": MUTED[scheme],
         }
     )
     return Figure(figsize=(width / 100, height / 100), layout="none")
-
-
-def save(made: Figure, path: Path) -> None:
-    """Write the figure without a background, at two dots for each pixel."""
-    made.savefig(path, dpi=200, transparent=True)

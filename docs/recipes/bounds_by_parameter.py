@@ -13,6 +13,8 @@ import sys
 from pathlib import Path
 
 import torch
+from matplotlib import style
+from matplotlib.figure import Figure
 from torch import nn
 from torch.nn.functional import mse_loss
 
@@ -21,6 +23,7 @@ from dropblock_hooks.plots import plot_gradient_flow
 
 FOLDER = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
 UPDATES = int(sys.argv[2]) if len(sys.argv) > 2 else 300
+style.use("dropblock_hooks.plots.light_and_dark")
 
 
 class Adder(nn.Module):
@@ -54,4 +57,6 @@ for _ in range(UPDATES):
     optimizer.step()
 print(f"loss {loss.item():.4f}")
 print(attached)
-plot_gradient_flow(attached).savefig(FOLDER / "bounds_by_parameter.png", dpi=80)
+figure = Figure()
+plot_gradient_flow(attached, figure.subplots())
+figure.savefig(FOLDER / "bounds_by_parameter.png")

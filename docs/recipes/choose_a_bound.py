@@ -12,6 +12,8 @@ import sys
 from pathlib import Path
 
 import torch
+from matplotlib import style
+from matplotlib.figure import Figure
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -20,6 +22,7 @@ from dropblock_hooks import ClipGradNorm, attach
 from dropblock_hooks.plots import plot_gradient_flow
 
 FOLDER = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
+style.use("dropblock_hooks.plots.light_and_dark")
 digits = load_digits()
 images = torch.tensor(digits.images, dtype=torch.float32)[:, None] / 16
 labels = torch.tensor(digits.target)
@@ -55,4 +58,6 @@ for row in suggested:
     attached.set(row.site, **{row.field: row.proposed})
 print(f"epoch 2, bounded: loss {train(2):.3f}")
 print(attached)
-plot_gradient_flow(attached).savefig(FOLDER / "choose_a_bound.png", dpi=80)
+figure = Figure()
+plot_gradient_flow(attached, figure.subplots())
+figure.savefig(FOLDER / "choose_a_bound.png")

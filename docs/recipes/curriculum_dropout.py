@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 import torch
+from matplotlib import style
 from matplotlib.figure import Figure
 from sklearn.datasets import load_digits
 from torch import nn
@@ -23,6 +24,7 @@ from dropblock_hooks import Dropout, attach
 
 FOLDER = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
 EPOCHS = int(sys.argv[2]) if len(sys.argv) > 2 else 60
+style.use("dropblock_hooks.plots.light_and_dark")
 data, target = load_digits(return_X_y=True)
 images, labels = torch.tensor(data).float() / 16, torch.tensor(target)
 labels[:300:5] = (labels[:300:5] + 1 + torch.arange(60) % 9) % 10  # the wrong labels
@@ -56,7 +58,7 @@ def trained(p):
     return rates, accuracies
 
 
-axes = (figure := Figure(figsize=(9, 3.4), layout="constrained")).subplots(1, 2)
+axes = (figure := Figure()).subplots(1, 2)
 for name, p in {"none": 0.0, "0.5": 0.5, "curriculum": curriculum}.items():
     rates, accuracies = trained(p)
     print(f"rate {name}: {accuracies[-1]:.1f} % right after the last epoch")
@@ -65,4 +67,4 @@ for name, p in {"none": 0.0, "0.5": 0.5, "curriculum": curriculum}.items():
 axes[0].set(xlabel="epoch", ylabel="rate of Dropout")
 axes[0].legend()
 axes[1].set(xlabel="epoch", ylabel="accuracy on validation data, %")
-figure.savefig(FOLDER / "curriculum_dropout.png", dpi=65)
+figure.savefig(FOLDER / "curriculum_dropout.png")

@@ -19,12 +19,14 @@ from pathlib import Path
 
 import timm
 import torch
+from matplotlib import style
 from matplotlib.figure import Figure
 
 from dropblock_hooks import ByDepth, LinearSchedule, Retune, StepSchedule, attach
 
 FOLDER = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
 EPOCHS = int(sys.argv[2]) if len(sys.argv) > 2 else 300
+style.use("dropblock_hooks.plots.light_and_dark")
 EARLY = LinearSchedule(0.1, 0.0, epochs=51)  # 0 from epoch 50 on
 EARLY_DEPTH = LinearSchedule(0.5, 0.0, epochs=51)
 LATE_DEPTH = StepSchedule({0: 0.0, 50: 0.4})
@@ -54,12 +56,12 @@ def rates_of(spec):
     return highest
 
 
-figure = Figure(figsize=(7, 3), layout="constrained")
+figure = Figure()
 ax = figure.subplots()
 for name, spec in SPECS.items():
     rates = rates_of(spec)
     ax.step(range(EPOCHS), rates, where="post", label=name)
     print(f"{name}: {rates[0]:g} in the first epoch, {rates[-1]:g} in the last")
 ax.set(xlabel="epoch", ylabel="rate of the last layer")
-ax.legend(fontsize=8)
-figure.savefig(FOLDER / "early_late_dropout.png", dpi=70)
+ax.legend()
+figure.savefig(FOLDER / "early_late_dropout.png")

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import timm
 import torch
+from matplotlib import style
+from matplotlib.figure import Figure
 from sklearn.datasets import load_digits, load_sample_images
 from torch.nn.functional import cross_entropy, interpolate
 
@@ -20,6 +22,7 @@ from dropblock_hooks.plots import plot_feature_maps
 
 FOLDER = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
 EPOCHS = int(sys.argv[2]) if len(sys.argv) > 2 else 2
+style.use("dropblock_hooks.plots.light_and_dark")
 torch.set_num_threads(1)  # the tensors are small
 torch.manual_seed(0)
 digits = load_digits()
@@ -40,5 +43,6 @@ with torch.no_grad():
 for name, maps in values.items():
     print(f"{name}: {maps.shape[1]} channels of {maps.shape[2]} x {maps.shape[3]}")
 title = "conv1.0 of a resnet10t, of a photograph"
-figure = plot_feature_maps(maps, n=6, title=title, own_scale=True)
-figure.savefig(FOLDER / "feature_maps.png", dpi=65)
+figure = Figure()
+plot_feature_maps(maps, n=6, ax=figure.subplots(), title=title, own_scale=True)
+figure.savefig(FOLDER / "feature_maps.png")

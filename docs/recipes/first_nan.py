@@ -12,6 +12,7 @@ from pathlib import Path
 
 import timm
 import torch
+from matplotlib import style
 from matplotlib.figure import Figure
 from sklearn.datasets import load_digits
 from torch import nn
@@ -26,6 +27,7 @@ class Log(nn.Module):
 
 
 FOLDER = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
+style.use("dropblock_hooks.plots.light_and_dark")
 torch.set_num_threads(1)  # the tensors are small
 torch.manual_seed(0)
 data, target = load_digits(return_X_y=True)
@@ -48,10 +50,10 @@ print(f"loss {loss.item()}\n{found[0]}")
 layer = found[0].sites[0].partition("/")[0]
 values = capture(model, images[batch], r"re:(conv1|layer\d\.0)\.(\d|conv\d|bn\d|act\d)|fc")
 shares = {name: float(value.isnan().float().mean()) for name, value in values.items()}
-ax = (figure := Figure(figsize=(7, 3.6), layout="constrained")).subplots()
+ax = (figure := Figure()).subplots()
 ax.bar(list(shares), [100 * share for share in shares.values()])
-ax.tick_params("x", rotation=90, labelsize=8)
+ax.tick_params("x", rotation=90)
 ax.set(title=f"NaN begins at {layer}", ylabel="NaN, % of values")
 ax.set(yscale="log", ylim=(1e-4, 200))
-ax.get_xticklabels()[list(shares).index(layer)].set_color("red")
-figure.savefig(FOLDER / "first_nan.png", dpi=70)
+ax.get_xticklabels()[list(shares).index(layer)].set_color("C3")
+figure.savefig(FOLDER / "first_nan.png")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import timm
 import torch
+from matplotlib import style
 from matplotlib.figure import Figure
 from sklearn.datasets import load_digits
 from torch.nn.functional import cross_entropy, interpolate
@@ -21,6 +22,7 @@ from dropblock_hooks.plots import overlay
 
 FOLDER = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
 EPOCHS = int(sys.argv[2]) if len(sys.argv) > 2 else 8
+style.use("dropblock_hooks.plots.light_and_dark")
 torch.set_num_threads(1)  # the tensors are small
 digits = load_digits()
 pixels = torch.tensor(digits.images, dtype=torch.float32)[:, None] / 16
@@ -48,7 +50,7 @@ def trained(p):
 
 
 shown = [1200 + int((labels[1200:] == digit).nonzero()[0]) for digit in (2, 3, 6)]
-figure = Figure(figsize=(7, 4.2), layout="constrained")
+figure = Figure(figsize=(8, 4.4))
 rates = {"plain": 0.0, "DropBlock": LinearSchedule(0.0, 0.2)}
 for row, (name, p) in zip(figure.subplots(2, 3), rates.items(), strict=True):
     model, accuracy = trained(p)
@@ -56,4 +58,4 @@ for row, (name, p) in zip(figure.subplots(2, 3), rates.items(), strict=True):
     cam = gradcam(model, images[shown], "layer4.0", target=labels[shown])
     for ax, i, map_ in zip(row, shown, cam.maps, strict=True):
         overlay(map_, pixels[i], ax, title=f"{name}: a {labels[i]}")
-figure.savefig(FOLDER / "gradcam.png", dpi=60)
+figure.savefig(FOLDER / "gradcam.png")

@@ -18,6 +18,7 @@ import sys
 from pathlib import Path
 
 import torch
+from matplotlib import style
 from matplotlib.figure import Figure
 from sklearn.datasets import make_moons
 from torch import nn
@@ -27,6 +28,7 @@ from dropblock_hooks import ScaleGrad, attach
 
 FOLDER = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
 UPDATES = int(sys.argv[2]) if len(sys.argv) > 2 else 1500
+style.use("dropblock_hooks.plots.light_and_dark")
 points, target = make_moons(300, noise=0.05, random_state=0)
 source, labels = torch.tensor(points).float() - 0.25, torch.tensor(target)
 angle = math.radians(35)
@@ -65,7 +67,8 @@ specs = {
     "not reversed": {"domain": ScaleGrad(1.0, at="input")},
     "reversed": {"domain": ScaleGrad(reversed_scale, at="input")},
 }
-figure = Figure(figsize=(9, 3.4), layout="constrained")
+figure = Figure()
+colors = [f"C{label}" for label in labels]
 grid = torch.cartesian_prod(torch.linspace(-2.2, 2.2, 120), torch.linspace(-1.8, 1.8, 120))
 for ax, (name, spec) in zip(figure.subplots(1, 2), specs.items(), strict=True):
     network, accuracy = trained(spec)
@@ -73,9 +76,9 @@ for ax, (name, spec) in zip(figure.subplots(1, 2), specs.items(), strict=True):
     print(title)
     with torch.no_grad():
         share = network(grid).softmax(1)[:, 1].view(120, 120).T
-    ax.contourf(share, [0, 0.5, 1], extent=(-2.2, 2.2, -1.8, 1.8), colors=["#cfe3f5", "#fbe0cc"])
-    ax.scatter(*source.T, 6, labels, cmap="coolwarm", label="with labels")
-    ax.scatter(*rotated.T, 6, "black", label="rotated, without labels")
-    ax.set_title(title, fontsize=10)
-ax.legend(fontsize=7, loc="lower left")
-figure.savefig(FOLDER / "gradient_reversal.png", dpi=60)
+    ax.contourf(share, [0, 0.5, 1], extent=(-2.2, 2.2, -1.8, 1.8), colors=["C0", "C1"], alpha=0.2)
+    ax.scatter(*source.T, 6, colors, label="with labels")
+    ax.scatter(*rotated.T, 6, "gray", label="rotated, without labels")
+    ax.set_title(title)
+figure.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=2)
+figure.savefig(FOLDER / "gradient_reversal.png")

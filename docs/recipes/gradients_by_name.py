@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import torch
+from matplotlib import style
 from matplotlib.figure import Figure
 from sklearn.datasets import load_digits
 from torch import nn
@@ -19,6 +20,7 @@ from torch.nn.functional import cross_entropy
 from dropblock_hooks import ClampGrad, ZeroGrad, attach
 
 FOLDER = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
+style.use("dropblock_hooks.plots.light_and_dark")
 digits = load_digits()
 images = torch.tensor(digits.images[:200], dtype=torch.float32)[:, None] / 16
 labels = torch.tensor(digits.target[:200])
@@ -49,12 +51,12 @@ attached = attach(model, {"param:conv2.weight": ClampGrad(min=0.0), "param:fc*.b
 after = gradients(model)
 print(attached)
 
-figure = Figure(figsize=(8, 3), layout="constrained")
+figure = Figure()
 names = ("conv2.weight: ClampGrad(min=0.0)", "fc1.bias: ZeroGrad()")
 for ax, name, was, now in zip(figure.subplots(1, 2), names, before, after, strict=True):
     limits = float(was.min()), float(was.max())
-    ax.hist(was.numpy(), 40, range=limits, alpha=0.5, label="before")
-    ax.hist(now.numpy(), 40, range=limits, alpha=0.5, label="after")
+    ax.hist(was.numpy(), 40, range=limits, alpha=0.7, label="before")
+    ax.hist(now.numpy(), 40, range=limits, alpha=0.7, label="after")
     ax.set(title=name, xlabel="gradient", ylabel="values", yscale="log")
     ax.legend()
-figure.savefig(FOLDER / "gradients_by_name.png", dpi=60)
+figure.savefig(FOLDER / "gradients_by_name.png")

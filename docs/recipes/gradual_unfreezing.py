@@ -19,6 +19,7 @@ import sys
 from pathlib import Path
 
 import torch
+from matplotlib import style
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from sklearn.datasets import load_digits
@@ -29,6 +30,7 @@ from dropblock_hooks import FreezeNorm, ScaleGrad, StepSchedule, WeightStats, at
 
 FOLDER = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
 EPOCHS = int(sys.argv[2]) if len(sys.argv) > 2 else 12
+style.use("dropblock_hooks.plots.light_and_dark")
 torch.set_num_threads(1)  # the tensors are small
 data = load_digits()
 images, labels = torch.tensor(data.images).float()[:, None] / 16, torch.tensor(data.target)
@@ -64,7 +66,7 @@ for i, name in enumerate(("2", "1", "0"), start=1):
     spec[f"param:{name}.**"] = ScaleGrad(StepSchedule({0: 0.0, i: 2.6**-i}))
     spec[f"{name}.1"] = FreezeNorm(StepSchedule({0: 1.0, i: 0.0}))
 
-figure = Figure(figsize=(8, 2.8), layout="constrained")
+figure = Figure()
 specs = {"all at once": observers, "gradually": spec}
 for ax, (name, chosen) in zip(figure.subplots(1, 2), specs.items(), strict=True):
     tuned = copy.deepcopy(model)
@@ -77,4 +79,4 @@ for ax, (name, chosen) in zip(figure.subplots(1, 2), specs.items(), strict=True)
     )
     ax.set(title=title, xlabel="epoch", yticks=range(4), yticklabels=["0.0", "1.0", "2.0", "4"])
 figure.colorbar(shown, ax=ax, label="relative update")
-figure.savefig(FOLDER / "gradual_unfreezing.png", dpi=65)
+figure.savefig(FOLDER / "gradual_unfreezing.png")

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import torch
+from matplotlib import style
 from matplotlib.figure import Figure
 from sklearn.datasets import load_digits
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -20,6 +21,7 @@ from torch.utils.tensorboard import SummaryWriter
 from dropblock_hooks import ActivationStats, Capture, GradientStats, Watchdog, attach
 
 FOLDER = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
+style.use("dropblock_hooks.plots.light_and_dark")
 torch.set_num_threads(1)  # the tensors are small
 torch.manual_seed(0)
 data, target = load_digits(return_X_y=True)
@@ -42,19 +44,19 @@ with SummaryWriter(FOLDER / "runs") as writer:
         histograms.append(rows["3/ActivationStats"].observed.histogram[1:-1])
 events = EventAccumulator(str(FOLDER / "runs")).Reload()
 print(f"{len(events.Tags()['scalars'])} scalars")
-left, middle, right = (figure := Figure(figsize=(11, 3.4), layout="constrained")).subplots(1, 3)
+left, middle, right = (figure := Figure()).subplots(1, 3)
 for layer in ("0", "2", "5"):
     found = events.Scalars(f"reg/{layer}/GradientStats/norm")
     left.plot([e.step for e in found], [e.value for e in found], "o-", label=layer)
-left.set(title="norm of the gradient, by layer", xlabel="epoch", yscale="log")
+left.set(title="norm of the gradient", xlabel="epoch", yscale="log")
 left.legend()
 edges = attached["3/ActivationStats"].regularizer.edges
 for epoch, counts in enumerate(histograms):
     shares = [[n / sum(counts)] for n in counts]
     drawn = middle.pcolormesh([epoch, epoch + 1], edges, shares, cmap="Blues", vmin=0.0, vmax=0.4)
 middle.set(title="layer 3", xlabel="epoch", ylabel="|activation|", yscale="log", ylim=(1e-3, 10))
-figure.colorbar(drawn, ax=middle, label="share of the values that are not 0")
+figure.colorbar(drawn, ax=middle, label="share of the nonzero values")
 maps = attached.captured()["1"][-1].value[0, :16].detach()
 right.imshow(maps.unflatten(0, (4, 4)).movedim(1, 2).flatten(2).flatten(0, 1).numpy(), cmap="gray")
 right.set(title="16 maps of layer 1", xticks=[], yticks=[])
-figure.savefig(FOLDER / "in_tensorboard.png", dpi=62)
+figure.savefig(FOLDER / "in_tensorboard.png")

@@ -7,13 +7,12 @@ positions of each stage: blocks in the first three stages, and whole channels in
     python masks.py [folder of masks.png]
 """
 
-import io
 import sys
 from pathlib import Path
 
 import timm
 import torch
-from PIL import Image
+from matplotlib import style
 from sklearn.datasets import load_sample_images
 from torch.nn.functional import interpolate
 
@@ -21,6 +20,7 @@ from dropblock_hooks import DropBlock2d, Dropout2d, attach
 from dropblock_hooks.plots import plot_masks
 
 FOLDER = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
+style.use("dropblock_hooks.plots.light_and_dark")
 photograph = torch.tensor(load_sample_images().images[0]).movedim(-1, 0)[None] / 255
 photograph = interpolate(photograph[..., :427], (96, 96), mode="area")
 photograph = interpolate(photograph, (224, 224), mode="bilinear")
@@ -29,6 +29,4 @@ attached = attach(model, {"layer[123]": DropBlock2d(p=0.15), "layer4": Dropout2d
 for site in attached:
     print(f"{site.key}: {site.regularizer}")
 torch.manual_seed(5)
-plot_masks(model, photograph, channels=4).savefig(file := io.BytesIO(), dpi=80)
-picture = Image.open(file).convert("RGB").quantize(64, Image.Quantize.FASTOCTREE)  # a small file
-picture.save(FOLDER / "masks.png", optimize=True)
+plot_masks(model, photograph, channels=4).savefig(FOLDER / "masks.png")

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import torch
+from matplotlib import style
 from matplotlib.figure import Figure
 from sklearn.datasets import load_digits
 from torch import nn
@@ -21,6 +22,7 @@ from dropblock_hooks import Dropout, attach
 
 FOLDER = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
 EPOCHS = int(sys.argv[2]) if len(sys.argv) > 2 else 60
+style.use("dropblock_hooks.plots.light_and_dark")
 data, target = load_digits(return_X_y=True)
 images, labels = torch.tensor(data).float() / 16, torch.tensor(target)
 train, valid = torch.arange(300), torch.arange(300, len(labels))
@@ -49,7 +51,7 @@ def curves(p):
     return torch.tensor(rows).T
 
 
-axes = (figure := Figure(figsize=(9, 3.4), layout="constrained")).subplots(1, 2)
+axes = (figure := Figure()).subplots(1, 2)
 for name, p in {"no regularizer": 0, "Dropout(0.5)": 0.5}.items():
     losses, validation, accuracy = curves(p)
     print(
@@ -57,8 +59,8 @@ for name, p in {"no regularizer": 0, "Dropout(0.5)": 0.5}.items():
     )
     axes[0].plot(losses, "--", label=f"training, {name}")
     axes[0].plot(validation, color=axes[0].lines[-1].get_color(), label=f"validation, {name}")
-    axes[1].plot(accuracy, label=name)
+    axes[1].plot(accuracy)
 axes[0].set(xlabel="epoch", ylabel="loss")
-axes[0].legend()
 axes[1].set(xlabel="epoch", ylabel="accuracy on validation data, %")
-figure.savefig(FOLDER / "overfitting.png", dpi=65)
+figure.legend(loc="outside lower center", ncols=2)
+figure.savefig(FOLDER / "overfitting.png")

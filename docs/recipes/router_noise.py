@@ -19,6 +19,7 @@ import sys
 from pathlib import Path
 
 import torch
+from matplotlib import style
 from matplotlib.figure import Figure
 from sklearn.datasets import load_digits
 from torch import nn
@@ -28,6 +29,7 @@ from dropblock_hooks import GaussianDropout, GaussianNoise, attach
 
 FOLDER = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
 EPOCHS = int(sys.argv[2]) if len(sys.argv) > 2 else 12
+style.use("dropblock_hooks.plots.light_and_dark")
 torch.set_num_threads(1)  # the tensors are small
 data, target = load_digits(return_X_y=True)
 images, labels = torch.tensor(data).float() / 16, torch.tensor(target)
@@ -81,7 +83,7 @@ specs = {
     "GaussianNoise(2.0)": {"router": GaussianNoise(2.0)},
     "as Switch": {"router": GaussianDropout(0.01**2 / (3 + 0.01**2), at="input")},
 }
-figure = Figure(figsize=(7, 3.2), layout="constrained")
+figure = Figure()
 ax = figure.subplots()
 for i, (name, spec) in enumerate(specs.items()):
     print(name, end=": ")
@@ -89,5 +91,5 @@ for i, (name, spec) in enumerate(specs.items()):
     ax.plot(range(1, EPOCHS + 1), training, f"C{i}o-", ms=3, label=f"{name}, training")
     ax.plot(range(1, EPOCHS + 1), evaluation, f"C{i}o:", ms=3, label=f"{name}, evaluation")
 ax.set(xlabel="epoch", ylabel="experts in use")
-ax.legend(fontsize=7)
-figure.savefig(FOLDER / "router_noise.png", dpi=65)
+figure.legend(loc="outside right upper")
+figure.savefig(FOLDER / "router_noise.png")

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import torch
+from matplotlib import style
 from matplotlib.figure import Figure
 from sklearn.datasets import load_digits
 from torch import nn
@@ -19,6 +20,7 @@ from torch.nn.functional import cross_entropy
 from dropblock_hooks import ActivationStats, attach, capture
 
 FOLDER = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
+style.use("dropblock_hooks.plots.light_and_dark")
 torch.set_num_threads(1)  # the tensors are small
 torch.manual_seed(0)
 data, target = load_digits(return_X_y=True)
@@ -27,7 +29,7 @@ conv, norm, dropout = nn.Conv2d(1, 32, 3), nn.BatchNorm2d(32), nn.Dropout(0.3)
 model = nn.Sequential(conv, norm, nn.Flatten(), dropout, nn.Linear(32 * 36, 10))
 attached = attach(model, {"[13]": ActivationStats(every=1)})
 optimizer = torch.optim.SGD(model.parameters(), 0.05, 0.9)
-axes = (figure := Figure(figsize=(10, 3.4), layout="constrained")).subplots(1, 3)
+axes = (figure := Figure()).subplots(1, 3)
 
 batches = torch.randperm(len(labels)).split(50)
 for step, batch in enumerate(batches, 1):
@@ -54,5 +56,5 @@ for mode in ("train", "eval"):
     print(f"{mode}: {shares[mode]:.4f} of Dropout's values are 0; two outputs are equal: {equal}")
 bars = axes[2].bar(list(shares), list(shares.values()))
 axes[2].bar_label(bars, fmt="%.3f")
-axes[2].set(title="Dropout(0.3) in both modes", ylabel="share of zeros", ylim=(0, 0.4))
-figure.savefig(FOLDER / "train_and_eval.png", dpi=65)
+axes[2].set(title="Dropout(0.3)", ylabel="share of zeros", ylim=(0, 0.4))
+figure.savefig(FOLDER / "train_and_eval.png")

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import torch
+from matplotlib import style
 from matplotlib.figure import Figure
 from sklearn.datasets import load_digits
 from torch import nn
@@ -20,6 +21,7 @@ from dropblock_hooks import GradientStats, Watchdog, attach
 from dropblock_hooks.plots import plot_gradient_flow
 
 FOLDER = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
+style.use("dropblock_hooks.plots.light_and_dark")
 torch.set_num_threads(1)  # the tensors are small
 data, target = load_digits(return_X_y=True)
 images, labels = torch.tensor(data).float() / 16, torch.tensor(target)
@@ -50,11 +52,14 @@ def trained(cured):
     return attached, float(right.float().mean())
 
 
-figure = Figure(figsize=(10, 3.8), layout="constrained")
-names = ("20 layers of sigmoids", "the same with norms and shortcuts")
+figure = Figure()
+names = ("20 layers of sigmoids", "with norms and shortcuts")
 for cured, ax in enumerate(figure.subplots(1, 2, sharey=True)):
     attached, accuracy = trained(cured)
     plot_gradient_flow(attached, ax)
     print(title := f"{names[cured]}: {100 * accuracy:.0f} % right")
-    ax.set_title(f"gradients, {title}", fontsize=10)
-figure.savefig(FOLDER / "vanishing_gradient.png", dpi=65)
+    ax.set_title(title)
+    ax.label_outer()
+    ax.get_legend().remove()
+figure.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=2)
+figure.savefig(FOLDER / "vanishing_gradient.png")

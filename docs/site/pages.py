@@ -5,11 +5,14 @@ the site, and links between files of the repository work on the site and on GitH
 """
 
 import ast
+import base64
 import contextlib
+import html
 import io
 import json
 import posixpath
 import re
+import struct
 from pathlib import Path
 
 from address import metadata, project_urls
@@ -43,8 +46,9 @@ PICTURE = re.compile(
     r'<picture>\s*<source [^>]*srcset="([^"]+)">\s*'
     r'<img src="([^"]+)" alt="([^"]+)"[^>]*>\s*</picture>'
 )
+OUTPUT = "``` {{.text .output}}\n{0}\n```"
+LOCAL_PICTURE = re.compile(r'<img (?![^>]*width=)(?=[^>]*src="([^":#]+\.png)[#"])')
 FIRST_EXAMPLE = "<!-- the first example of README.md -->"
-NOTEBOOK_ICON = ":material-notebook-outline:"
 CARD = "<div markdown>\n[{2}]({1})\n\n[{0}]({1})\n</div>\n"
 RECIPE = "# {0}\n{1}\n\n![The picture of this recipe]({2}.png)\n\n```python\n{3}```\n"
 
@@ -61,20 +65,37 @@ def recipe_pages():
     for path in sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")):
         first_cell = json.loads(path.read_text(encoding="utf-8"))["cells"][0]
         title = first_cell["source"][0].lstrip("# ").strip()
-        cards.append(CARD.format(title, f"../notebooks/{path.stem}.md", NOTEBOOK_ICON))
+        there = f"../notebooks/{path.stem}"
+        cards.append(CARD.format(title, f"{there}.md", f"![]({there}.png)"))
 
     gallery = '# Recipes\n\n<div class="gallery" markdown>\n\n' + "\n".join(cards) + "\n</div>\n"
     yield "recipes/index.md", gallery
 
 
 def notebook_pages():
-    """A page for each notebook: its text and its code."""
+    """A page for each notebook, with its text, its code and its outputs, and the pictures in it."""
     for path in sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")):
         parts = []
-        for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        for number, cell in enumerate(json.loads(path.read_text(encoding="utf-8"))["cells"]):
             text = "".join(cell["source"])
             parts.append(f"```python\n{text}\n```" if cell["cell_type"] == "code" else text)
-        yield f"notebooks/{path.stem}.md", linked(f"docs/notebooks/{path.name}", "\n\n".join(parts))
+            for output in cell.get("outputs", ()):
+                if picture := output.get("data", {}).get("image/png"):
+                    name = f"{path.stem}-{number}.png"
+                    yield f"notebooks/{name}", base64.b64decode(picture)
+                    parts.append(f"![The picture that the code above draws]({name})")
+                else:
+                    parts.append(OUTPUT.format(printed(output)))
+        text = linked(f"docs/notebooks/{path.name}", "\n\n".join(parts))
+        yield f"notebooks/{path.stem}.md", text
+
+
+def printed(output):
+    """The text of an output of a cell. A table in HTML is whole; as text it may be shortened."""
+    data = output.get("data", {"text/plain": output.get("text")})
+    table = "".join(data.get("text/html", ()))
+    text = html.unescape(re.sub("<[^>]+>", "", table)) or "".join(data["text/plain"])
+    return text.rstrip()
 
 
 def help_texts():
@@ -169,6 +190,21 @@ def expanded(nav, named, files):
         else:
             items.append(item)
     return items
+
+
+def on_page_content(html, page, config, files):
+    """Give each picture half of its width in dots, because all are drawn at double resolution."""
+    folder = posixpath.dirname(page.file.src_uri)
+
+    def with_width(image):
+        uri = posixpath.normpath(posixpath.join(folder, image[1]))
+        file = files.get_file_from_path(uri)
+        if file is None:
+            return image[0]
+        (width,) = struct.unpack(">I", file.content_bytes[16:20])  # where PNG has it
+        return f'<img width="{width // 2}" '
+
+    return LOCAL_PICTURE.sub(with_width, html)
 
 
 def with_messages_as_headings(markdown):

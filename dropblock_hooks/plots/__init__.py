@@ -1,6 +1,9 @@
 """Pictures, by matplotlib (the extra ``plot``): each function returns a Figure.
 
 ``figure.savefig("picture.png")`` writes it. Without matplotlib, ImportError is raised.
+Fonts and colors are those of matplotlib, so your own style applies. The pictures of the
+documentation read on light and on dark pages: ``style.use("dropblock_hooks.plots.light_and_dark")``
+of matplotlib selects their style.
 
 maps    `plot_feature_maps`: the channels of a sample; `overlay`: a map over its image; the Figure
 depth   `plot_activations`, `plot_gradient_flow`: the results of observers, layer by layer

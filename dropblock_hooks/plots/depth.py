@@ -9,7 +9,7 @@ from ..attachment.report import SiteRow
 from ..observers.stats import ActivationStats, GradientStats
 from ..selectors.index import Index
 from ..sites.site import LiveSite
-from .maps import figure_of
+from .maps import figure_of, name_colors
 
 _Measured: TypeAlias = tuple[LiveSite, SiteRow]
 """A site that has values, and its row of the report."""
@@ -61,7 +61,7 @@ def plot_gradient_flow(attached: Attachment, ax: Any = None) -> Any:
     elif not any(result.norm for result in results):
         ax.set_ylim(1e-3, 1.0)  # a log scale needs a value above 0
 
-    ax.legend(fontsize=8, framealpha=0.6)
+    name_colors(ax)
     return figure
 
 
@@ -104,7 +104,7 @@ def _draw_bounds(ax: Any, names: list[str], bounded: list[_Measured]) -> None:
     label = "norms before the bound: 50 to 99 %"
     ax.vlines(positions, medians, high, "C2", alpha=0.5, lw=4, label=label)
     ax.plot(positions, means, "x", color="C2", label="their mean")
-    ax.plot(positions, bounds, "_", color="C3", ms=14, label="bound")
+    ax.plot(positions, bounds, "_", color="C3", ms=14, mew=2, label="bound")
 
 
 def plot_activations(attached: Attachment, ax: Any = None) -> Any:
@@ -159,7 +159,7 @@ def plot_activations(attached: Attachment, ax: Any = None) -> Any:
     highest = edges[last + 1]
     ax.set_ylim(lowest, highest)
 
-    ax.legend(fontsize=8, framealpha=0.6)
+    name_colors(ax)
     figure.colorbar(mesh, ax=ax, label="share of the values that are not 0")
     return figure
 
@@ -249,10 +249,10 @@ def _axes(ax: Any, names: Sequence[str], title: str, attached: Attachment) -> tu
     height = 3.2 + 0.06 * longest
     figure, ax = figure_of(ax, figsize=(width, height))
 
-    ax.set_xticks(range(number), labels, rotation=90, fontsize=7)
+    ax.set_xticks(range(number), labels, rotation=90, fontsize="small")
     ax.set_xlim(-0.6, number - 0.4)
     ax.set_yscale("log", nonpositive="clip")
-    ax.set_title(f"{title}, epoch {attached.epoch:g}", fontsize=10)
+    ax.set_title(f"{title}, epoch {attached.epoch:g}", fontsize="medium")
     return figure, ax
 
 

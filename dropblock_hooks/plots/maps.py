@@ -64,7 +64,7 @@ def plot_feature_maps(
         top = row * (height + line)
         left = column * (width + gap)
         sheet[top : top + height, left : left + width] = maps[channel]
-        ax.text(left, top - 1, str(channel), fontsize=9, va="bottom", ha="left")
+        ax.text(left, top - 1, str(channel), fontsize="small", va="bottom", ha="left")
 
     colors, low, high = _color_scale(float(finite.min()), float(finite.max()))
     image = ax.imshow(sheet.numpy(), interpolation="nearest", cmap=colors, vmin=low, vmax=high)
@@ -141,6 +141,18 @@ def figure_of(ax: Any, **options: Any) -> tuple[Any, Any]:
         figure = new_figure(**options)
         return figure, figure.add_subplot()
     return ax.figure.figure, ax  # `ax.figure` may be a SubFigure, which is part of a Figure
+
+
+def name_colors(ax: Any) -> None:
+    """Write the legend beside the axes, where it covers nothing.
+
+    Without a layout that makes room for it, a place beside the axes can lie outside the figure. The
+    legend is in the axes then.
+    """
+    place: dict[str, Any] = {"loc": "best"}
+    if ax.figure.figure.get_layout_engine() is not None:
+        place = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
+    ax.legend(fontsize="small", framealpha=0.6, **place)
 
 
 def as_values(name: str, values: Any, expected: str, *ranks: int, gaps: bool = False) -> Tensor:

@@ -57,8 +57,9 @@ def plot_masks(
     if which is None:
         sites = sites[:4]
 
-    figure = new_figure(figsize=(1.5 * (channels + 1) + 0.8, 1.7 * len(sites)))
-    figure.suptitle("dark: dropped in one training forward", fontsize=9)
+    figure = new_figure(figsize=(1.45 * (channels + 1) + 0.75, 1.7 * len(sites)))
+    title = "dark: dropped in one forward; right: share of all channels"
+    figure.suptitle(title, fontsize="small")
     rows = figure.subplots(len(sites), channels + 1, squeeze=False)
     for row, site in zip(rows, sites, strict=True):
         kept = kept_by_site[site]
@@ -72,7 +73,7 @@ def plot_masks(
             -0.06,
             0.5,
             row_title,
-            fontsize=8,
+            fontsize="small",
             rotation=90,
             ha="right",
             va="center",
@@ -94,9 +95,11 @@ def _draw_channels(axes: Sequence[Any], image: Tensor, kept: Tensor) -> None:
     """Draw the first channels of a mask (C, h, w), one in each of the axes, over the image."""
     for channel, ax in enumerate(axes[: len(kept)]):
         mask = interpolate(kept[None, channel : channel + 1], image.shape, mode="nearest")[0, 0]
-        darkened = image * (0.15 + 0.85 * mask)
-        ax.imshow(darkened.numpy(), cmap="gray", vmin=0.0, vmax=1.0)
-        ax.set_title(f"channel {channel}", fontsize=8)
+        dropped = 0.15 * image
+        kept_shades = 0.3 + 0.7 * image  # a black pixel that is kept is lighter than a dropped one
+        shades = torch.where(mask > 0, kept_shades, dropped)
+        ax.imshow(shades.numpy(), cmap="gray", vmin=0.0, vmax=1.0)
+        ax.set_title(f"channel {channel}", fontsize="small")
 
 
 def _draw_share(figure: Any, ax: Any, kept: Tensor) -> None:
@@ -104,11 +107,11 @@ def _draw_share(figure: Any, ax: Any, kept: Tensor) -> None:
     dropped = 1 - kept.mean(0)
     top = max(float(dropped.max()), 0.1)
     shares = ax.imshow(dropped.numpy(), cmap="magma", vmin=0.0, vmax=top)
-    ax.set_title(f"dropped: {float(dropped.mean()):.3g}", fontsize=8)
+    ax.set_title(f"dropped: {float(dropped.mean()):.3g}", fontsize="small")
 
     bar = figure.colorbar(shares, ax=ax, fraction=0.05)
-    bar.set_label(f"share of {len(kept)} channels", fontsize=7)
-    bar.ax.tick_params(labelsize=7)
+    bar.set_label(f"share of {len(kept)} channels", fontsize="small")
+    bar.ax.tick_params(labelsize="small")
 
 
 def _kept_by_site(

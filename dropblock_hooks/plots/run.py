@@ -116,7 +116,13 @@ def _name_lines(ax: Any) -> None:
     title = None
     if len(names) > _MOST_NAMES:
         title = f"the first {_MOST_NAMES} of {len(names)}"
-    ax.legend(lines[:_MOST_NAMES], names[:_MOST_NAMES], title=title, fontsize=8, framealpha=0.6)
+    ax.legend(
+        lines[:_MOST_NAMES],
+        names[:_MOST_NAMES],
+        title=title,
+        fontsize="small",
+        framealpha=0.6,
+    )
 
 
 class Curve(NamedTuple):

@@ -63,6 +63,16 @@ def test_what_is_dark_is_what_is_dropped():
     assert dark.any()
 
 
+def test_a_mask_is_seen_on_black_pixels():
+    model = nn.Sequential(nn.Identity())
+    attach(model, {"0": DropBlock2d(0.4, 5)})
+    figure = plot_masks(model, torch.eye(20).expand(1, 3, 20, 20), "0", channels=3)
+    *shown, share = [torch.as_tensor(ax.get_images()[0].get_array().data) for ax in figure.axes[:4]]
+    is_black = torch.eye(20) == 0
+    dark = torch.stack([image < 0.2 for image in shown]).float().mean(0)
+    assert torch.allclose(dark[is_black], share[is_black])
+
+
 @pytest.mark.parametrize(
     "spec",
     [
