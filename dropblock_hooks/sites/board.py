@@ -168,6 +168,7 @@ class Observed:
             None if no gradients are seen.
         alive: of each channel, whether it was not zero in some call; None without channels.
         batches: sums over batches, of a BatchNorm; None without.
+        sums: further tensors of `Observer.start_sums`, by name.
         watches: whether the observer is a `Watchdog`.
         numbers: what its operators need besides.
         sees_values: whether it measures activations, and not their gradients.
@@ -196,10 +197,14 @@ class Observed:
             if channels and has_batches:
                 self.batches = torch.zeros((3, channels), dtype=dtype, device=device)
 
+            self.sums: dict[str, Tensor] = {}
+            for name, zeros in observer.start_sums(channels).items():
+                self.sums[name] = zeros.to(device, dtype)
+
         self._numbers = [self.state]
         if self.gradients is not None:
             self._numbers.append(self.gradients)
-        _keep_addresses([*self._numbers, self.alive, self.batches])
+        _keep_addresses([*self._numbers, self.alive, self.batches, *self.sums.values()])
         self.write()
 
     def fits(self, device: torch.device, channels: int, has_batches: bool) -> bool:
@@ -238,8 +243,9 @@ class Observed:
         batches = None
         if self.batches is not None and self.batches[-1].any():
             batches = self.batches.clone()
+        sums = {name: x.clone() for name, x in self.sums.items()}
         self._empty_tensors(kept)
-        return Compiled(values, alive, batches, place, layers, before)
+        return Compiled(values, alive, batches, sums, place, layers, before)
 
     def _empty_row(self, row: list[float]) -> list[float]:
         """The numbers without any count. Switches and the plan of a `Watchdog` stay."""
@@ -254,7 +260,7 @@ class Observed:
         with torch.inference_mode(False), torch.no_grad():
             for numbers, row in zip(self._numbers, rows, strict=True):
                 numbers.data.copy_(torch.tensor(row, dtype=self.state.dtype))
-            _clear([self.alive, self.batches])
+            _clear([self.alive, self.batches, *self.sums.values()])
 
     def _sums(self, rows: list[list[float]]) -> list[float]:
         """The sums of the numbers of forwards and backwards; of first times the smallest.

@@ -71,6 +71,10 @@ AT_A_LAYER: Mapping[Any, int] = {
     ActivityL2(0.1): 5,
     Capture(): 1,
     ActivationStats(every=1): 3,
+    # the norms of two tensors, and arithmetic with two numbers
+    ActivationStats(every=1, residual=True): 13,
+    # arithmetic with five moments
+    ActivationStats(every=1, outliers=True): 51,
     GradientStats(every=1): 3,
     Watchdog(): 4,
 }

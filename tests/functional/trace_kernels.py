@@ -30,6 +30,7 @@ ITEMS = {
     "across": DropBlock2d(0.1, 3, normalize=None, border="across"),
     "watch": Watchdog(every=None),
     "activations": ActivationStats(),
+    "outliers": ActivationStats(outliers=True, residual=True),
     "gradients": GradientStats(),
 }
 

@@ -66,10 +66,11 @@ CASES = {
     "ActivityL2": ActivityL2(0.1),
     "ZLoss": ZLoss(0.1),
     "ActivationStats": ActivationStats(),
+    "ActivationStats of outliers": ActivationStats(outliers=True),
     "GradientStats": GradientStats(),
     "Watchdog": Watchdog(every=None),
 }
-SOON = ["DropBlock2d", "Dropout2d", "ClampGrad", "Watchdog"]
+SOON = ["DropBlock2d", "Dropout2d", "ClampGrad", "Watchdog", "ActivationStats of outliers"]
 LAYERS = "blocks.*.*"
 
 
@@ -190,7 +191,7 @@ def test_only_tensors_that_stay_in_place_are_changed(case):
         ]
         if site._live.observed is not None:
             seen = site._live.observed
-            tensors += [seen.state, seen.gradients, seen.alive, seen.batches]
+            tensors += [seen.state, seen.gradients, seen.alive, seen.batches, *seen.sums.values()]
         for x in tensors:
             assert x is None or x._dynamo_static_input_type is not None
 
