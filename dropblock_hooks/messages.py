@@ -455,6 +455,10 @@ _SEVERAL_KERNELS = (
     "so regularizers on a GPU start several kernels where one would do. Install {triton}. Set "
     "DROPBLOCK_HOOKS_TRITON=0 to use torch operations without this warning"
 )
+NO_SHORTCUT = (
+    "{site}: the output of the layer has another shape than its input, so there is no ratio of "
+    "branch and shortcut. Other layers of this kind are not named"
+)
 NO_TRITON = "Triton can't be imported ({error}), " + _SEVERAL_KERNELS
 OLD_TRITON = "triton {version} is older than {oldest}, " + _SEVERAL_KERNELS
 KERNEL_FAILED = (

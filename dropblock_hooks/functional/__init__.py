@@ -15,6 +15,7 @@ operators   operators of compiled code: blocks, and the counts of a site
 cells       the rows of numbers that tell these operators the rates, and what to count
 measures    measurements of tensors for observers, eager and in compiled code
 outliers    kurtosis, values far from the mean, and channels far above the others, for observers
+residual    the size of a residual branch relative to its shortcut, for observers
 sparse      large tensors on the CPU: blocks, whole channels and samples
 kernels     Triton kernels for tensors on a GPU, and where they can run
 """

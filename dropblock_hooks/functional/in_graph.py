@@ -25,7 +25,7 @@ SWITCH = "DROPBLOCK_HOOKS_IN_GRAPH"
 """The environment variable that keeps all operators opaque if its value is 0."""
 enabled = os.environ.get(SWITCH) != "0"
 """Whether operators are traced; a test or a comparison changes it."""
-CHANGED = ("state", "alive", "batches")
+CHANGED = ("state", "alive", "batches", "tails", "peaks", "branch")
 """The names of the arguments that operators change."""
 _told: set[str] = set()  # the operators of which a warning has told that they can't be traced
 

@@ -351,6 +351,15 @@ def _is_planned(training: bool, state: Tensor) -> Any:
     return bool(planned) if may_read else planned
 
 
+def due_call(training: bool, every: int, state: Tensor) -> Any:
+    """Whether the next call of `add_statistics` is measured; a tensor on a device not read."""
+    if _recomputes():
+        return False
+    due = (state[CALLS] % every == 0) & (state[int(training)] > 0)
+    may_read = state.device.type in READ and not launch.is_traced()
+    return bool(due) if may_read else due
+
+
 def _begins(training: bool, state: Tensor, calls: bool) -> Tensor | None:
     """The state to which a call is added: itself, a copy on other devices, or None if it is off.
 
@@ -382,7 +391,7 @@ def _changed_unseen(state: Tensor) -> Tensor:
     return state if launch.is_traced() else state.data
 
 
-def _nothing(*given: Any) -> None:
+def nothing(*given: Any) -> None:
     """The fake implementation of an operator that only changes a state."""
 
 
@@ -404,7 +413,7 @@ def _measures_in_graph(
     "add_statistics(Tensor x, Tensor? mapped, Tensor? batch, Tensor? scale, bool training, "
     "bool calls, int every, int first, int last, Tensor(a!) state, Tensor(b!)? alive, "
     "Tensor(c!)? batches) -> ()",
-    fake=_nothing,
+    fake=nothing,
     fits_graph=_measures_in_graph,
 )
 @torch.no_grad()
@@ -515,7 +524,7 @@ class _Measured:
         add_moments(named, self.x, factor)
         add_shares(named, self.x.float() / factor, edges)
         new[LOOKED] += named["looked"]
-        new.copy_(_if_due(due, new, before))
+        new.copy_(if_due(due, new, before))
 
     def _add_alive(self, due: Any) -> None:
         """Note which channels are alive, where the call is `due`."""
@@ -528,17 +537,17 @@ class _Measured:
         if self.batch is None or self.batches is None:
             return
         added = add_batch(self.batches, self.batch)
-        self.batches.copy_(_if_due(due, added, self.batches))
+        self.batches.copy_(if_due(due, added, self.batches))
 
 
 def _note_alive(alive: Tensor, x: Tensor, zero: float, due: Any) -> None:
     """Note which channels of a call are alive, where the call is `due`."""
     if not x.numel() or (alive.device.type == "cpu" and bool(alive.all())):
         return
-    alive.copy_(_if_due(due, alive | _lives(x, zero), alive))
+    alive.copy_(if_due(due, alive | _lives(x, zero), alive))
 
 
-def _if_due(due: Any, new: Tensor, before: Tensor) -> Tensor:
+def if_due(due: Any, new: Tensor, before: Tensor) -> Tensor:
     """The new values where a call is measured; on devices other than a CPU, `due` is a tensor."""
     return new if due is True else torch.where(due, new, before)
 
@@ -549,7 +558,7 @@ def _counts_in_graph(state: Tensor, **others: Any) -> bool:
 
 
 @operator(
-    "add_call(bool training, Tensor(a!) state) -> ()", fake=_nothing, fits_graph=_counts_in_graph
+    "add_call(bool training, Tensor(a!) state) -> ()", fake=nothing, fits_graph=_counts_in_graph
 )
 @torch.no_grad()
 def add_call(training: bool, state: Tensor) -> None:
@@ -579,7 +588,7 @@ def _watches_in_graph(
 @operator(
     "add_watched(Tensor[] tensors, Tensor[] given, Tensor? mapped, bool training, float[] bounds, "
     " Tensor(a!) state, Tensor(b!)? alive) -> ()",
-    fake=_nothing,
+    fake=nothing,
     fits_graph=_watches_in_graph,
 )
 @torch.no_grad()
@@ -666,7 +675,7 @@ class _WatchedCall:
         if self.tensors and self.tensors[0].numel():
             self._note_values(new, due)
         new[MEASURED] += 1
-        new.copy_(_if_due(due, new, before))
+        new.copy_(if_due(due, new, before))
 
     def _note_bad(self, new: Tensor, largest: Tensor, positive: Tensor) -> None:
         """Note whether a value is not finite, and whether the layer has made it."""
@@ -699,7 +708,7 @@ def _watches_gradient_in_graph(
 
 @operator(
     "add_watched_gradient(Tensor grad, Tensor? scale, bool training, Tensor state) -> ()",
-    fake=_nothing,
+    fake=nothing,
     fits_graph=_watches_gradient_in_graph,
 )
 @torch.no_grad()
@@ -753,7 +762,7 @@ def _measure_gradient(grad: Tensor, scale: Tensor | None, new: Tensor, due: Any)
     first = torch.where(finite, never, time)
     new[FIRST_BAD_GRADIENT] = torch.minimum(new[FIRST_BAD_GRADIENT], first)
     new[GRADIENTS] += 1
-    new.copy_(_if_due(due, new, before))
+    new.copy_(if_due(due, new, before))
 
 
 def _measures_gradient_in_graph(
@@ -766,7 +775,7 @@ def _measures_gradient_in_graph(
 @operator(
     "add_measured_gradient(Tensor grad, Tensor? scale, bool training, int every, int first, "
     "int last, Tensor state) -> ()",
-    fake=_nothing,
+    fake=nothing,
     fits_graph=_measures_gradient_in_graph,
 )
 def add_measured_gradient(

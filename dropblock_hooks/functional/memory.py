@@ -9,9 +9,12 @@ new memory, and changes nothing. A row of zeros, as `new_memory` makes it, has s
 
 Norms that are not finite are never remembered. `adagc` also leaves norms of 0 out, because a mean
 of 0 would be a bound of 0 for ever: the first gradient of a low-rank adapter is 0, for example.
+
+On a GPU, one kernel of `kernels.memory` does the same, unless a bound is in a tensor.
 """
 
 import math
+from collections.abc import Callable
 from typing import TypeAlias
 
 import torch
@@ -19,6 +22,7 @@ from torch import Tensor
 
 from ..checks import POSITIVE, Range, as_count, as_number
 from .gradients import Bound
+from .kernels import launch
 from .masks import wide_dtype
 
 Remembered: TypeAlias = tuple[Tensor, Tensor]
@@ -93,6 +97,32 @@ def adagc(
         Wang et al., 2025 (https://arxiv.org/abs/2502.11034), algorithm 1.
     """
     _check(decay, warmup, ratio=ratio, max_norm=max_norm)
+
+    def with_kernel() -> Remembered:
+        from .kernels import memory as kernels
+
+        return kernels.adagc(norms, memory, ratio, max_norm, decay, warmup)  # type: ignore[arg-type]  # numbers
+
+    def with_torch() -> Remembered:
+        return _adagc(norms, memory, ratio, max_norm, decay, warmup)
+
+    if _takes(norms, memory, ratio, max_norm):
+        return launch.or_else(with_kernel, with_torch)
+    return with_torch()
+
+
+def _takes(norms: Tensor, memory: Tensor, *bounds: Bound | None) -> bool:
+    """Whether a kernel is used: the bounds are numbers."""
+    if any(isinstance(bound, Tensor) for bound in bounds):
+        return False
+    is_wide = norms.dtype is memory.dtype is torch.float64
+    return is_wide and launch.takes(norms) and launch.takes(memory)
+
+
+def _adagc(
+    norms: Tensor, memory: Tensor, ratio: Bound, max_norm: Bound, decay: float, warmup: int
+) -> Remembered:
+    """The same as `adagc`, in torch operations."""
     mean, number = memory.unbind(1)
     common = torch.linalg.vector_norm(norms)
     begins = number < warmup
@@ -142,6 +172,39 @@ def zclip(
         Kumar et al., 2025 (https://arxiv.org/abs/2504.02507), algorithm 1.
     """
     _check(decay, warmup, z=z, max_norm=max_norm)
+
+    def with_torch() -> Remembered:
+        return _zclip(norms, memory, z, max_norm, decay, warmup)
+
+    return _moving(with_torch, norms, memory, z, max_norm, decay, warmup, skips=False)
+
+
+def _moving(
+    with_torch: Callable[[], Remembered],
+    norms: Tensor,
+    memory: Tensor,
+    z: Bound | None,
+    max_norm: Bound | None,
+    decay: float,
+    warmup: int,
+    skips: bool,
+) -> Remembered:
+    """The result of `zclip` or `skip_update`, by a kernel if that can be."""
+
+    def with_kernel() -> Remembered:
+        from .kernels import memory as kernels
+
+        return kernels.moving(norms, memory, z, max_norm, decay, warmup, _EPS, skips)  # type: ignore[arg-type]  # numbers
+
+    if _takes(norms, memory, z, max_norm):
+        return launch.or_else(with_kernel, with_torch)
+    return with_torch()
+
+
+def _zclip(
+    norms: Tensor, memory: Tensor, z: Bound, max_norm: Bound | None, decay: float, warmup: int
+) -> Remembered:
+    """The same as `zclip`, in torch operations."""
     mean, variance, number = memory.unbind(1)
     deviation = variance.sqrt()
     score = (norms - mean) / (deviation + _EPS)
@@ -184,6 +247,22 @@ def skip_update(
         warmup: number of the first updates, at least 1.
     """
     _check(decay, warmup, z=z, max_norm=max_norm)
+
+    def with_torch() -> Remembered:
+        return _skip_update(norms, memory, max_norm, z, decay, warmup)
+
+    return _moving(with_torch, norms, memory, z, max_norm, decay, warmup, skips=True)
+
+
+def _skip_update(
+    norms: Tensor,
+    memory: Tensor,
+    max_norm: Bound | None,
+    z: Bound | None,
+    decay: float,
+    warmup: int,
+) -> Remembered:
+    """The same as `skip_update`, in torch operations."""
     mean, variance, number = memory.unbind(1)
     limit = torch.full_like(norms, math.inf)
     if z is not None:

@@ -4,17 +4,35 @@ Moments are kept as the number of values, their mean, and the sums of the second
 powers of their distances from this mean. So those of two sets of values give those of their union.
 """
 
+import math
 import statistics
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from . import in_graph
 from .masks import wide_dtype
+from .measures import due_call, if_due, nothing
+from .operators import operator
 
 LIMIT = 6.0
 """The distance from the mean, in standard deviations, beyond which a value is an outlier."""
 _EQUAL = 1e-13  # the ratio of deviation and mean below which float64 can't tell values apart
+
+
+class Tails(NamedTuple):
+    """What is known of the values of some calls.
+
+    Attributes:
+        moments: the number of values, their mean, and the sums of the powers.
+        outliers: the number of outliers.
+        peaks: the largest magnitude of each channel; None if the channels are not known.
+    """
+
+    moments: Tensor
+    outliers: Tensor
+    peaks: Tensor | None = None
 
 
 def new_outliers() -> dict[str, Tensor]:
@@ -25,38 +43,112 @@ def new_outliers() -> dict[str, Tensor]:
     }
 
 
+def new_tails() -> Tensor:
+    """The moments and the number of outliers of `add_tails` before the first call."""
+    return torch.zeros(6, dtype=torch.float64)
+
+
 def add_outliers(state: dict[str, Any], x: Tensor, mapped: Tensor | None) -> None:
+    """Add the values of a call to a state, see `with_call`."""
+    before = Tails(state["moments"], state["outliers"], state.get("peaks"))
+    after = with_call(before, x, mapped)
+    state["moments"] = after.moments
+    state["outliers"] = after.outliers
+    if after.peaks is not None:
+        state["peaks"] = after.peaks
+
+
+def with_call(before: Tails, x: Tensor, mapped: Tensor | None) -> Tails:
     """Add the values of a call; one with NaN or Inf changes nothing.
 
     Args:
-        state: the moments, the number of outliers, and the largest magnitude of each channel.
+        before: of the calls before.
         x: the values, of any shape.
         mapped: the same as (N, C, ...); None if the channels are not known.
     """
     if not x.numel():
-        return
+        return before
 
     distances, moments = central_moments(x)
-    is_finite = moments.isfinite().all()
+    is_finite = moments[4] < math.inf  # the fourth powers: NaN, if a value is not finite
+    combined = combined_moments(before.moments, moments)
+    kept = torch.where(is_finite, combined, before.moments)
+    outliers = before.outliers + outlier_count(distances, moments)  # 0 if there is NaN or Inf
 
-    before = state["moments"]
-    combined = combined_moments(before, moments)
-    state["moments"] = torch.where(is_finite, combined, before)
-    state["outliers"] += outlier_count(distances, moments)  # 0 if there is NaN or Inf
-
+    peaks = before.peaks
     if mapped is not None:
-        _add_peaks(state, mapped, is_finite)
+        peaks = _with_peaks(peaks, mapped, is_finite)
+    return Tails(kept, outliers, peaks)
 
 
-def _add_peaks(state: dict[str, Any], mapped: Tensor, is_finite: Tensor) -> None:
-    """Add the largest magnitudes of the channels of a call."""
+def _with_peaks(before: Tensor | None, mapped: Tensor, is_finite: Tensor) -> Tensor:
+    """The largest magnitudes of the channels, with those of a call."""
     peaks = channel_peaks(mapped)
-    before = state.get("peaks")
     if before is None or before.shape != peaks.shape:
         before = torch.zeros_like(peaks)
-
     larger = torch.maximum(before, peaks)
-    state["peaks"] = torch.where(is_finite, larger, before)
+    return torch.where(is_finite, larger, before)
+
+
+def _fits_graph(
+    x: Tensor,
+    mapped: Tensor | None,
+    state: Tensor,
+    tails: Tensor,
+    peaks: Tensor | None,
+    **others: Any,
+) -> bool:
+    """Whether AOTAutograd can trace into `add_tails`."""
+    return in_graph.kernels_run(x, mapped, state, tails, peaks)
+
+
+@operator(
+    "add_tails(Tensor x, Tensor? mapped, bool training, int every, Tensor state, "
+    "Tensor(a!) tails, Tensor(b!)? peaks) -> ()",
+    fake=nothing,
+    fits_graph=_fits_graph,
+)
+@torch.no_grad()
+def add_tails(
+    x: Tensor,
+    mapped: Tensor | None,
+    training: bool,
+    every: int,
+    state: Tensor,
+    tails: Tensor,
+    peaks: Tensor | None,
+) -> None:
+    """Add the values of a call in compiled code, before `measures.add_statistics` counts it.
+
+    Args:
+        x: the values.
+        mapped: the same as (N, C, ...); None if the channels are not known.
+        training: the mode of the layer.
+        every: each n-th call is measured.
+        state: of `measures.add_statistics`.
+        tails: the moments and the number of outliers; changed.
+        peaks: the largest magnitude of each channel; changed.
+    """
+    due = due_call(training, every, state)
+    if due is False:
+        return
+    before = Tails(tails[:5], tails[5], peaks)
+    after = with_call(before, x, mapped if peaks is not None else None)
+    together = torch.cat((after.moments, after.outliers.reshape(1)))
+    tails.copy_(if_due(due, together, tails))
+    if peaks is not None and after.peaks is not None:
+        peaks.copy_(if_due(due, after.peaks, peaks))
+
+
+def add_tails_to(state: dict[str, Any], tails: Tensor, peaks: Tensor | None) -> None:
+    """Add to a state what compiled code has counted."""
+    state["moments"] = combined_moments(state["moments"], tails[:5])
+    state["outliers"] = state["outliers"] + tails[5]
+    if peaks is not None and tails[0] > 0:
+        before: Tensor | None = state.get("peaks")
+        if before is not None and before.shape == peaks.shape:
+            peaks = torch.maximum(before, peaks)
+        state["peaks"] = peaks
 
 
 def central_moments(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -76,7 +168,7 @@ def central_moments(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def combined_moments(a: Tensor, b: Tensor) -> Tensor:
-    """The moments of two sets of values together. One set may be empty, but not both.
+    """The moments of two sets of values together, each of which may be empty.
 
     The moments of each set are moved from its own mean to that of both, and added.
     """
@@ -84,7 +176,7 @@ def combined_moments(a: Tensor, b: Tensor) -> Tensor:
     counts, means, second, third, fourth = both.unbind(1)
     count = counts.sum()
     total = (counts * means).sum()
-    mean = total / count
+    mean = total / count.clamp(min=1)
 
     step = means - mean
     of_means = counts * step.square()

@@ -75,6 +75,7 @@ class Compiled(NamedTuple):
         values: the numbers of the state, on the host.
         alive: the channels that were not zero in all calls; None if they are not known.
         batches: the sums of `functional.measures.add_batch`; None without a BatchNorm.
+        sums: the tensors of `Observer.start_sums`, by name.
         place: the number of the layer, in the order in which layers return.
         layers: how many layers there are.
         before: the time at which the first of these calls began.
@@ -83,6 +84,7 @@ class Compiled(NamedTuple):
     values: list[float]
     alive: Tensor | None = None
     batches: Tensor | None = None
+    sums: Mapping[str, Tensor] = {}  # which nobody changes
     place: int = 0
     layers: int = 1
     before: int = 0
@@ -133,6 +135,7 @@ class Observer(Regularizer):
     sees_values: ClassVar[bool] = True  # whether `update` gets activations
     whole: ClassVar[bool] = False  # whether it gets all tensors of a nested output
     reads_given: ClassVar[bool] = False  # whether it uses `Seen.given`
+    compares_input: ClassVar[bool] = False  # whether it compares the output with the input
     keeps_graph: ClassVar[bool] = False  # whether tensors keep their autograd graph
     by_epoch: ClassVar[bool] = True  # False: one state of all time, which is not in the report
     reads_parameters: ClassVar[bool] = False  # whether `look` reads numbers of parameters
@@ -202,6 +205,10 @@ class Observer(Regularizer):
     def start_compiled(self) -> list[float]:
         """Return the numbers of an empty state of compiled code, where it is `traced`."""
         return []
+
+    def start_sums(self, channels: int) -> dict[str, Tensor]:
+        """Return further tensors of zeros to which compiled code adds, by name."""
+        return {}
 
     def compiled_numbers(self, state: State) -> list[Any]:
         """Return further numbers that operators of compiled code need; see ``sites.observed``."""

@@ -1,7 +1,7 @@
 """Base of regularizers that remember the norms of earlier updates."""
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -50,20 +50,28 @@ class WithMemory(_OfParameters):
 class Memory:
     """What a site remembers of the norms of earlier updates.
 
-    All sites of a group have the same.
+    All sites of a group have the same. The rows of the other sites of an entry lie in one tensor,
+    so that an update needs no operator for each of them.
 
     Attributes:
-        row: the numbers, see `functional.memory`; None before the first update.
+        rows: the numbers of several sites, see `functional.memory`; None before the first update.
+        place: the row of this site.
         shape: the shape of the parameter.
     """
 
     def __init__(self, function: str) -> None:
         self.function = function
-        self.row: Tensor | None = None
+        self.rows: Tensor | None = None
+        self.place = 0
         self.shape: tuple[int, ...] | None = None
 
     def __call__(self, x: Tensor, now: Now) -> Applied:
         raise TypeError("it acts at the steps of the optimizer: pass attach(..., optimizer=...)")
+
+    @property
+    def row(self) -> Tensor | None:
+        """The numbers of this site; None before the first update."""
+        return None if self.rows is None else self.rows[self.place]
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
         """Note the shape of the parameter; ValueError if it is another one than before."""
@@ -88,10 +96,25 @@ class Memory:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         row, shape = state["row"], state["shape"]
-        self.row = None if row is None else torch.tensor(row, dtype=torch.float64)
+        self.rows = None if row is None else torch.tensor([row], dtype=torch.float64)
+        self.place = 0
         self.shape = None if shape is None else tuple(shape)
 
     def __getstate__(self) -> dict[str, Any]:
-        # a row is a view of the rows of all sites, which a copy would take along
-        row = None if self.row is None else self.row.clone()
-        return {**self.__dict__, "row": row}
+        # a copy takes no rows of other sites along
+        rows = None if self.row is None else self.row.clone().unsqueeze(0)
+        return {**self.__dict__, "rows": rows, "place": 0}
+
+
+def rows_of(memories: Sequence[Memory], device: torch.device) -> Tensor:
+    """The rows of several memories on a device: one tensor, if the last update was theirs."""
+    rows = memories[0].rows
+    if rows is not None and rows.device == device and _are_rows_of(rows, memories):
+        return rows
+    return torch.stack([memory.read(device) for memory in memories])
+
+
+def _are_rows_of(rows: Tensor, memories: Sequence[Memory]) -> bool:
+    """Whether a tensor has the rows of these memories, in their order."""
+    in_order = all(memory.rows is rows and memory.place == i for i, memory in enumerate(memories))
+    return in_order and len(rows) == len(memories)

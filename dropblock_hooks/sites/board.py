@@ -172,6 +172,7 @@ class Observed:
             that a forward changes; None if the observer sees no gradients.
         alive: for each channel, whether it was not zero in some call; None without channels.
         batches: the sums over batches of a BatchNorm; None for other layers.
+        sums: further tensors of `Observer.start_sums`, by name.
         watches: whether the observer is a `Watchdog`.
         numbers: further arguments of its operators.
         sees_values: whether it measures activations, and not their gradients.
@@ -200,11 +201,14 @@ class Observed:
             if channels and has_batches:
                 self.batches = torch.zeros((3, channels), dtype=dtype, device=device)
 
+            self.sums: dict[str, Tensor] = {}
+            for name, zeros in observer.start_sums(channels).items():
+                self.sums[name] = zeros.to(device, dtype)
+
         self._numbers = [self.state]
         if self.gradients is not None:
             self._numbers.append(self.gradients)
-        _keep_addresses([*self._numbers, self.alive, self.batches])
-        self.tensors = self.state, self.gradients, self.alive
+        _keep_addresses([*self._numbers, self.alive, self.batches, *self.sums.values()])
         self.write()
 
     def fits(self, device: torch.device, channels: int, has_batches: bool) -> bool:
@@ -251,8 +255,9 @@ class Observed:
         batches = None
         if self.batches is not None and self.batches[-1].any():
             batches = self.batches.clone()
+        sums = {name: x.clone() for name, x in self.sums.items()}
         self._empty_tensors(empty_rows)
-        return Compiled(values, alive, batches, place, layers, before)
+        return Compiled(values, alive, batches, sums, place, layers, before)
 
     def _empty_row(self, row: list[float]) -> list[float]:
         """Return a row without counts, but with the switches and the plan of a `Watchdog`."""
@@ -267,7 +272,7 @@ class Observed:
         with torch.inference_mode(False), torch.no_grad():
             for numbers, row in zip(self._numbers, rows, strict=True):
                 numbers.data.copy_(torch.tensor(row, dtype=self.state.dtype))
-            _clear([self.alive, self.batches])
+            _clear([self.alive, self.batches, *self.sums.values()])
 
     def _sums(self, rows: list[list[float]]) -> list[float]:
         """Add the numbers of forwards and backwards. For a first time, take the smaller number.

@@ -14,7 +14,7 @@ from .. import messages
 from ..findings import tell
 from ..functional import foreach, gradients
 from ..regularizers.base import Now
-from ..regularizers.memory import WithMemory
+from ..regularizers.memory import WithMemory, rows_of
 from .counter import JointCounts
 from .run import Run
 from .site import LiveSite
@@ -41,8 +41,7 @@ def regularize(
         norms = torch.linalg.vector_norm(norms).reshape(1)
         memories = [_first_in_use(memories)]
     device = norms.device
-    rows = [memory.read(device) for memory in memories]
-    old_rows = torch.stack(rows)
+    old_rows = rows_of(memories, device)
 
     rates = _rates(sites, regularizer, norms)
     now = Now(**rates)
@@ -89,14 +88,14 @@ def _remember(sites: Sequence[LiveSite], rows: Tensor) -> None:
     """Give each site its row of the memory; the sites of a group share one row."""
     is_shared = len(rows) < len(sites)
     for i, site in enumerate(sites):
-        place = 0 if is_shared else i
-        site.bound.row = rows[place]
+        site.bound.rows = rows
+        site.bound.place = 0 if is_shared else i
 
 
 def _first_in_use(memories: Sequence[Any]) -> Any:
     """Return the memory of a group. All of its sites hold it, except sites that are new."""
     for memory in memories:
-        if memory.row is not None:
+        if memory.rows is not None:
             return memory
     return memories[0]
 
@@ -132,7 +131,9 @@ def _clip(entry: Sequence[Any], norms: Tensor, bounds: Tensor) -> Tensor:
         bounds_here = _picked(bounds, positions, grads)
 
         norm_of_each = norms_here.expand(len(several))
-        foreach.shrink_(several, units, norm_of_each, bounds_here)
+        changed = foreach.shrink_(several, units, norm_of_each, bounds_here)
+        if len(several) == len(grads):
+            return changed
 
     for i in others:
         grad = grads[i]

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from .._torch import scale_tensor
-from ..functional import measures
+from ..functional import measures, outliers, residual
 from ..functional.operators import define
 from .operator import watch_gradient
 from .site import LiveSite, may_get_grad
@@ -33,6 +33,7 @@ def observe(
         site.note_no_gradient()
     mapped = _maps_of(site, x) if site.finds_dead and x.ndim > 1 else None
     batch = arguments[0] if training and site.reads_batches else None
+    shortcut = site.shortcut_of(x, arguments) if site.compares_input else None
     site.use_observed(x.device, 0 if mapped is None else mapped.shape[1], batch is not None)
     observed: Any = site.observed
     scale = scale_tensor(site.run.scaler) if site.scaled else None
@@ -48,15 +49,20 @@ def observe(
         )
         return watched
     every, first, last = observed.numbers
+    sums = observed.sums
     measured: list[Tensor] = measure(
         tensors,
         mapped,
         batch,
+        shortcut,
         scale,
         state,
         gradients,
         alive,
         observed.batches,
+        sums.get("tails"),
+        sums.get("peaks"),
+        sums.get("branch"),
         observed.sees_values,
         training,
         every,
@@ -110,19 +116,24 @@ def watch(
 
 
 @define(
-    "measure(Tensor[] tensors, Tensor? mapped, Tensor? batch, Tensor? scale, Tensor(a!) state, "
-    "Tensor? gradients, Tensor(b!)? alive, Tensor(c!)? batches, bool values, bool training, "
+    "measure(Tensor[] tensors, Tensor? mapped, Tensor? batch, Tensor? shortcut, Tensor? scale, "
+    "Tensor(a!) state, Tensor? gradients, Tensor(b!)? alive, Tensor(c!)? batches, "
+    "Tensor(d!)? tails, Tensor(e!)? peaks, Tensor(f!)? branch, bool values, bool training, "
     "int every, int first, int last, str code) -> Tensor[]"
 )
 def measure(
     tensors: Sequence[Tensor],
     mapped: Tensor | None,
     batch: Tensor | None,
+    shortcut: Tensor | None,
     scale: Tensor | None,
     state: Tensor,
     gradients: Tensor | None,
     alive: Tensor | None,
     batches: Tensor | None,
+    tails: Tensor | None,
+    peaks: Tensor | None,
+    branch: Tensor | None,
     values: bool,
     training: bool,
     every: int,
@@ -138,8 +149,13 @@ def measure(
     if values:
         channels = None if mapped is None else mapped.detach()
         inputs = None if batch is None else batch.detach()
+        seen = tensors[0].detach()
+        if tails is not None:
+            outliers.add_tails(seen, channels, training, every, state, tails, peaks)
+        if branch is not None and shortcut is not None:
+            residual.add_branch(seen, shortcut.detach(), training, every, state, branch)
         measures.add_statistics(
-            tensors[0].detach(),
+            seen,
             channels,
             inputs,
             None,

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
+from .. import messages
 from .._torch import (
     NO_TASK,
     constant_when_traced,
@@ -33,6 +34,7 @@ from ..regularizers.base import Now, Regularizer
 from ..schedules import is_moving
 from ..selectors.index import Target
 from ..selectors.wrappers import holds_shards
+from ..warn import warn
 from .board import Board, Observed
 from .counter import Counter, has_data
 from .run import Run
@@ -101,6 +103,7 @@ class LiveSite:
         self.finds_dead = False
         self.reads_batches = False
         self.guesses_channels = False
+        self.compares_input = False
         self.handle = new_handle(self)
         self.set_regularizer(item)
 
@@ -208,6 +211,29 @@ class LiveSite:
         """Note that no gradient can come. torch.compile calls this while it traces."""
         self.differentiable = False
 
+    def shortcut_of(self, y: Tensor, given: Sequence[Tensor]) -> Tensor | None:
+        """Return the input of a residual block; None if its output has another shape.
+
+        SiteError if the layer gets no tensor.
+        """
+        if not given:
+            raise self.error(
+                "residual=True compares the output of a layer with its input, and this layer gets "
+                "no floating-point tensor: choose a residual block"
+            )
+        if given[0].shape == y.shape:
+            return given[0]
+        self.note_no_shortcut()
+        return None
+
+    @constant_when_traced
+    def note_no_shortcut(self) -> None:
+        """Warn, once for an attachment, of a layer without a shortcut of the same shape."""
+        told = self.run.shared.setdefault("no shortcut", set())
+        if not told:
+            told.add(self.key)
+            warn(messages.NO_SHORTCUT.format(site=self.key))
+
     @constant_when_traced
     def use_observed(self, device: torch.device, channels: int, has_batches: bool) -> None:
         """Take tensors for an observer. torch.compile calls this while it traces."""
@@ -237,6 +263,7 @@ class LiveSite:
         self.finds_dead = observer.finds_dead(watch.open)
         self.reads_batches = observer.reads_given and "running" in watch.open
         self.guesses_channels = isinstance(observer, Watchdog)
+        self.compares_input = observer.compares_input
 
     def take_place(self, board: Board) -> None:
         """Use the tensors of the site on a board."""
@@ -520,6 +547,8 @@ def see(
         site.tally.add(None, 0, 0.0)
     if not tensors or not observer.sees_values:
         return None
+    if observer.compares_input:
+        site.shortcut_of(tensors[0], arguments)
 
     seen = Seen(
         tensors if observer.keeps_graph else [x.detach() for x in tensors],

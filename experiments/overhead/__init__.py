@@ -10,8 +10,10 @@
 | replay | steps as CUDA graphs, whose replays are the time of the GPU alone |
 | peers | other implementations of DropBlock at the rate that they really drop |
 | layers | works on one activation: kernels, other regularizers, observers, sites |
+| classes | works of one class each: penalties, clamps, norms, embeddings, updates, `watch` |
 | models | works on whole models, and a user's own case |
 | gpu | works for a GPU on one activation: its own time, launches |
 | resnet | works for a GPU on a ResNet-50: eager and compiled training steps, clipping |
+| page | the table of `classes` on the page of benchmarks |
 | machine | the names and versions of what was measured on |
 """

@@ -71,6 +71,10 @@ AT_A_LAYER: Mapping[Any, int] = {
     ActivityL2(0.1): 5,
     Capture(): 1,
     ActivationStats(every=1): 3,
+    # the norms of two tensors, and arithmetic with two numbers
+    ActivationStats(every=1, residual=True): 13,
+    # arithmetic with five moments
+    ActivationStats(every=1, outliers=True): 51,
     GradientStats(every=1): 3,
     Watchdog(): 4,
     Watchdog(keep=3): 4,
@@ -90,11 +94,12 @@ AT_A_NORM: Mapping[Any, int] = {FreezeNorm(): 0}
 AT_AN_UPDATE: Mapping[Any, int] = {
     ClipGradNorm(1.0, group=True): 13,
     L2SP(0.1, when="accumulated"): 8,
-    # arithmetic with short vectors: the norms, and what is remembered of earlier ones
-    AdaGC(): 43,
-    ZClip(): 50,
-    SkipUpdate(max_norm=1e9): 32,
-    SkipUpdate(z=6.0): 37,
+    # one kernel judges all norms
+    AdaGC(): 12,
+    ZClip(): 13,
+    ZClip(z=2.0, max_norm=1.0): 13,
+    SkipUpdate(max_norm=1e9): 6,
+    SkipUpdate(z=6.0): 6,
 }
 """The most kernels that an update may start for all parameters of an entry, however many."""
 

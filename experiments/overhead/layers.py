@@ -198,6 +198,8 @@ def observers() -> Iterator[Work]:
     """The cost of observers of an activation and of a gradient, in calls that they measure."""
     items = {
         "ActivationStats": ActivationStats(every=1),
+        "ActivationStats, outliers": ActivationStats(every=1, outliers=True),
+        "ActivationStats, residual": ActivationStats(every=1, residual=True),
         "Watchdog": Watchdog(every=None),
         "Capture": Capture(),
     }

@@ -31,8 +31,8 @@ class Set(NamedTuple):
 SETS = {
     "kernels": Set("experiments.overhead.layers:kernels"),
     "formats": Set("experiments.overhead.layers:formats"),
-    "others": Set("experiments.overhead.layers:others"),
-    "observers": Set("experiments.overhead.layers:observers"),
+    "others": Set("experiments.overhead.classes:others"),
+    "observers": Set("experiments.overhead.classes:observers"),
     "sites": Set("experiments.overhead.layers:sites"),
     "compiled": Set("experiments.overhead.layers:compiled"),
     "models": Set("experiments.overhead.models:models"),

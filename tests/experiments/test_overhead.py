@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from dropblock_hooks import Dropout
-from experiments.overhead import gpu, layers, models, peers, resnet, timing
+from dropblock_hooks import ClipGradNorm, Dropout
+from experiments.overhead import classes, gpu, layers, models, page, peers, resnet, timing
 from experiments.overhead.launches import launches_in, launches_of
 from experiments.overhead.machine import machine_of
 from experiments.overhead.memory import saved_bytes
@@ -159,6 +159,50 @@ def test_the_page_names_each_set():
     text = (ROOT / "docs/benchmarks.md").read_text("utf-8")
     for name in [*SETS, *GROUPS]:
         assert f"| `{name}` |" in text
+
+
+SMALL = {
+    "activations": lambda: classes.on_activations((2, 3, 8, 8)),
+    "logits": lambda: classes.z_loss((8, 5)),
+    "norm": lambda: classes.frozen_norm((4, 3, 8, 8)),
+    "embedding": lambda: classes.embedding((2, 4), (10, 6)),
+    "updates": lambda: classes.updates("test_resnet"),
+    "watch": lambda: classes.watched("test_resnet", (2, 3, 32, 32)),
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_works_of_classes_run(name):
+    rows = measure(SMALL[name](), 2)
+    assert {row["error"] for row in rows} == {None}
+    assert all(row["ms"] > 0 for row in rows)
+
+
+def test_an_update_is_regularized_each_time():
+    update = classes.Update(nn.Linear(5, 5), ClipGradNorm(1e-3, group=True))
+    for _ in range(2):
+        update()
+        norms = [parameter.grad.norm() for parameter in update.parameters]
+        assert torch.stack(norms).norm().item() == pytest.approx(1e-3)
+        update.gradients = [torch.ones_like(parameter) for parameter in update.parameters]
+
+
+def test_the_page_has_a_line_for_each_measured_class():
+    """A line is that of the measurements, and its work has the variant and the reference."""
+    assert page.PAGE.read_text("utf-8") == page.page()
+    for line in page.LINES:
+        works = [work for work in SETS[line.file].works() if work.name == line.work]
+        assert works, line
+        assert all((line.variant, line.reference) in work.against for work in works), line
+
+
+def test_a_line_has_the_median_and_the_quartiles():
+    line = page.LINES[0]
+    measured = {"work": line.work, "variant": line.variant, "reference": line.reference}
+    numbers = {"shape": "2x3", "q25": 0.91, "ratio": 1.234, "q75": 12.0}
+    frame = pd.DataFrame([{**measured, **numbers}])
+    assert page._rows(line, frame) == ["| `ActivityL1` | floor | 1.2 (.91 to 12) | 2×3 |"]
+    assert page._rows(page.LINES[1], frame) == ["| `ActivityL2` | floor | not measured yet | |"]
 
 
 # works for GPUs, on a CPU and with small tensors

@@ -16,7 +16,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from dropblock_hooks.functional import gradients, measures, operators
+from dropblock_hooks.functional import gradients, measures, memory, operators
 from dropblock_hooks.functional.dropblock import distort_blocks, drop_blocks
 from dropblock_hooks.functional.dropout import drop_units
 from dropblock_hooks.functional.kernels import launch
@@ -63,6 +63,15 @@ def compile_only(prepared, device, *arguments):
         compiled.add(key)
         source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
         triton.compile(source, target=GPUTarget("cuda", 90, 32))
+
+
+def of_earlier_updates():
+    """Compile the kernels for norms of earlier updates."""
+    norms = torch.ones(3, dtype=torch.float64)
+    memory.adagc(norms, memory.new_memory("adagc", 3))
+    for max_norm in (None, 1.0):
+        memory.zclip(norms, memory.new_memory("zclip", 3), max_norm=max_norm)
+        memory.skip_update(norms, memory.new_memory("skip_update", 3), max_norm, z=2.0)
 
 
 def main(dtype):
@@ -121,6 +130,7 @@ def main(dtype):
     for normalize in ("batch", "sample", "expected", None):
         given = arguments(torch.randn(2, 4, 8, 8).to(dtype), normalize=normalize)
         operators.drop_blocks(*given)
+    of_earlier_updates()
     print(len(compiled), "kernels")
 
 

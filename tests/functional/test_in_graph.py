@@ -46,6 +46,7 @@ WATCHED = {
     "watch": (["largest", "alive", "note"], ["square", "note"]),
     "watch with rows": (["largest", "alive", "note"], ["square", "note"]),
     "activations": (["alive", "measure", "add"], []),
+    "outliers": (["alive", "measure", "add"], []),
     "gradients": ([], ["measure", "add"]),
 }
 

@@ -866,6 +866,41 @@ def test_no_kernel_sees_tensors_that_are_traced(kernels, monkeypatch):
     assert seen == [False, False, False]
 
 
+# norms of earlier updates ------------------------------------------------------------------------
+
+MEMORIES = {
+    "adagc": lambda x, m: functional.adagc(x, m, 1.05, 1.5, 0.9, 4),
+    "adagc, high bound": lambda x, m: functional.adagc(x, m, 1.05, 1e9, 0.9, 4),
+    "zclip": lambda x, m: functional.zclip(x, m, 1.0, None, 0.9, 4),
+    "zclip, max_norm": lambda x, m: functional.zclip(x, m, 1.0, 2.0, 0.9, 4),
+    "skip_update": lambda x, m: functional.skip_update(x, m, 2.0, 1.5, 0.9, 4),
+    "skip_update, no z": lambda x, m: functional.skip_update(x, m, 2.0, None, 0.9, 4),
+}
+
+
+@pytest.mark.parametrize("number", [1, 3, 161, 1500])
+@pytest.mark.parametrize("name", MEMORIES)
+def test_norms_are_judged_and_remembered_alike(name, number, both):
+    def run():
+        generator = torch.Generator().manual_seed(number)
+        memory = functional.new_memory(name.partition(",")[0], number, KERNEL_DEVICE)
+        results = []
+        for update in range(14):
+            norms = torch.rand(number, generator=generator, dtype=torch.float64) * 2
+            norms = norms.to(KERNEL_DEVICE) * (10.0 if update % 5 == 4 else 1.0)
+            if update in (2, 8):  # in the first updates, and later
+                norms[number // 2] = (math.inf, math.nan)[update == 8]
+            if update in (3, 9):
+                norms[0] = 0.0
+            result, memory = MEMORIES[name](norms, memory)
+            results += [result, memory]
+        return results
+
+    dense, fast = both(run)
+    for a, b in zip(dense, fast, strict=True):
+        torch.testing.assert_close(b, a, rtol=1e-6, atol=1e-12, equal_nan=True)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="Triton comes with torch on Linux only")
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

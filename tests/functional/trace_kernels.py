@@ -31,6 +31,7 @@ ITEMS = {
     "watch": Watchdog(every=None),
     "watch with rows": Watchdog(every=None, keep=3),
     "activations": ActivationStats(),
+    "outliers": ActivationStats(outliers=True, residual=True),
     "gradients": GradientStats(),
 }
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from dropblock_hooks import ActivationStats, Seen, Watch
 from dropblock_hooks.axes.view import View
+from dropblock_hooks.functional import measures, outliers, residual
 
 
 def state_of(*calls, observer=None, channels=False, scale=1.0):
@@ -149,3 +150,28 @@ def test_parts_add_up_to_the_whole():
         assert (total.mean, total.std) == (both.mean, both.std)
         assert total.norm == pytest.approx(both.norm)
         assert (total.calls, total.dead) == (2, both.dead)
+
+
+@pytest.mark.parametrize("on", [(0.0, 1.0), (1.0, 0.0)], ids=str)
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+def test_a_device_that_is_not_read_counts_the_same(on, training, monkeypatch):
+    """On a GPU, torch operations choose the measured calls without reading the state."""
+    found = []
+    for read in (True, False):
+        monkeypatch.setattr(measures, "READ", {"cpu"} if read else set())
+        state = torch.zeros(measures.SUMS, dtype=torch.float64)
+        state[:2] = torch.tensor(on)
+        tails = outliers.new_tails()
+        peaks = torch.zeros(4, dtype=torch.float64)
+        branch = residual.new_branch()
+        torch.manual_seed(0)
+        for call in range(7):
+            state[measures.CALLS] = call
+            x, y = torch.randn(2, 3, 4, 5)
+            outliers.add_tails(y, y, training, 3, state, tails, peaks)
+            residual.add_branch(y, x, training, 3, state, branch)
+        found.append((tails, peaks, branch))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-12, atol=0)
+    is_on = bool(on[training])
+    assert found[0][0][0] == (3 * 60 if is_on else 0)
+    assert bool(found[0][2].any()) == is_on

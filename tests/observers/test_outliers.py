@@ -161,20 +161,30 @@ def test_it_is_off_by_default_and_shown_where_it_is_on():
     assert attached.report()[0].observed.kurtosis != found.kurtosis
 
 
-@pytest.mark.slow
-def test_compiled_code_measures_the_same():
+@pytest.mark.parametrize("every", [1, 2])
+def test_compiled_code_measures_the_same(every):
     found = []
     for compiled in (False, True):
         torch._dynamo.reset()
         model = make_model()
-        attached = attach(model, {"1": OBSERVER})
+        attached = attach(model, {"1": ActivationStats(every=every, outliers=True)})
         called = torch.compile(model, backend="aot_eager", fullgraph=True) if compiled else model
         torch.manual_seed(1)
-        for _ in range(3):
-            called(torch.randn(4, 3, 12, 12)).sum().backward()
+        for step in range(5):
+            x = torch.randn(4, 3, 12, 12)
+            if step == 2:
+                x[0] = math.nan
+            called(x).sum().backward()
+        with attached.paused():
+            called(torch.randn(4, 3, 12, 12) + 9.0)
         found.append(attached.report()[0].observed)
-    assert measured(found[1]) == pytest.approx(measured(found[0]), rel=1e-6)
-    assert found[1].calls == found[0].calls == 3
+        attached.step()
+        called(torch.randn(4, 3, 12, 12) * 2.0).sum().backward()
+        found.append(attached.report()[0].observed)
+    for eager, traced in zip(found[:2], found[2:], strict=True):
+        assert measured(traced) == pytest.approx(measured(eager), rel=1e-6)
+        assert traced.calls == eager.calls
+    assert found[0].calls == {1: 5, 2: 3}[every]
 
 
 def gloo_epoch(rank):

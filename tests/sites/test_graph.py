@@ -66,11 +66,12 @@ CASES = {
     "ActivityL2": ActivityL2(0.1),
     "ZLoss": ZLoss(0.1),
     "ActivationStats": ActivationStats(),
+    "ActivationStats of outliers": ActivationStats(outliers=True),
     "GradientStats": GradientStats(),
     "Watchdog": Watchdog(every=None),
     "Watchdog with rows": Watchdog(every=None, keep=3),
 }
-SOON = ["DropBlock2d", "Dropout2d", "ClampGrad", "Watchdog"]
+SOON = ["DropBlock2d", "Dropout2d", "ClampGrad", "Watchdog", "ActivationStats of outliers"]
 LAYERS = "blocks.*.*"
 
 
@@ -191,7 +192,7 @@ def test_only_tensors_that_stay_in_place_are_changed(case):
         ]
         if site._live.observed is not None:
             seen = site._live.observed
-            tensors += [seen.state, seen.gradients, seen.alive, seen.batches]
+            tensors += [seen.state, seen.gradients, seen.alive, seen.batches, *seen.sums.values()]
         for x in tensors:
             assert x is None or x._dynamo_static_input_type is not None
 
