@@ -1,7 +1,7 @@
 """Schedules: pure functions from the epoch to a number, accepted for each rate and bound.
 
-A schedule holds no state: the Attachment holds the time, usually in epochs. Any function of one
-number is a schedule, too, but can't be written to a file.
+A schedule holds no state: the Attachment holds the time, usually in epochs. Any function of the
+time is a schedule, too, but can't be written to a file.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Schedule:
         return UNKNOWN
 
     def span_here(self) -> Span:
-        """Return the span at the site to which `at` has fitted it; before, that of all sites."""
+        """Return the span at the site of `at`; before `at`, the span over all sites."""
         return self.span()
 
     def moves(self) -> bool:
@@ -73,7 +73,7 @@ class Schedule:
         return low != high
 
     def scaled(self, factor: float) -> Schedule:
-        """Return the schedule whose values are those of this one times a factor.
+        """Return a schedule with the values of this schedule times a factor.
 
         A class of your own may define it, for the presets that scale rates.
         """
@@ -84,9 +84,9 @@ class Schedule:
         return self
 
     def without_epochs(self, epochs: int | None) -> Schedule:
-        """Return the schedule before `at`, if its length is the one that this training gives it.
+        """Return the schedule before `at`, if its length comes from a training of `epochs`.
 
-        So the schedules of a training and of a longer one can be compared.
+        So the schedules of a training and of a longer training can be compared.
         """
         return self
 
@@ -109,7 +109,7 @@ def spread_rate(rate: Any, i: int, n: int, epochs: int | None) -> Any:
 
 
 def without_epochs(rate: Any, epochs: int | None) -> Any:
-    """Return `Schedule.without_epochs` of a rate; everything else as it is."""
+    """Return `Schedule.without_epochs` of a rate; a number or a function is returned unchanged."""
     if isinstance(rate, Schedule):
         return rate.without_epochs(epochs)
     return rate
@@ -124,7 +124,7 @@ def scaled(rate: Any, factor: float) -> Any:
 
 
 def placed(rates: Mapping[str, Any], epochs: int | None, i: int, n: int) -> dict[str, Any]:
-    """Fit the rates of site `i` of `n` sites; ValueError for one without epochs."""
+    """Fit the rates of site `i` of `n` sites; raise ValueError for a rate without epochs."""
     fitted = {}
     for name, rate in rates.items():
         needs_epochs = length_of(rate) is None
@@ -192,7 +192,7 @@ def _set_numbers(schedule: Schedule, *names: str) -> None:
 
 @register
 class ConstantSchedule(Schedule):
-    """The same value at all times; a bare number means this.
+    """Has the same value at all times. A number in place of a schedule means this.
 
     Example:
         >>> ConstantSchedule(0.1)(5)
@@ -391,8 +391,10 @@ class StepSchedule(Schedule):
 
 @register
 class WindowSchedule(Schedule):
-    """`value` while ``begin <= t < end``, else `outside`: early or late dropout (Liu et al., 2023,
-    "Dropout Reduces Underfitting", https://arxiv.org/abs/2303.01500).
+    """Has the value `value` while ``begin <= t < end``, and `outside` before and after.
+
+    Early and late dropout are such schedules (Liu et al., 2023, "Dropout Reduces Underfitting",
+    https://arxiv.org/abs/2303.01500).
 
     Example:
         >>> early = WindowSchedule(0.1, begin=0, end=50)
@@ -477,7 +479,7 @@ class ByDepth(Schedule):
     def rising(cls, rate: Any, first: float = 0.0) -> ByDepth:
         """Return a rate that rises with depth to `rate`, from `first` times `rate`.
 
-        A `ByDepth` stays as it is.
+        A `ByDepth` is returned unchanged.
         """
         if isinstance(rate, ByDepth):
             return rate

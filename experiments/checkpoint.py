@@ -29,7 +29,7 @@ def save(folder: Path, state: dict[str, Any]) -> None:
 
 
 def load(folder: Path) -> dict[str, Any] | None:
-    """The checkpoint of a folder; None if the folder has no checkpoint.
+    """Return the checkpoint of a folder; None if the folder has no checkpoint.
 
     Raises:
         ValueError: if the file can't be read.

@@ -112,7 +112,7 @@ class Progress:
 
 
 def _detail(folder: RunFolder) -> str:
-    """The scores of a run, or why it failed."""
+    """Return the scores of a run, or why it failed."""
     result = folder.result()
     scores = result.scores if result else {}
     listed = ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
@@ -121,7 +121,7 @@ def _detail(folder: RunFolder) -> str:
 
 
 def run_all_with(options: argparse.Namespace, study: Study) -> Callable[..., None]:
-    """A function that trains runs until all are settled, as the options say.
+    """Return a function that trains runs until all are settled, as the options say.
 
     Failed runs are tried again, once for each start of the command.
     """
@@ -197,7 +197,7 @@ def begin_report(study: Study, folder: Path) -> None:
 
 
 def imports_of(folder: Path) -> Path:
-    """The folder of the study file of a report, where its own factories are."""
+    """Return the folder of the study file of a report, where its own factories are."""
     note = folder / SOURCE
     if not note.exists():
         return Path.cwd()
@@ -263,7 +263,7 @@ def searched(study: Study, results: Sequence[Found], folder: Path) -> str:
 
 
 def _choices(study: Study, results: Sequence[Found]) -> str:
-    """The best values of each condition as YAML, with the runs and sentences as comments."""
+    """Return the best values of each condition as YAML, with the runs and sentences as comments."""
     lines = [
         f"# The choices of a search, by the validation set. {study.path.name} reads this file."
     ]

@@ -84,7 +84,7 @@ class Run(BaseModel):
 
 
 def run_hash(run: Run) -> str:
-    """The name of a run: a hash of its fields and of the files of its own factories.
+    """Return the name of a run: a hash of its fields and of the files of its own factories.
 
     Files that a factory imports, and the files of a data set, are not in the hash. Give a factory
     an argument such as `version: 2` when they change.
@@ -110,7 +110,7 @@ def problems_of(error: Exception, where: str, model: type[BaseModel] = Run) -> l
 
 
 def _problem_of(detail: dict[str, Any], where: str, model: type[BaseModel]) -> str:
-    """A fault that pydantic found, as one line."""
+    """Return a fault that pydantic found, as one line."""
     path = ".".join(str(part) for part in (where, *detail["loc"]) if part != "")
     if detail["type"] == "extra_forbidden":
         return f"{path}: unknown field; known: {', '.join(model.model_fields)}"

@@ -93,7 +93,7 @@ def _train(folder: RunFolder, workers: int, tests: bool, leave: Callable[[], boo
 
 
 def _any_open(folders: Sequence[RunFolder]) -> bool:
-    """Whether a run is not settled."""
+    """Return whether a run is not settled."""
     return any(folder.status == "open" for folder in folders)
 
 

@@ -28,7 +28,7 @@ class FactoryError(ValueError):
 
 
 def load(reference: str) -> Callable[..., Any]:
-    """The object that a reference names.
+    """Return the object that a reference names.
 
     Example:
         >>> load("torch.nn:Linear")
@@ -56,7 +56,7 @@ def load(reference: str) -> Callable[..., Any]:
 
 
 def _import(reference: str, module: str) -> ModuleType:
-    """The module of a reference."""
+    """Return the module of a reference."""
     with as_factory_error(f"{reference!r} can't be imported"):
         try:
             return importlib.import_module(module)
@@ -111,7 +111,7 @@ def as_factory_error(what: str) -> Iterator[None]:
 
 
 def _place_of(error: Exception) -> str:
-    """The file and line of the user's code that failed last."""
+    """Return the file and line of the user's code that failed last."""
     frames = traceback.extract_tb(error.__traceback__)
     others = ("site-packages", "importlib", f"{Path(__file__).parent}{os.sep}")
     of_user = [frame for frame in frames if not any(part in frame.filename for part in others)]

@@ -43,7 +43,7 @@ class Seeded(Dataset[Any]):
             return self.dataset[index]
 
     def batch(self, indices: list[int]) -> Any:
-        """The items with these numbers, as one batch."""
+        """Return the items with these numbers, as one batch."""
         if hasattr(self.dataset, "batch"):
             return self.dataset.batch(indices)
         return default_collate([self[index] for index in indices])
@@ -71,7 +71,7 @@ def _seeded(seed: int) -> Iterator[None]:
 
 
 def batches(dataset: Any, run: Run, epoch: int, workers: int = 0) -> Iterable[Any]:
-    """The training batches of an epoch, in the order of the seed."""
+    """Return the training batches of an epoch, in the order of the seed."""
     generator = own_generator(run.seed, f"order/{epoch}", run.replica)
     order = torch.randperm(len(dataset), generator=generator)
     seeded = Seeded(dataset, run.seed, epoch, run.replica)
@@ -79,7 +79,7 @@ def batches(dataset: Any, run: Run, epoch: int, workers: int = 0) -> Iterable[An
 
 
 def in_order(dataset: Any, run: Run, workers: int = 0) -> Iterable[Any]:
-    """All items once, in batches four times as large as in training."""
+    """Return all items once, in batches four times as large as in training."""
     order = torch.arange(len(dataset))
     seeded = Seeded(dataset, run.seed, -1, run.replica)
     return _loader(seeded, order.split(4 * run.batch_size), workers)

@@ -47,7 +47,7 @@ class Metric:
             self.outputs.append(outputs)
 
     def value(self, name: str) -> float:
-        """The metric of all batches.
+        """Return the metric of all batches.
 
         Args:
             name: of the data set, for messages.

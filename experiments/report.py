@@ -87,7 +87,7 @@ def write_report(
 
 
 def settings_of(study: Study) -> str:
-    """The study as YAML, with all placeholders filled."""
+    """Return the study as YAML, with all placeholders filled."""
     return yaml.safe_dump(study.plain(), sort_keys=False, allow_unicode=True, width=100)
 
 
@@ -98,7 +98,7 @@ def make_report(
     pictures: list[str] | tuple[str, ...] = (),
     notes: str = "",
 ) -> str:
-    """The report as Markdown."""
+    """Return the report as Markdown."""
     parts = [f"# {study.name}"]
     if study.file.question:
         question = " ".join(study.file.question.split())
@@ -120,7 +120,7 @@ def make_report(
 
 
 def warnings(study: Study, frame: pd.DataFrame) -> list[str]:
-    """The first lines of a report: unfinished, failed or diverged runs, and chance level."""
+    """Return the first lines of a report: unfinished, failed or diverged runs, and chance level."""
     runs = len(frame)
     finished = int((frame["status"] == "finished").sum())
     if runs == finished:
@@ -135,7 +135,7 @@ def warnings(study: Study, frame: pd.DataFrame) -> list[str]:
 
 
 def _failures(frame: pd.DataFrame) -> list[str]:
-    """A line for each run that failed or diverged, with the reason."""
+    """Return a line for each run that failed or diverged, with the reason."""
     lines = []
     for row in frame[frame["status"].isin(["failed", "diverged"])].itertuples():
         has_reason = isinstance(row.error, str) and row.error
@@ -145,7 +145,7 @@ def _failures(frame: pd.DataFrame) -> list[str]:
 
 
 def _chance_level(study: Study, frame: pd.DataFrame) -> list[str]:
-    """A warning if no condition is better than always the most frequent class."""
+    """Return a warning if no condition is better than always the most frequent class."""
     tests = tests_in(frame)
     if not tests:
         return []
@@ -175,7 +175,7 @@ def answer(compared: pd.DataFrame, frame: pd.DataFrame) -> list[str]:
 
 
 def sentence(row: pd.Series, frame: pd.DataFrame) -> str:
-    """A comparison in one sentence."""
+    """Return a comparison in one sentence."""
     unit = _unit(frame)
     margin = f"{row['margin']:g} {unit}"
     if row["margin"] == 1:
@@ -194,7 +194,7 @@ def sentence(row: pd.Series, frame: pd.DataFrame) -> str:
 
 
 def cell(row: pd.Series) -> str:
-    """A difference with its interval, such as `+0.28 [-0.12, +0.69]`."""
+    """Return a difference with its interval, such as `+0.28 [-0.12, +0.69]`."""
     difference = f"{row['difference']:+.2f}"
     if not math.isnan(row["low"]):
         return f"{difference} [{row['low']:+.2f}, {row['high']:+.2f}]"
@@ -204,7 +204,7 @@ def cell(row: pd.Series) -> str:
 
 
 def difference_table(compared: pd.DataFrame, frame: pd.DataFrame) -> str:
-    """The comparisons as rows and the tests as columns; bold intervals leave out 0."""
+    """Return the comparisons as rows and the tests as columns; bold intervals leave out 0."""
     tests = list(dict.fromkeys(compared["test"]))
     primary = set(compared.loc[compared["primary"], "test"])
     heads = [test if test in primary else f"{test} (not primary)" for test in tests]
@@ -218,7 +218,7 @@ def difference_table(compared: pd.DataFrame, frame: pd.DataFrame) -> str:
 
 
 def _verdict(row: pd.Series) -> str:
-    """A difference, its interval and its word; bold if the interval leaves out 0."""
+    """Return a difference, its interval and its word; bold if the interval leaves out 0."""
     text = cell(row)
     if row["low"] > 0 or row["high"] < 0:
         text = f"**{text}**"
@@ -251,7 +251,7 @@ def mean_table(study: Study, frame: pd.DataFrame) -> str:
 
 
 def _mean_and_deviation(scores: pd.Series, scale: float) -> str:
-    """The mean of scores, and the standard deviation of two or more."""
+    """Return the mean of scores, and the standard deviation of two or more."""
     if not len(scores):
         return ""
     mean = f"{scale * scores.mean():.2f}"
@@ -260,7 +260,7 @@ def _mean_and_deviation(scores: pd.Series, scale: float) -> str:
 
 
 def _number(rows: pd.DataFrame, column: str, style: str) -> str:
-    """The mean of a column; nothing if it has no values."""
+    """Return the mean of a column; nothing if it has no values."""
     if column not in rows or not len(rows):
         return ""
     value = rows[column].mean()
@@ -282,7 +282,7 @@ def _escaped(text: object) -> str:
 
 
 def insert(page: str, blocks: Mapping[str, str]) -> str:
-    """A page with the text between `<!-- name -->` and `<!-- end -->` replaced by a block.
+    """Return a page with the text between `<!-- name -->` and `<!-- end -->` replaced by a block.
 
     Example:
         >>> insert("a <!-- x -->old<!-- end --> b", {"x": "new"})

@@ -74,7 +74,7 @@ class RunFolder:
         return self._result
 
     def error(self) -> str:
-        """The first line of why the run failed."""
+        """Return the first line of why the run failed."""
         lines = _lines_of(self.path / "error.txt")
         return lines[0] if lines else ""
 
@@ -162,7 +162,7 @@ class RunFolder:
 
 
 def _lines_of(path: Path) -> list[str]:
-    """The lines of a file; none if there is no such file."""
+    """Return the lines of a file; none if there is no such file."""
     if not path.exists():
         return []
     return path.read_text(encoding="utf-8").splitlines()
@@ -175,12 +175,12 @@ def _append(path: Path, fields: dict[str, Any]) -> None:
 
 
 def folders_of(study: Study, pool: Path) -> list[tuple[str, RunFolder]]:
-    """The folders of all runs of a study, with the names of their conditions."""
+    """Return the folders of all runs of a study, with the names of their conditions."""
     return [(name, RunFolder(pool, run)) for name, run in study.runs()]
 
 
 def versions(run: Run) -> dict[str, str]:
-    """The versions that decide results, and the device of a run."""
+    """Return the versions that decide results, and the device of a run."""
     device: str = run.accelerator
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"

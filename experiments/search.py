@@ -79,7 +79,7 @@ def search(study: Study, pool: Path, run_all: RunAll) -> list[Found]:
 
 
 def rounds_of(settings: Search) -> tuple[int, int, int]:
-    """The runs of a condition in each of the three rounds."""
+    """Return the runs of a condition in each of the three rounds."""
     candidates = settings.candidates
     seeds_of_first = min(2, settings.seeds)
     seeds_of_second = min(5, settings.seeds)
@@ -91,7 +91,7 @@ def rounds_of(settings: Search) -> tuple[int, int, int]:
 
 
 def _kept(candidates: int) -> int:
-    """The best third of the candidates, but at least two."""
+    """Return the best third of the candidates, but at least two."""
     third = math.ceil(candidates / 3)
     return min(candidates, max(2, third))
 
@@ -118,13 +118,13 @@ def check(study: Study) -> Search:
 
 
 def _space_problems(settings: Search) -> list[str]:
-    """The faults of the lists and ranges of a space."""
+    """Return the faults of the lists and ranges of a space."""
     problems = (_level_problem(name, levels) for name, levels in settings.space.items())
     return [problem for problem in problems if problem is not None]
 
 
 def _level_problem(name: str, levels: Any) -> str | None:
-    """The fault of a list or range."""
+    """Return the fault of a list or range."""
     where = f"search.space.{name}"
     if isinstance(levels, list):
         repeated = [value for index, value in enumerate(levels) if value in levels[:index]]
@@ -143,7 +143,7 @@ def _level_problem(name: str, levels: Any) -> str | None:
 
 
 def _unknown_names(study: Study, settings: Search) -> list[str]:
-    """The names of a space that are neither parameters nor fields of a run."""
+    """Return the names of a space that are neither parameters nor fields of a run."""
     parameters: set[str] = set()
     for condition in study.conditions:
         parameters |= set(study.fields[condition]["params"])
@@ -160,7 +160,7 @@ def _unknown_names(study: Study, settings: Search) -> list[str]:
 
 
 def _taken_seeds(study: Study, settings: Search) -> list[str]:
-    """The seeds of the study that a search may use as well."""
+    """Return the seeds of the study that a search may use as well."""
     largest_count = sum(rounds_of(settings))  # if one candidate has all runs
     of_search = range(FIRST_SEED, FIRST_SEED + largest_count)
     taken = sorted(set(study.seeds) & set(of_search))
@@ -168,7 +168,7 @@ def _taken_seeds(study: Study, settings: Search) -> list[str]:
 
 
 def _missing_validation(study: Study) -> list[str]:
-    """The first condition whose data have no validation set."""
+    """Return the first condition whose data have no validation set."""
     for name, run in study.conditions.items():
         if load_data(run).validation is None:
             return [
@@ -243,13 +243,13 @@ class _Condition:
         return -math.inf if math.isnan(mean) else self.sign * mean
 
     def _best(self, count: int) -> list[int]:
-        """The best of the candidates that are left; the others are out."""
+        """Return the best of the candidates that are left; the others are out."""
         remaining = self.left or self.scores
         self.left = sorted(remaining, key=self._mean, reverse=True)[:count]
         return self.left
 
     def _table(self) -> pd.DataFrame:
-        """The candidates that are left, and then the others by runs and mean."""
+        """Return the candidates that are left, and then the others by runs and mean."""
 
         def runs_and_mean(number: int) -> tuple[int, float]:
             return len(self.scores[number]), self._mean(number)
@@ -260,7 +260,7 @@ class _Condition:
         return pd.DataFrame(rows)
 
     def _row(self, number: int) -> dict[str, Any]:
-        """The values of a candidate, and n, mean and standard deviation of its scores."""
+        """Return the values of a candidate, and n, mean and standard deviation of its scores."""
         scores = list(self.scores[number].values())
         deviation = float(np.std(scores, ddof=1)) if len(scores) > 1 else None
         return {
@@ -271,7 +271,7 @@ class _Condition:
         }
 
     def _lead(self, best: Sequence[int]) -> str:
-        """How far the winner leads the second, in units of the metric, paired by seed."""
+        """Return how far the winner leads the second, in units of the metric, paired by seed."""
         best_mean = self.sign * self._mean(best[0])
         if at_chance(best_mean, self.chance, self.sign):
             return "all candidates are at chance level: they are not ranked"
@@ -294,7 +294,7 @@ class _Condition:
 
 
 def _space_of(study: Study, settings: Search, name: str) -> dict[str, Any]:
-    """The space without the parameters that only other conditions have."""
+    """Return the space without the parameters that only other conditions have."""
     own = set(study.fields[name]["params"])
     of_others: set[str] = set()
     for condition in study.conditions:
@@ -303,7 +303,7 @@ def _space_of(study: Study, settings: Search, name: str) -> dict[str, Any]:
 
 
 def candidates_of(space: dict[str, Any], count: int, name: str) -> list[Values]:
-    """All combinations of a space that has at most `count`; otherwise so many random draws.
+    """Return all combinations of a space that has at most `count`; otherwise so many random draws.
 
     Args:
         space: name -> list or range.
@@ -343,12 +343,12 @@ def _choices_in(levels: Any) -> Sequence[Any] | None:
 
 
 def _is_whole(levels: dict[str, Any]) -> bool:
-    """Whether a range has whole numbers only."""
+    """Return whether a range has whole numbers only."""
     return isinstance(levels["low"], int) and isinstance(levels["high"], int)
 
 
 def _draw(levels: Any, generator: torch.Generator) -> Any:
-    """A value of a list or range: uniform, or uniform in its logarithm."""
+    """Return a value of a list or range: uniform, or uniform in its logarithm."""
     share = torch.rand((), generator=generator, dtype=torch.float64).item()
     if isinstance(levels, list):
         return levels[int(share * len(levels))]

@@ -60,7 +60,7 @@ def _row_of(condition: str, folder: RunFolder) -> dict[str, object]:
 
 
 def epochs_of(folders: Sequence[tuple[str, RunFolder]]) -> pd.DataFrame:
-    """Means over the seeds for each condition and epoch: the training loss and the rates.
+    """Return means over the seeds for each condition and epoch: the training loss and the rates.
 
     Args:
         folders: what `experiments.runs.folders_of` returned.
@@ -82,7 +82,7 @@ def epochs_of(folders: Sequence[tuple[str, RunFolder]]) -> pd.DataFrame:
 
 
 def tests_in(frame: pd.DataFrame) -> list[str]:
-    """The names of the tests: all columns with scores."""
+    """Return the names of the tests: all columns with scores."""
     return [name for name in frame.columns if name not in RESERVED]
 
 
@@ -95,7 +95,7 @@ def scale_of(frame: pd.DataFrame) -> float:
 
 
 def compare(frame: pd.DataFrame, study: Study) -> pd.DataFrame:
-    """All comparisons on all tests, one row each, the primary ones marked.
+    """Return all comparisons on all tests, one row each, the primary ones marked.
 
     Columns: a, b, test, primary, n, difference (a minus b, in points), sd (of the differences),
     low and high (the simultaneous interval), margin, word, and p (of the paired t-test, not
@@ -120,7 +120,7 @@ def compare(frame: pd.DataFrame, study: Study) -> pd.DataFrame:
 
 
 def _judged(differences: np.ndarray, level: float, margin: float, sign: int) -> dict[str, object]:
-    """The statistics of the differences of a comparison, and its word."""
+    """Return the statistics of the differences of a comparison, and its word."""
     low, high = interval(differences, level)
     series = pd.Series(differences)
 
@@ -141,7 +141,7 @@ def _judged(differences: np.ndarray, level: float, margin: float, sign: int) -> 
 
 
 def paired(frame: pd.DataFrame, a: str, b: str, test: str) -> np.ndarray:
-    """The differences a minus b of the seeds for which both have a score."""
+    """Return the differences a minus b of the seeds for which both have a score."""
     wide = frame.pivot(index="seed", columns="condition", values=test)
     if a not in wide or b not in wide:
         return np.array([])
@@ -150,7 +150,7 @@ def paired(frame: pd.DataFrame, a: str, b: str, test: str) -> np.ndarray:
 
 
 def interval(differences: np.ndarray, level: float) -> tuple[float, float]:
-    """The interval of the mean, by Student's t; NaN for fewer than two differences.
+    """Return the interval of the mean, by Student's t; NaN for fewer than two differences.
 
     Example:
         >>> [round(x, 2) for x in interval(np.array([1.0, 2.0, 3.0]), 0.95)]
@@ -166,7 +166,7 @@ def interval(differences: np.ndarray, level: float) -> tuple[float, float]:
 
 
 def word(low: float, high: float, margin: float) -> str:
-    """The verdict of an interval: same, better, worse or open.
+    """Return the verdict of an interval: same, better, worse or open.
 
     Example:
         >>> word(0.2, 0.8, 1.0), word(0.2, 1.8, 1.0), word(-0.2, 1.8, 1.0)
@@ -184,7 +184,7 @@ def word(low: float, high: float, margin: float) -> str:
 
 
 def at_chance(best: float, chance: float, sign: int) -> bool:
-    """Whether the best score is within two points of the most frequent class alone.
+    """Return whether the best score is within two points of the most frequent class alone.
 
     Args:
         best: score of a condition.

@@ -123,12 +123,12 @@ class Study:
                 yield name, run.model_copy(update={"seed": seed})
 
     def with_values(self, condition: str, values: Mapping[str, Any], seed: int) -> Run:
-        """The run of a condition with other parameters or fields, as a search tries them."""
+        """Return the run of a condition with other parameters or fields, as a search tries them."""
         run = _run_of(self.fields[condition], values, self.path.parent)
         return run.model_copy(update={"seed": seed})
 
     def plain(self) -> dict[str, Any]:
-        """The study as plain data, with all placeholders filled."""
+        """Return the study as plain data, with all placeholders filled."""
         conditions = {}
         for name, run in self.conditions.items():
             conditions[name] = run.model_dump(exclude_defaults=True)
@@ -308,7 +308,7 @@ def _runs_of(
 
 
 def _outdated(chosen: Mapping[str, Any], fields: Mapping[str, dict[str, Any]]) -> list[str]:
-    """The conditions for which a search chose what the study does not have."""
+    """Return the conditions for which a search chose what the study does not have."""
     outdated = []
     for name, values in chosen.items():
         params = fields.get(name, {}).get("params", ())
@@ -321,7 +321,7 @@ def _outdated(chosen: Mapping[str, Any], fields: Mapping[str, dict[str, Any]]) -
 
 
 def _unknown_conditions(where: str, names: Iterable[str], known: Iterable[str]) -> list[str]:
-    """A problem for each name that no condition has."""
+    """Return a problem for each name that no condition has."""
     unknown = [name for name in dict.fromkeys(names) if name not in known]
     listed = ", ".join(known)
     return [f"{where}: there is no condition {name!r}; known: {listed}" for name in unknown]
@@ -335,7 +335,7 @@ def _numbers_of(seeds: int | Sequence[int]) -> tuple[int, ...]:
 
 
 def _changed(fields: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy with other values; `a.b` is the key b of the mapping a."""
+    """Return a copy with other values; `a.b` is the key b of the mapping a."""
     copy = dict(fields)
     for path, value in changes.items():
         first, dot, rest = path.partition(".")
@@ -351,7 +351,7 @@ def _changed(fields: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str,
 
 
 def _run_of(fields: Mapping[str, Any], chosen: Mapping[str, Any], folder: Path) -> Run:
-    """The run of a condition, in which chosen values replace parameters or fields."""
+    """Return the run of a condition, in which chosen values replace parameters or fields."""
     changes = {}
     for name, value in chosen.items():
         path = f"params.{name}" if name in fields["params"] else name

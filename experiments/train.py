@@ -183,7 +183,7 @@ class _Training:
         return outputs.float() if isinstance(outputs, Tensor) else outputs
 
     def scores(self, tests: bool) -> dict[str, float]:
-        """The metric of every test, and of the validation set."""
+        """Return the metric of every test, and of the validation set."""
         sets = dict(self.data.tests) if tests else {}
         if self.data.validation is not None:
             sets["validation"] = self.data.validation
@@ -191,7 +191,7 @@ class _Training:
 
     @torch.no_grad()
     def _score(self, name: str, dataset: Any) -> float:
-        """The metric of a data set. Masks drawn in evaluation have a seed of their own."""
+        """Return the metric of a data set. Masks drawn in evaluation have a seed of their own."""
         run = self.run
         cpu = torch.device("cpu")
         metric = Metric(run)
@@ -212,7 +212,7 @@ class _Training:
         return value
 
     def state(self) -> dict[str, Any]:
-        """All that a checkpoint holds at the end of an epoch."""
+        """Return all that a checkpoint holds at the end of an epoch."""
         cuda = self.device.type == "cuda"
         return {
             "epochs": self.epochs,
@@ -243,7 +243,7 @@ class _Training:
 
 
 def device_of(run: Run) -> torch.device:
-    """The device of a run; `auto` takes a GPU if the machine has one.
+    """Return the device of a run; `auto` takes a GPU if the machine has one.
 
     Raises:
         FactoryError: if the device is not there.
@@ -297,7 +297,7 @@ def make_optimizer(run: Run, model: nn.Module) -> torch.optim.Optimizer:
 
 
 def make_schedule(run: Run, optimizer: torch.optim.Optimizer, steps: int) -> LRScheduler:
-    """The schedule of the learning rate over all steps of the training.
+    """Return the schedule of the learning rate over all steps of the training.
 
     Args:
         run: of the schedule and the epochs.
@@ -326,6 +326,6 @@ def mean_rates(attached: Attachment | None) -> dict[str, float | None]:
 
 
 def _mean(rates: list[float | None]) -> float | None:
-    """The mean of the rates that are known."""
+    """Return the mean of the rates that are known."""
     known = [rate for rate in rates if rate is not None]
     return sum(known) / len(known) if known else None

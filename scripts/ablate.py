@@ -62,7 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def called(work: object) -> int:
-    """The exit status of a command; errors of users are one message without a traceback."""
+    """Return the exit status of a command; errors of users are one message without a traceback."""
     try:
         return work()  # type: ignore[operator, no-any-return]
     except KeyboardInterrupt:

@@ -21,7 +21,7 @@ from experiments.overhead.sets import GROUPS, SETS, sets_of
 
 
 def read_options(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The options of the command line."""
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -79,7 +79,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def device_of(options: argparse.Namespace) -> Any:
-    """The device to measure on.
+    """Return the device to measure on.
 
     Raises:
         ValueError: if it is not there, or does not fit the set.

@@ -10,7 +10,7 @@ from .gradients import Bound, fit
 
 
 def check_bounds(min: float | None, max: float | None, cap: float | None) -> None:
-    """Check that there is a bound, and that the bounds do not contradict each other."""
+    """Check the bounds: at least one is needed, and they must not contradict each other."""
     is_clamp = min is not None or max is not None
     if is_clamp == (cap is not None):
         raise ValueError("give min, max or both; or cap alone")
@@ -23,7 +23,7 @@ def clamp_counted(
 ) -> tuple[Tensor, Tensor]:
     """Bound an activation; return it, and the number of values beyond the bounds.
 
-    A bound in a tensor is that of compiled code, which has one graph for all bounds.
+    Compiled code passes bounds as tensors, so that one graph serves all bounds.
     """
     if cap is None:
         low = fit(min, x.dtype)
@@ -37,9 +37,9 @@ def clamp_counted(
 
 
 def _number_beyond(x: Tensor, low: Any, high: Any) -> Tensor:
-    """The number of values below `low` or above `high`, one of which may be None.
+    """Return the number of values below `low` or above `high`. A bound may be None.
 
-    NaN is neither.
+    NaN is not counted.
     """
     if low is None:
         beyond = x > high
@@ -60,7 +60,7 @@ def clamp_activation(
 ) -> Tensor:
     """Clamps each value to [min, max], or caps it softly: ``cap * tanh(input / cap)``.
 
-    NaN passes. The gradient is that of the function: a clamped value gets none.
+    NaN passes. A clamped value gets no gradient. A capped value gets the gradient of the tanh.
 
     Example:
         >>> clamp_activation(torch.tensor([-8.0, 0.5, 8.0]), -6.0, 6.0)

@@ -16,7 +16,7 @@ from .masks import Mask, bernoulli, check_call, in_format_of, keep_scale, normal
 from .sparse import Blocks, UnitMask, draw_units, drop_drawn, takes
 
 Mode: TypeAlias = Literal["row", "batch"]
-_LARGE = 64  # elements of a unit, from which a number for each unit is less than a bit per element
+_LARGE = 64  # elements of a unit; for larger units a random number is below one bit per element
 
 
 def drop_units(
@@ -28,10 +28,10 @@ def drop_units(
     inplace: bool = False,
     generator: torch.Generator | None = None,
 ) -> tuple[Tensor, Tensor | int]:
-    """Drop units: one decision for each place on the first `axes` axes; None stands for all.
+    """Drop units: one decision for each place on the first `axes` axes; None means all axes.
 
-    Returns the new tensor, and the number of dropped elements. A rate in a tensor is that of
-    compiled code, which has one graph for all rates.
+    Returns the new tensor, and the number of dropped elements. Compiled code passes the rate as a
+    tensor, so that one graph serves all rates.
     """
     shape = _shape_of_units(x, axes)
     if isinstance(p, Tensor):
@@ -61,7 +61,7 @@ def _drop_with_kernels(
     scale: float | None,
     generator: torch.Generator | None,
 ) -> tuple[Tensor, Tensor | int]:
-    """`drop_units` on a GPU."""
+    """Drop units on a GPU; see `drop_units`."""
     from .kernels import units
 
     places: Any
@@ -80,7 +80,7 @@ def _drop_with_mask(
     scale: float | None,
     generator: torch.Generator | None,
 ) -> tuple[Tensor, Tensor | int]:
-    """`drop_units` by a mask of this shape, or in the sparse form on a CPU."""
+    """Drop units by a mask of this shape, or in the sparse form on a CPU; see `drop_units`."""
     places: Blocks | Mask
     are_large = x.numel() // math.prod(shape) >= _LARGE
     if not takes(x, "units" if are_large else "blocks"):
@@ -98,7 +98,7 @@ def _drop_with_mask(
 
 
 def _shape_of_units(x: Tensor, axes: int | None) -> tuple[int, ...]:
-    """The shape of a mask with one decision for each place on the first `axes` axes; None: all."""
+    """Return the shape of a mask with one decision for each place on the first `axes` axes."""
     if axes is None:
         return tuple(x.shape)
     return (*x.shape[:axes], *[1] * (x.ndim - axes))
@@ -135,7 +135,7 @@ def drop_residual(
 def _drop_residual_traced(
     block: Tensor, shortcut: Tensor, p: Tensor, mode: Mode
 ) -> tuple[Tensor, Tensor | int]:
-    """`drop_residual` in compiled code; a rate of 0 gives the block itself, to the bit."""
+    """Drop residual branches in compiled code; a rate of 0 returns the block itself, to the bit."""
     shape = _shape_of_units(block, int(mode == "row"))
     mask = bernoulli(shape, p, block.device)
     dropped = Mask(block.numel()).count(mask)

@@ -10,7 +10,7 @@ from .masks import uniform_like
 def add_embedding_noise(
     x: Tensor, alpha: float | Tensor, generator: torch.Generator | None = None
 ) -> Tensor:
-    """Add uniform noise to embeddings (N, L, d); a rate in a tensor is that of compiled code."""
+    """Add uniform noise to embeddings (N, L, d); compiled code passes the rate as a tensor."""
     check_floating(x)
     if x.ndim != 3:
         raise ValueError(f"needs embeddings of the shape (N, L, d), got shape {tuple(x.shape)}")

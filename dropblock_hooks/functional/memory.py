@@ -44,7 +44,7 @@ def _check(decay: float, warmup: int, **bounds: Bound | None) -> None:
 
 
 def new_memory(name: str, number: int, device: torch.device | str = "cpu") -> Tensor:
-    """The memory of a function of this module that has seen no norm yet.
+    """Return the memory of `adagc`, `zclip` or `skip_update` before the first norm.
 
     Example:
         >>> new_memory("adagc", 2)
@@ -68,7 +68,7 @@ def adagc(
     decay: float = 0.98,
     warmup: int = 100,
 ) -> Remembered:
-    """The bound of each norm: a multiple of the moving average of this norm.
+    """Return the bound of each norm: a multiple of the moving average of this norm.
 
     In the first `warmup` updates all gradients are scaled by one factor instead, which bounds their
     common norm by `max_norm`, and the average is the smallest norm after that.
@@ -117,7 +117,7 @@ def zclip(
     decay: float = 0.97,
     warmup: int = 25,
 ) -> Remembered:
-    """The bound of each norm: Inf, or a lower one if its z-score is above `z`.
+    """Return the bound of each norm: Inf, or a lower bound if its z-score is above `z`.
 
     The z-score is the distance from the moving mean, in standard deviations. The larger it is, the
     closer is the bound to the mean. The first `warmup` updates only measure mean and variance.
@@ -163,7 +163,7 @@ def skip_update(
     decay: float = 0.97,
     warmup: int = 25,
 ) -> Remembered:
-    """Whether to leave an update out, for each norm: it is above a bound, or not finite.
+    """Return for each norm whether to skip the update: it is above a bound, or not finite.
 
     The bounds are `max_norm` and, after the first `warmup` updates, the moving mean plus `z`
     standard deviations. A norm above the second bound is remembered as this bound, so that the
@@ -197,9 +197,9 @@ def skip_update(
 
 
 def _with_norms(memory: Tensor, norms: Tensor, limits: Tensor, decay: float, warmup: int) -> Tensor:
-    """Moving means and variances with one more norm each, up to its limit.
+    """Return the memory with one more norm, or its limit, in each moving mean and variance.
 
-    Those of the first norms are exact.
+    In the first `warmup` updates, the mean and the variance are exact.
     """
     is_remembered = norms < math.inf
     norms = torch.minimum(norms, limits)

@@ -1,7 +1,8 @@
 """How heavy the tails of values are: kurtosis, outliers, and channels far above the others.
 
 Moments are kept as the number of values, their mean, and the sums of the second, third and fourth
-powers of their distances from this mean. So those of two sets of values give those of their union.
+powers of their distances from this mean. So the moments of two sets of values give the moments of
+their union.
 """
 
 import statistics
@@ -18,7 +19,7 @@ _EQUAL = 1e-13  # the ratio of deviation and mean below which float64 can't tell
 
 
 def new_outliers() -> dict[str, Tensor]:
-    """The state of `add_outliers` before the first call."""
+    """Return the state of `add_outliers` before the first call."""
     return {
         "moments": torch.zeros(5, dtype=torch.float64),
         "outliers": torch.zeros((), dtype=torch.float64),
@@ -26,7 +27,7 @@ def new_outliers() -> dict[str, Tensor]:
 
 
 def add_outliers(state: dict[str, Any], x: Tensor, mapped: Tensor | None) -> None:
-    """Add the values of a call; one with NaN or Inf changes nothing.
+    """Add the values of a call; a call with NaN or Inf changes nothing.
 
     Args:
         state: the moments, the number of outliers, and the largest magnitude of each channel.
@@ -60,7 +61,7 @@ def _add_peaks(state: dict[str, Any], mapped: Tensor, is_finite: Tensor) -> None
 
 
 def central_moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The distances of the values from their mean, flat, and the moments; in float64."""
+    """Return the distances of the values from their mean, flat, and the moments; in float64."""
     dtype = wide_dtype(x.device)
     values = x.to(dtype)
     mean = values.mean()
@@ -76,9 +77,9 @@ def central_moments(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def combined_moments(a: Tensor, b: Tensor) -> Tensor:
-    """The moments of two sets of values together. One set may be empty, but not both.
+    """Return the moments of two sets of values together. One set may be empty, but not both.
 
-    The moments of each set are moved from its own mean to that of both, and added.
+    The moments of each set are moved from its own mean to the common mean, and added.
     """
     both = torch.stack((a, b))
     counts, means, second, third, fourth = both.unbind(1)
@@ -100,7 +101,7 @@ def combined_moments(a: Tensor, b: Tensor) -> Tensor:
 
 
 def outlier_count(distances: Tensor, moments: Tensor) -> Tensor:
-    """The number of values beyond `LIMIT` standard deviations of their call."""
+    """Return the number of values beyond `LIMIT` standard deviations of their call."""
     variance = moments[2] / moments[0]
     limit = LIMIT * variance.sqrt()
     is_beyond = distances.abs() > limit
@@ -108,7 +109,7 @@ def outlier_count(distances: Tensor, moments: Tensor) -> Tensor:
 
 
 def channel_peaks(x: Tensor) -> Tensor:
-    """The largest magnitude of each channel of (N, C, ...), in float64."""
+    """Return the largest magnitude of each channel of (N, C, ...), in float64."""
     others = [0, *range(2, x.ndim)]
     peaks = x.abs().amax(others)
     dtype = wide_dtype(x.device)
@@ -116,9 +117,9 @@ def channel_peaks(x: Tensor) -> Tensor:
 
 
 def kurtosis(moments: Tensor) -> float | None:
-    """The fourth moment over the square of the variance: 3 for normal values.
+    """Return the fourth moment over the square of the variance: 3 for normal values.
 
-    None without values, or if they are all equal.
+    The result is None if there are no values, or if all values are equal.
     """
     count, mean, second, _, fourth = moments.tolist()
     if not count:
@@ -132,7 +133,7 @@ def kurtosis(moments: Tensor) -> float | None:
 
 
 def peak_ratio(peaks: Tensor) -> float | None:
-    """The largest peak over the median of all peaks; None if the median is 0."""
+    """Return the largest peak over the median of all peaks; None if the median is 0."""
     values = peaks.tolist()
     median = statistics.median(values)
     if not median:

@@ -31,7 +31,7 @@ def z_loss(input: Tensor, dim: int = -1) -> Tensor:
 
 
 def z_loss_gradient(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """The gradient of `z_loss`, and its value."""
+    """Return the gradient of `z_loss`, and its value."""
     _check_dim(x, dim)
     logits = wide(x)
     log_partition = logits.logsumexp(dim, keepdim=True)
@@ -61,7 +61,7 @@ def activity_l1(input: Tensor) -> Tensor:
 
 
 def activity_l1_gradient(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradient of `activity_l1`, and its value."""
+    """Return the gradient of `activity_l1`, and its value."""
     activation = wide(x)
     gradient = activation.sign() / max(x.numel(), 1)
     return gradient, activation.abs().mean()
@@ -86,7 +86,7 @@ def activity_l2(input: Tensor) -> Tensor:
 
 
 def activity_l2_gradient(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradient of `activity_l2`, and its value."""
+    """Return the gradient of `activity_l2`, and its value."""
     activation = wide(x)
     gradient = activation * (2.0 / max(x.numel(), 1))
     return gradient, activation.square().mean()
@@ -115,7 +115,7 @@ def l2_sp(parameter: Tensor, start: Tensor) -> Tensor:
 
 
 def l2_sp_gradient(parameter: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradient of `l2_sp`, and its value."""
+    """Return the gradient of `l2_sp`, and its value."""
     difference = wide(parameter) - wide(start)
     return difference, difference.square().sum() / 2
 
@@ -126,7 +126,7 @@ def _check_dim(x: Tensor, dim: int) -> None:
 
 
 def wide(x: Tensor) -> Tensor:
-    """The tensor in at least float32."""
+    """Return the tensor in at least float32."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 

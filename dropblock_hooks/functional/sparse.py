@@ -15,18 +15,18 @@ from torch import Tensor
 from .._torch import is_batched_gradient, is_plain_call
 from .masks import Mask, bernoulli, scaled
 
-LEAST = {"blocks": 2**17, "units": 2**18}  # elements, from which the sparse form is faster
+LEAST = {"blocks": 2**17, "units": 2**18}  # elements of a tensor that make the sparse form faster
 _CPU = torch.device("cpu")
 _FREQUENT = 0.4  # from this chance on, one draw for each position is faster than one for each gap
-_LONG = 64  # contiguous elements, from which writing them costs as much as a pass
-_PER_START = 32  # elements of a tensor for each block, from which the starts of blocks are stored
+_LONG = 64  # contiguous elements; it is fast to write at least as many
+_PER_START = 32  # with at least as many elements for each block, starts of blocks are stored
 _PIECE = 2**17  # elements that stay in the cache
-_ROWS = 2**16  # that are written at once
-_SHORT = 4096  # elements of a row, up to which gathering rows is faster than a pass over all
+_ROWS = 2**16  # rows that are written at once
+_SHORT = 4096  # elements of a row; longer rows are slower to gather than to pass over
 
 
 def takes(x: Tensor, what: str = "blocks") -> bool:
-    """Whether to use the sparse form: for a large plain tensor on a CPU that nothing traces."""
+    """Return whether to use the sparse form, for a large plain tensor on a CPU without a trace."""
     return (
         not torch.compiler.is_compiling()
         and x.device.type == "cpu"
@@ -36,7 +36,7 @@ def takes(x: Tensor, what: str = "blocks") -> bool:
 
 
 def draw_positions(total: int, chance: float, generator: torch.Generator | None) -> Tensor:
-    """Draw some of 0 .. total - 1, each with this chance; ascending, int64."""
+    """Draw some of the numbers 0 to total - 1, each with this chance; in rising order, int64."""
     if not 0.0 < chance < _FREQUENT:
         mask = bernoulli((total,), chance, _CPU, generator)
         return mask.nonzero().view(-1)
@@ -72,7 +72,7 @@ def draw_units(shape: Sequence[int], chance: float, generator: torch.Generator |
 
 
 def grow(mask: Tensor, edges: Sequence[int], first: int = 0) -> Tensor:
-    """OR over windows, by doubling: each axis from `first` on becomes edge - 1 shorter."""
+    """Take the OR over windows by doubling. Each axis from `first` on gets edge - 1 shorter."""
     for axis, edge in enumerate(edges, start=first):
         width = 1
         while width < edge:
@@ -86,7 +86,7 @@ def grow(mask: Tensor, edges: Sequence[int], first: int = 0) -> Tensor:
 
 
 def _count_bits(words: Tensor) -> int:
-    """The number of bits that are set in int64 words, which are overwritten.
+    """Return the number of bits that are set in int64 words, which are overwritten.
 
     The counts of pairs of bits, of 4 bits and of bytes are added up inside each word.
     """
@@ -112,7 +112,7 @@ def _zero_dropped(x: Tensor, kept: Tensor) -> None:
 
 
 def _zero_dropped_in_pieces(flat: Tensor, kept: Tensor) -> None:
-    """`_zero_dropped` for bytes in place of numbers, which are converted piece by piece."""
+    """Do the work of `_zero_dropped` for `kept` as bytes, which are converted piece by piece."""
     length = min(_PIECE, len(kept))
     buffer = torch.empty(length, dtype=flat.dtype, device="cpu")
     pieces = torch.split(flat, _PIECE)
@@ -124,7 +124,7 @@ def _zero_dropped_in_pieces(flat: Tensor, kept: Tensor) -> None:
 
 
 def _strides(sizes: Sequence[int], order: Sequence[int]) -> list[int]:
-    """The strides of a contiguous tensor whose axes lie in this order.
+    """Return the strides of a contiguous tensor whose axes lie in this order.
 
     An axis that is not in `order` has a stride of 0.
     """
@@ -137,7 +137,7 @@ def _strides(sizes: Sequence[int], order: Sequence[int]) -> list[int]:
 
 
 def _offsets(positions: Tensor, sizes: Sequence[int], strides: Sequence[int]) -> Tensor:
-    """The sum of coordinate * stride of each row-major position in a box of these sizes."""
+    """Return the sum of coordinate * stride of each row-major position in a box of these sizes."""
     *outer, inner = range(len(sizes))
     offsets = positions if strides[inner] == 1 else positions * strides[inner]
     below = sizes[inner]  # the number of positions in one step of the axis
@@ -162,7 +162,7 @@ class _Side(NamedTuple):
 
 
 def _sides(edges: Sequence[int], strides: Sequence[int]) -> list[_Side]:
-    """The sides of a block with more than one element, the longest first.
+    """Return the sides of a block with more than one element, the longest first.
 
     A side that begins in memory where the side inside it ends is joined with that side.
     """
@@ -180,17 +180,17 @@ def _sides(edges: Sequence[int], strides: Sequence[int]) -> list[_Side]:
 
 
 def _order_in_memory(x: Tensor) -> list[int]:
-    """The axes of a tensor, the outermost one in memory first."""
+    """Return the axes of a tensor, the outermost one in memory first."""
     return sorted(range(x.ndim), key=x.stride, reverse=True)
 
 
 def _places(sizes: Sequence[int], edges: Sequence[int]) -> list[int]:
-    """The number of places on each axis where a block may begin."""
+    """Return the number of places on each axis where a block may begin."""
     return [size - edge + 1 for size, edge in zip(sizes, edges, strict=True)]
 
 
 def _sums_of_pairs(a: Tensor, b: Tensor) -> Tensor:
-    """The sums of each element of one vector and each of another."""
+    """Return the sums of all pairs of elements of two vectors, as a vector."""
     sums = a[:, None] + b
     return sums.view(-1)
 
@@ -200,7 +200,7 @@ class Blocks:
 
     `drawn` holds the dropped blocks in one of two forms, which differ in their types:
 
-    int32 or int64  the starts of the blocks: the place in memory of the first element of each
+    int32 or int64  the places in memory of the first elements of the blocks
     uint8           whether each element is kept, in the order of memory
 
     `order`, `shape` and `edges` have the outermost axis in memory first. Positions are drawn in the
@@ -229,7 +229,7 @@ class Blocks:
             self.larger = self._on_larger_map(x, edges)
 
     def _on_larger_map(self, x: Tensor, edges: Sequence[int]) -> Blocks:
-        """The blocks of a map with a border, in which the blocks across the border lie inside."""
+        """Return the blocks of a larger map, which has room for blocks across the border."""
         sizes = []
         for size, edge in zip(x.shape, edges, strict=True):
             border = edge - 1
@@ -258,7 +258,7 @@ class Blocks:
         return starts
 
     def _is_written_alone(self, starts: Tensor) -> bool:
-        """Whether to write each block is faster than a pass over all elements."""
+        """Return whether to write each block is faster than a pass over all elements."""
         longest = self.sides[0]
         if longest.edge >= _LONG:
             return True
@@ -266,33 +266,33 @@ class Blocks:
         return len(starts) * self.area <= most * self.numel
 
     def _draw_starts(self, chance: float, generator: torch.Generator | None) -> Tensor:
-        """The places in memory where blocks begin."""
+        """Return the places in memory where blocks begin."""
         places = _places(self._shape_of_x, self._edges_of_x)
         positions = draw_positions(math.prod(places), chance, generator)
         return _offsets(positions, places, self._strides_of_x)
 
     def _cut_out(self, larger: Blocks, drawn: Tensor) -> Tensor:
-        """For each element in memory whether it is kept, from blocks of a larger map."""
+        """Return for each element in memory whether it is kept, from blocks of a larger map."""
         kept = larger._as_kept(drawn).view(larger.shape)
         for axis, edge in enumerate(self.edges):
             kept = kept.narrow(axis, edge - 1, self.shape[axis])
         return kept.contiguous().view(-1)
 
     def count(self, drawn: Tensor) -> int:
-        """The number of dropped elements."""
+        """Return the number of dropped elements."""
         if drawn.dtype is torch.uint8:
             return self.numel - int(drawn.count_nonzero())
         return self._count_covered(drawn.to(torch.int64))
 
     def mask(self, drawn: Tensor) -> Tensor:
-        """A boolean mask in the shape of the tensor, True where an element is dropped."""
+        """Return a boolean mask in the shape of the tensor, True where an element is dropped."""
         dropped = self._as_kept(drawn) == 0
         in_memory = dropped.view(self.shape)
         axes = sorted(range(len(self.order)), key=self.order.__getitem__)
         return in_memory.permute(axes)
 
     def drop(self, x: Tensor, scale: float | None, drawn: Tensor) -> Tensor:
-        """``x * scale`` with 0 in the dropped blocks; `x` may have another memory format."""
+        """Return ``x * scale`` with 0 in the dropped blocks; `x` may have any memory format."""
         y = scaled(x, scale)
         laid = y.permute(self.order)
         flat = laid.contiguous().view(-1)
@@ -307,7 +307,7 @@ class Blocks:
         return y
 
     def keep(self, noise: Tensor, drawn: Tensor) -> Tensor:
-        """The tensor, which is overwritten, with 0 outside of the blocks."""
+        """Write 0 into a tensor outside of the blocks; return the tensor."""
         return noise.masked_fill_(~self.mask(drawn), 0.0)
 
     def _zero_blocks(self, flat: Tensor, starts: Tensor) -> None:
@@ -332,19 +332,19 @@ class Blocks:
             rows.index_fill_(0, indices, 0)
 
     def _kept(self, starts: Tensor) -> Tensor:
-        """For each element in memory whether it is kept, from the starts of blocks."""
+        """Return for each element in memory whether it is kept, from the starts of blocks."""
         kept = torch.ones(self.numel, dtype=torch.uint8, device="cpu")
         self._zero_blocks(kept, starts)
         return kept
 
     def _as_kept(self, drawn: Tensor) -> Tensor:
-        """For each element in memory whether it is kept, from either form."""
+        """Return for each element in memory whether it is kept, from either form."""
         if drawn.dtype is torch.uint8:
             return drawn
         return self._kept(drawn.to(torch.int64))
 
     def _count_covered(self, starts: Tensor) -> int:
-        """The number of elements in the blocks that begin at these places in memory.
+        """Return the number of elements in the blocks that begin at these places in memory.
 
         The bit of each start is set, and the bits grow to blocks.
         """
@@ -364,7 +364,7 @@ class Blocks:
         return _count_bits(grown) * covered
 
     def _bits_of(self, starts: Tensor, overlapping: Sequence[int]) -> Tensor:
-        """Words with the bits of the starts; the last axis has the words of a row.
+        """Return words with the bits of the starts; the last axis has the words of a row.
 
         Along an axis where the edge is 1, blocks do not overlap: 64 of its elements make a word.
         There is a row for each place on the axes where blocks overlap, with a border that growing
@@ -395,7 +395,7 @@ class Blocks:
 
 
 class UnitMask(Mask):
-    """One element for each channel or sample."""
+    """Applies a mask that has one element for each channel or sample."""
 
     def drop(self, x: Tensor, scale: Any, drawn: Tensor) -> Tensor:
         if x.dtype is torch.float32 and x.is_contiguous():
@@ -416,9 +416,9 @@ class UnitMask(Mask):
 
 
 def _gather_kept(rows: Tensor, scale: float | None, dropped: Tensor) -> Tensor:
-    """``rows * scale`` with 0 in the dropped rows, which are never read.
+    """Return ``rows * scale`` with 0 in the dropped rows, which are never read.
 
-    The sum over the rows of a bag is the row itself if it is kept, and 0 if the bag is empty.
+    The rows are summed in bags. A bag holds one kept row, or no row, so that its sum is 0.
     """
     kept = ~dropped
     chosen = kept.nonzero().view(-1)
@@ -433,7 +433,7 @@ def _gather_kept(rows: Tensor, scale: float | None, dropped: Tensor) -> Tensor:
 
 
 def _rows(y: Tensor, mask: Tensor) -> Tensor | None:
-    """The units as rows of a matrix, if each is contiguous and they lie in the order of `mask`."""
+    """Return the units as rows of a matrix; None if memory has another order than `mask`."""
     order = _order_in_memory(y)
     decided = [axis for axis in range(y.ndim) if mask.shape[axis] > 1]
     if order[: len(decided)] != decided:
@@ -473,7 +473,10 @@ class _Drop(torch.autograd.Function):
 
 
 def drop_drawn(x: Tensor, scale: float | Tensor | None, places: Any, drawn: Tensor) -> Tensor:
-    """``x * scale`` with 0 in the dropped places. The backward of a plain `Mask` is torch's."""
+    """Return ``x * scale`` with 0 in the dropped places.
+
+    The backward of a plain `Mask` is torch's own.
+    """
     y: Tensor
     if type(places) is Mask:
         y = places.drop(x, scale, drawn)

@@ -71,7 +71,7 @@ class TrainerDriver:
         optimizers: Any = None,
         resumed: bool = False,
     ) -> Attachment:
-        """Attach the spec and take over the loaded state; a ValueError says what does not fit.
+        """Attach the spec, and load the state of a checkpoint if there is one.
 
         Args:
             model: the model that is trained, wrapped or not.
@@ -79,6 +79,10 @@ class TrainerDriver:
             scaler: the GradScaler; False if the loss is not scaled.
             optimizers: for regularizers with ``when="accumulated"``.
             resumed: whether a checkpoint without a state is reported.
+
+        Raises:
+            SpecError: if the spec does not fit the model.
+            ValueError: if the state belongs to another spec.
         """
         self.end()
         epochs = None
@@ -140,11 +144,11 @@ class TrainerDriver:
             self.attached.remove()
 
     def scalars(self) -> dict[str, float]:
-        """The scalars of `Attachment.scalars`; none before `begin`."""
+        """Return the scalars of `Attachment.scalars`; none before `begin`."""
         return {} if self.attached is None else self.attached.scalars()
 
     def logged(self) -> dict[str, float]:
-        """A few scalars for a logger, however many sites there are; none before `begin`.
+        """Return a few scalars for a logger, however many sites there are; none before `begin`.
 
         ``dropblock_hooks/nominal_rate`` and ``dropblock_hooks/realized_rate`` are means over the
         sites that drop, in this epoch. ``dropblock_hooks/findings`` is the number of findings when
@@ -165,7 +169,7 @@ class TrainerDriver:
         return scalars | self.scalars() if self.log_sites else scalars
 
     def state(self) -> Mapping[str, Any] | None:
-        """The state for a checkpoint; None before `begin`."""
+        """Return the state for a checkpoint; None before `begin`."""
         return None if self.attached is None else self.attached.state_dict()
 
     def load(self, state: Mapping[str, Any] | None) -> None:

@@ -56,7 +56,7 @@ class Regularize(TrainerCallback, ExportableState, TrainerDriver):  # type: igno
         TrainerDriver.__init__(self, spec, unit, **options)
 
     def state(self) -> dict[str, Any]:
-        """The state for a checkpoint of the Trainer."""
+        """Return the state for a checkpoint of the Trainer."""
         saved = TrainerDriver.state(self)
         return {"args": self._arguments, "attributes": {"saved": saved}}
 

@@ -69,8 +69,8 @@ class _Call(NamedTuple):
 class Capture(Observer):
     """Keeps the last activations of a layer, and their gradients: read ``attached.captured()``.
 
-    Copies are kept, which later in-place operations do not change. Every call of the layer counts,
-    but those that activation checkpointing recomputes. Use it in a training; `capture` makes a
+    It keeps copies, so later in-place operations do not change them. Every call of the layer counts
+    except calls that activation checkpointing recomputes. Use it in a training; `capture` makes a
     single forward.
 
     Example:
@@ -91,8 +91,8 @@ class Capture(Observer):
         reduce: keep the ``"mean"`` or ``"norm"`` of each tensor over all axes but the first, the
             mean of each channel (``"channels"``, a tensor (N, C)), or the result of a function of
             the tensor, which can't be written to a file.
-        device: the device of the kept tensors; by default their own.
-        dtype: the type of the kept tensors, such as ``"float16"``; by default their own.
+        device: the device of the kept tensors; None keeps them where they are.
+        dtype: the type of the kept tensors, such as ``"float16"``; None keeps their type.
         detach: False keeps the autograd graph of the values, which compiled code refuses.
         at: observe the layer's ``"output"`` or its ``"input"``, where no gradients are seen.
             At the input, without `index`, the value is ``(arguments, keywords)``.
@@ -208,7 +208,7 @@ class Capture(Observer):
         return reduced.to(device, dtype, copy=True)
 
     def _reduced(self, x: Tensor, view: View | None) -> Tensor:
-        """Return a tensor as the option `reduce` says, or `x` itself."""
+        """Return the reduced tensor, by the option `reduce`, or `x` itself."""
         if callable(self.reduce):
             result = self.reduce(x)
             if not isinstance(result, Tensor):

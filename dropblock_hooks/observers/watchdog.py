@@ -51,7 +51,7 @@ RULES = (
     "eval_norm",
 )
 _INF = math.inf
-_ENOUGH = 4  # so many measured forwards show what a rule is about
+_ENOUGH = 4  # measured forwards that a rule about statistics needs
 _MOST_UNREAD = 4096  # so many notes of a site are kept on the device, which bounds their memory
 _ZERO = 1e-12  # the largest magnitude of a channel that counts as zero
 _SHARE = Range(0, 1, open_low=True, open_high=True)
@@ -89,7 +89,8 @@ class Watchdog(Observer):
     - ``no_gradient``: a layer with trained parameters gets none, or zeros, while others get some.
     - ``no_update``: a layer gets gradients, and at least 3 updates change none of its parameters,
       because the learning rate is 0, or because the optimizer does not have them. The latter is
-      not told of the first layers, nor of over a quarter of all, which may be left out on purpose.
+      not reported for the first layers, or if it holds for over a quarter of all layers, because
+      these may be left out on purpose.
 
     - ``eval_norm``: a BatchNorm whose weight or bias is trained is in evaluation mode, and the
       model is in training mode.
@@ -125,9 +126,9 @@ class Watchdog(Observer):
         max_ratio: the largest ratio of gradients at both ends of the model, above 1.
         max_dead: the largest share of a layer's channels that may be dead, in (0, 1).
         max_saturated: the largest share of a layer's values that may be saturated, in (0, 1).
-        min_calls: a layer that was called less often, or of which fewer than 4 calls or gradients
-            were measured, waits for the next look, but for ``nonfinite``; at least 1. Below 4, as
-            many are measured.
+        min_calls: the fewest calls of a layer that rules other than ``nonfinite`` need; at least 1.
+            They also need 4 measured calls and gradients, or `min_calls` of them if that is below
+            4. A layer with fewer waits for the next look.
     """
 
     rules: tuple[str, ...] | str = "all"
@@ -259,7 +260,7 @@ class Gap(NamedTuple):
 
 @dataclass
 class Clock:
-    """The state that all sites of an attachment share: what was measured, and what comes next."""
+    """The state that all sites of an attachment share: which forwards are measured, and when."""
 
     time: int = 0  # the number of calls and gradients that all sites have seen: it orders them
     forwards: int = 0  # the training forwards since attaching
@@ -329,7 +330,7 @@ class Clock:
         self.measures = is_needed or is_suspicious or _is_looked_at(coming, every)
 
     def distance(self, every: int, fewest: int) -> int:
-        """Return how far apart the measured forwards lie, of which statistics need some."""
+        """Return the distance of measured forwards, so that statistics get at least `fewest`."""
         length = min(every, self.epoch_length or every)  # an epoch ends with statistics
         return max(length // (fewest + 1), 1)
 
@@ -340,7 +341,7 @@ class Clock:
 
 
 def _is_looked_at(forward: int, every: int) -> bool:
-    """Return whether the number of a forward is one of 1, 2, 4, 8, ..., or an n-th one."""
+    """Return whether the number of a forward is 1, 2, 4, 8, ..., or a multiple of `every`."""
     return forward.bit_count() == 1 or forward % every == 0
 
 
@@ -426,7 +427,7 @@ class Watched:
         self.unread.append(Note(time, norm))
 
     def take(self, counted: Compiled) -> None:
-        """Add what compiled code has counted.
+        """Add the counts of compiled code.
 
         In a forward, all layers return one after the other. Then the gradients come in reverse
         order.
@@ -478,7 +479,7 @@ class Watched:
             self.bad_ago = turn - bad_turn
 
     def read(self) -> None:
-        """Count the notes, which waits for a device."""
+        """Count the notes; this waits for a device."""
         read_together([self])
 
     def add_note(self, note: "Note", numbers: Iterator[float]) -> None:
@@ -492,7 +493,7 @@ class Watched:
             self._add_gradient(note.time, first)
 
     def _add_gradient(self, time: int, norm: float) -> None:
-        """Add the norm of a gradient, or the time of one that is not finite."""
+        """Add the norm of a gradient, or its time if the norm is not finite."""
         if norm < _INF:
             self.norm += norm
         else:
@@ -512,14 +513,15 @@ class Watched:
 
 @dataclass(frozen=True)
 class Note:
-    """What was measured of a call or of a gradient, on its device.
+    """The measured numbers of a call or of a gradient, on its device.
 
     Attributes:
         time: of the `Clock`.
-        numbers: the norm of a gradient. Of a call, three numbers that are finite if all values of
-            the output are, if none of them is NaN or +Inf, and if all values of the arguments are.
-        of_call: whether it is a call, and not a gradient.
-        is_square: whether the norm is still to be taken, as the square root.
+        numbers: the norm of a gradient; or three numbers of a call. The first is finite if all
+            values of the output are. The second is finite if none of them is NaN or +Inf. The
+            third is finite if all values of the arguments are.
+        of_call: True for a call, False for a gradient.
+        is_square: whether the norm is still to be computed as the square root.
     """
 
     time: int
@@ -529,14 +531,14 @@ class Note:
 
 
 def last_planned(turn: int, distance: int) -> int:
-    """Return the number of the last measured call of compiled code up to one; 0 without any."""
+    """Return the number of the last measured call of compiled code up to `turn`; 0 if none."""
     while turn and not is_planned(turn, distance):
         turn -= 1
     return turn
 
 
 def read_together(sites: Sequence[Watched]) -> None:
-    """Count the notes of several sites, which waits for a device once."""
+    """Count the notes of several sites; this waits for a device once."""
     notes = [(watched, note) for watched in sites for note in watched.unread]
     if not notes:
         return

@@ -2,10 +2,10 @@
 
 ``figure.savefig("picture.png")`` writes it. Without matplotlib, ImportError is raised.
 
-maps    `plot_feature_maps`: the channels of a sample; `overlay`: a map over its image; the Figure
-depth   `plot_activations`, `plot_gradient_flow`: the results of observers, layer by layer
-run     `plot_run`: the rates of a training over its epochs; `plot_schedules`: those of a spec
-masks   `plot_masks`: the dropped positions of the maps of a model, over its image
+- `maps`: `plot_feature_maps`, the channels of a sample; `overlay`, a map over its image
+- `depth`: `plot_activations` and `plot_gradient_flow`, the results of observers by layer
+- `run`: `plot_run`, the rates of a training by epoch; `plot_schedules`, the rates of a spec
+- `masks`: `plot_masks`, the dropped positions of the maps of a model, over its image
 """
 
 from .depth import plot_activations, plot_gradient_flow

@@ -114,7 +114,7 @@ def _draw_share(figure: Any, ax: Any, kept: Tensor) -> None:
 def _kept_by_site(
     model: nn.Module, which: str | Select | None, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[LiveSite, Tensor]:
-    """Return what each layer keeps of the first sample, (C, h, w), in a forward of a copy."""
+    """Return the mask of kept elements of each layer for the first sample, (C, h, w)."""
     copied = copy.deepcopy(unwrap(model))
     kept_by_site: dict[LiveSite, Tensor] = {}
 

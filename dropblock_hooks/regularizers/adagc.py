@@ -16,7 +16,7 @@ from .memory import WithMemory
 class AdaGC(WithMemory):
     """Bounds the norm of each gradient by a multiple of its moving average; see `functional.adagc`.
 
-    Use it against spikes of the loss in long trainings, in place of one bound for all parameters.
+    Use it against spikes of the loss in long trainings. Each parameter gets its own bound.
     In the first updates it bounds the common norm. It acts once per update, so ``attach`` needs the
     optimizer. Norms of 0, and updates with Inf or NaN, are not remembered. See Wang et al., 2025
     (https://arxiv.org/abs/2502.11034).

@@ -53,5 +53,5 @@ class ClampActivation(Regularizer):
         clamping.check_bounds(values.get("min"), values.get("max"), values.get("cap"))
 
     def apply(self, x: Tensor, now: Now) -> Applied:
-        rates = vars(now)  # without the bounds that are None
+        rates = vars(now)  # a bound of None is not in it
         return clamping.clamp_counted(x, rates.get("min"), rates.get("max"), rates.get("cap"))

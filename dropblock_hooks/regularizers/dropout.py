@@ -382,7 +382,7 @@ class _Blocks(DropsShare, Regularizer):
         store(self, block_size=block_size, edges=edges, method=method)
 
     def seed_rate(self) -> Calibration:
-        """How the chance of a block to begin follows from p."""
+        """Return how the chance of a block to begin follows from p."""
         return "exact"
 
     def block_in_force(self, map_size: tuple[int, ...]) -> tuple[int, ...]:
@@ -448,7 +448,8 @@ class DropBlock1d(_DropBlocks):
         block_size: edge of the block, at least 1, or one for each spatial axis; clipped to the map.
         calibration: ``"exact"`` realizes p, ``"paper"`` drops less; see `block_gamma`.
         normalize: factor of the kept elements: ``"batch"`` all / kept elements of the batch,
-            ``"sample"`` the same of each sample, ``"expected"`` 1 / (1 - p), None no factor.
+            ``"sample"`` all / kept elements of each sample, ``"expected"`` 1 / (1 - p), None no
+            factor.
         share_channels: True draws one set of blocks for all channels of a sample.
         at: regularize the layer's ``"output"`` or its ``"input"``.
         index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
@@ -489,7 +490,8 @@ class DropBlock2d(_DropBlocks):
         block_size: edge of the block, at least 1, or one for each spatial axis; clipped to the map.
         calibration: ``"exact"`` realizes p, ``"paper"`` drops less; see `block_gamma`.
         normalize: factor of the kept elements: ``"batch"`` all / kept elements of the batch,
-            ``"sample"`` the same of each sample, ``"expected"`` 1 / (1 - p), None no factor.
+            ``"sample"`` all / kept elements of each sample, ``"expected"`` 1 / (1 - p), None no
+            factor.
         share_channels: True draws one set of blocks for all channels of a sample.
         at: regularize the layer's ``"output"`` or its ``"input"``.
         index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
@@ -531,7 +533,8 @@ class DropBlock3d(_DropBlocks):
         block_size: edge of the block, at least 1, or one for each spatial axis; clipped to the map.
         calibration: ``"exact"`` realizes p, ``"paper"`` drops less; see `block_gamma`.
         normalize: factor of the kept elements: ``"batch"`` all / kept elements of the batch,
-            ``"sample"`` the same of each sample, ``"expected"`` 1 / (1 - p), None no factor.
+            ``"sample"`` all / kept elements of each sample, ``"expected"`` 1 / (1 - p), None no
+            factor.
         share_channels: True draws one set of blocks for all channels of a sample.
         at: regularize the layer's ``"output"`` or its ``"input"``.
         index: the element of a tuple, list or dict, as an integer or a key; for inputs also the

@@ -57,7 +57,7 @@ class Foreign(Regularizer):
 
     target: Any
     kwargs: tuple[tuple[str, Any], ...]
-    made: Any = field(init=False, repr=False, compare=False)  # what each site gets a copy of
+    made: Any = field(init=False, repr=False, compare=False)  # each site gets a copy of it
 
     def __init__(self, target: Callable[..., Any], /, **kwargs: Any) -> None:
         options = {}
@@ -177,7 +177,7 @@ def _applied(target: Any, rates: Sequence[str], x: Tensor, now: Now) -> Applied:
     nonzero = x.detach() != 0  # before a call that may work in place
     y = target(x)
     if getattr(y, "shape", None) != x.shape:
-        return y, None  # the site refuses it
+        return y, None  # the site refuses such an output
 
     dropped = (y.detach() == 0) & nonzero
     share = dropped.sum() / nonzero.sum().clamp_min(1)
@@ -248,7 +248,8 @@ class Retune(DropsShare, Regularizer):
 
         Args:
             attribute: the name of the attribute.
-            ours: what a hook does in place of the module; None if the module drops by itself.
+            ours: the regularizer of a hook that drops in place of the module; None if the module
+                drops by itself.
             read_elsewhere: whether code other than the module reads the rate.
         """
         fitted = copy.copy(self)

@@ -61,7 +61,7 @@ class Tensors(Dataset[tuple[Tensor, Tensor]]):
         return inputs[0], targets[0]
 
     def batch(self, indices: list[int]) -> tuple[Tensor, Tensor]:
-        """The items with these numbers."""
+        """Return the items with these numbers."""
         inputs = self.inputs[indices]
         if inputs.dtype == torch.uint8:
             inputs = inputs.float().mul(1 / 255)
@@ -69,7 +69,7 @@ class Tensors(Dataset[tuple[Tensor, Tensor]]):
 
 
 def load_data(run: Run) -> Data:
-    """The data of a run.
+    """Return the data of a run.
 
     Raises:
         FactoryError: if the factory fails, or its result can't be trained on.

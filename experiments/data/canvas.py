@@ -117,7 +117,7 @@ def canvas(seed: int, train_images: int = 2000, validation: float = 0.0) -> Data
 
 @lru_cache(maxsize=1)
 def _tests(seed: int) -> dict[str, Tensors]:
-    """The tests of a seed, of the same images."""
+    """Return the tests of a seed, of the same images."""
     clean = clean_canvases(seed)
     labels = clean.labels
 
@@ -135,7 +135,7 @@ def _tests(seed: int) -> dict[str, Tensors]:
 
 
 def _with_other_clutter(canvases: Canvases, seed: int) -> Tensor:
-    """The images again, with more patches of other sizes."""
+    """Return the images again, with more patches of other sizes."""
     digits = split_digits(0, 0.0)["test"]
     images = torch.empty_like(canvases.images)
     for number, shown in enumerate(canvases.digits):
@@ -146,7 +146,7 @@ def _with_other_clutter(canvases: Canvases, seed: int) -> Tensor:
 
 
 def clean_canvases(seed: int = 0) -> Canvases:
-    """The 1,000 images of a test."""
+    """Return the 1,000 images of a test."""
     return compose("test", split_digits(0, 0.0)["test"], TEST_IMAGES, seed)
 
 
@@ -154,7 +154,7 @@ _scikit_digits = cache(load_digits)
 
 
 def split_digits(seed: int, validation: float) -> dict[str, list[Numbers]]:
-    """The numbers of the digits in train, validation and test, class by class.
+    """Return the numbers of the digits in train, validation and test, class by class.
 
     Args:
         seed: draws validation and training digits; the test has the same for all.
@@ -178,13 +178,13 @@ def split_digits(seed: int, validation: float) -> dict[str, list[Numbers]]:
 
 
 def _shuffled(numbers: Numbers, seed: int, purpose: str) -> Numbers:
-    """The numbers in an order of their own."""
+    """Return the numbers in an order of their own."""
     order = torch.randperm(len(numbers), generator=own_generator(seed, purpose))
     return numbers[order.numpy()]
 
 
 def compose(split: str, digits: Sequence[Numbers], count: int, seed: int = 0) -> Canvases:
-    """The first images of a split.
+    """Return the first images of a split.
 
     Image n shows the class n modulo 10. It depends on n, not on how many images are made.
     """
@@ -213,7 +213,7 @@ def _draw_digits(numbers: Numbers, generator: Generator) -> Numbers:
 
 
 def _draw_boxes(sides: Sequence[int], generator: Generator) -> list[Box] | None:
-    """A box for each side, apart from the others; None if no place is left for one."""
+    """Return a box for each side, apart from the others; None if no place is left for one."""
     boxes: list[Box] = []
     for side in sides:
         free = _free_corners(side, boxes)
@@ -290,7 +290,7 @@ def _enlarged_digits() -> dict[int, NDArray[np.uint8]]:
 
 
 def occluders(boxes: Tensor) -> Tensor:
-    """The squares that hide digits: (n, 3, 3) of top, left and side.
+    """Return the squares that hide digits: (n, 3, 3) of top, left and side.
 
     Each is in the middle of its digit's box. Its side is 0.75, 1 or 1.5 times the side of the box,
     in turn with the number of the image. The largest may leave the canvas.

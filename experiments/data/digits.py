@@ -62,7 +62,7 @@ def _check_share(name: str, share: float) -> None:
 
 
 def noisy_labels(labels: Tensor, share: float, generator: torch.Generator) -> Tensor:
-    """A copy in which this share of the labels is another one of the ten classes."""
+    """Return a copy in which this share of the labels is another one of the ten classes."""
     if not share:
         return labels
     count = round(share * len(labels))
@@ -76,7 +76,7 @@ def noisy_labels(labels: Tensor, share: float, generator: torch.Generator) -> Te
 def tests_of(
     images: Tensor, labels: Tensor, numbers: list[int], noise: float
 ) -> dict[str, Tensors]:
-    """Three tests of the same images: clean, with a hidden square, and with noise.
+    """Return three tests of the same images: clean, with a hidden square, and with noise.
 
     The damage follows from the number of the image alone, so it is the same for all seeds.
 

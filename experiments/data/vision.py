@@ -81,7 +81,7 @@ def _refuse_small_images(images: Any) -> None:
 
 
 def _center(image: Any, size: int) -> Any:
-    """The center of an image, as in the evaluation on ImageNet.
+    """Return the center of an image, as in the evaluation on ImageNet.
 
     The shorter edge is resized to 256/224 of the size before the crop. An image whose shorter edge
     is not that long is resized to the size itself, so it is not enlarged more than was asked for.
@@ -145,7 +145,7 @@ def _data(
 
 
 def _with(images: Any, transform: v2.Transform) -> Any:
-    """The same images with another transform."""
+    """Return the same images with another transform."""
     changed = copy.copy(images)
     changed.transform = transform
     return changed

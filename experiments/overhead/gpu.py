@@ -53,7 +53,7 @@ def kernel(
     dtype: torch.dtype,
     memory_format: torch.memory_format,
 ) -> Work:
-    """The forward and backward of dropouts and DropBlock on one activation."""
+    """Return the forward and backward of dropouts and DropBlock on one activation."""
     block_size = 7 if min(shape[2:]) > 7 else 3
     ours: dict[str, Function] = {
         "dropout": partial(functional.dropout, p=RATE),

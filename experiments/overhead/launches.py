@@ -107,7 +107,7 @@ FREE = {
 
 
 def launches_of(step: Step, device: torch.device) -> int:
-    """The number of kernels that a step starts.
+    """Return the number of kernels that a step starts.
 
     On a GPU the profiler counts them, with copies and memsets. On a CPU an operator of torch counts
     as one kernel, and so does a Triton kernel.
@@ -126,7 +126,7 @@ def launches_of(step: Step, device: torch.device) -> int:
 
 
 def operators_of(step: Step) -> Counter[str]:
-    """The operators of torch and the Triton kernels that a step starts, by name."""
+    """Return the operators of torch and the Triton kernels that a step starts, by name."""
     names: Counter[str] = Counter()
 
     def count(operator: Any) -> None:
@@ -143,5 +143,5 @@ def operators_of(step: Step) -> Counter[str]:
 
 
 def launches_in(events: Iterable[Any]) -> int:
-    """The number of launches among the averaged events of a profiler."""
+    """Return the number of launches among the averaged events of a profiler."""
     return sum(event.count for event in events if event.key.startswith(CALLS))

@@ -40,12 +40,12 @@ UNIT = "1 µs a site"
 
 
 def floor(x: Tensor) -> Tensor:
-    """The least that a regularizer can cost."""
+    """Return the least that a regularizer can cost."""
     return x * 1.1
 
 
 def attached(item: Any) -> nn.Module:
-    """A layer that does nothing, with a regularizer or observer on it."""
+    """Return a layer that does nothing, with a regularizer or observer on it."""
     layer = nn.Identity()
     attach(layer, {".": item})
     return layer
@@ -116,7 +116,7 @@ def drop_block(
 
 
 def work_name(name: str, dtype: torch.dtype, memory_format: torch.memory_format) -> str:
-    """A name with the dtype and the memory format, where they are not the default ones."""
+    """Return a name with the dtype and the memory format, where they are not the default ones."""
     words = [name]
     if dtype != torch.float32:
         words.append(str(dtype).removeprefix("torch."))

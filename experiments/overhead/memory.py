@@ -23,7 +23,7 @@ def saved_share(step: Step, activation: Tensor | None) -> float | None:
 
 
 def saved_bytes(step: Step, known: Iterable[Tensor] = ()) -> int:
-    """Bytes that autograd saves for the backward in one step; `known` tensors do not count.
+    """Return bytes that autograd saves for the backward in one step; `known` tensors do not count.
 
     Example:
         >>> x = torch.ones(10, requires_grad=True)
@@ -47,7 +47,7 @@ def saved_bytes(step: Step, known: Iterable[Tensor] = ()) -> int:
 
 
 def peak_bytes(step: Step, device: torch.device) -> int:
-    """The peak memory of a step in bytes, above the memory held before it."""
+    """Return the peak memory of a step in bytes, above the memory held before it."""
     step()  # buffers that are made once, as those in an optimizer, do not count
     if device.type == "cuda":
         synchronize(device)

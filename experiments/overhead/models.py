@@ -48,7 +48,7 @@ def model_work(name: str, training: bool = True) -> Work:
 
 
 def compiled_work(name: str) -> Work:
-    """A compiled training step of a model, bare and attached."""
+    """Return a compiled training step of a model, bare and attached."""
     apart = {
         "bare": partial(_compiled_step, name, None, SIZE, "inductor"),
         "attached": partial(_compiled_step, name, SPECS[name], SIZE, "inductor"),
@@ -60,7 +60,7 @@ def compiled_work(name: str) -> Work:
 def _compiled_step(
     model: str, spec: Any, size: tuple[int, ...], backend: str, device: torch.device
 ) -> Callable[[], None]:
-    """A compiled training step. Its own process calls this function."""
+    """Return a compiled training step. Its own process calls this function."""
     made = _model(model, size).to(device).train()
     if spec is not None:
         attach(made, spec)
@@ -70,7 +70,7 @@ def _compiled_step(
 
 
 def _model(model: str, size: tuple[int, ...]) -> nn.Module:
-    """A model of timm, or that of a user's factory."""
+    """Return a model of timm, or that of a user's factory."""
     if ":" not in model:
         made: nn.Module = timm.create_model(model)
         return made
@@ -79,7 +79,7 @@ def _model(model: str, size: tuple[int, ...]) -> nn.Module:
 
 
 def _steps(made: Mapping[str, nn.Module], x: Tensor) -> Made:
-    """A training step of each model, or a forward if it is in evaluation mode."""
+    """Return a training step of each model, or a forward if it is in evaluation mode."""
     steps = {}
     for way, model in made.items():
         step = train_step if model.training else evaluate
@@ -116,7 +116,7 @@ def models() -> Iterator[Work]:
 
 
 def own_case(model: str, spec: Any, size: tuple[int, ...], backend: str) -> Work:
-    """A training step of a user's own model: bare and attached, and both compiled.
+    """Return a training step of a user's own model: bare and attached, and both compiled.
 
     Args:
         model: a timm model, or `package.module:factory`, which gets `num_classes` and `in_chans` if

@@ -34,7 +34,7 @@ def nominal(
     rate: float,
     device: torch.device = CPU,
 ) -> float:
-    """The rate at which a peer drops `rate` of maps of this size. A GPU finds it sooner.
+    """Return the rate at which a peer drops `rate` of maps of this size. A GPU finds it sooner.
 
     Raises:
         ValueError: if the peer can't drop that much.
@@ -58,7 +58,7 @@ def realized(
     block_size: int,
     device: torch.device = CPU,
 ) -> float:
-    """The share of elements that a peer drops in maps of ones with a single channel."""
+    """Return the share of elements that a peer drops in maps of ones with a single channel."""
     samples = max(1, ELEMENTS // (map_size[0] * map_size[1]))
     ones = torch.ones(samples, 1, *map_size, device=device)
     forked = [device] if device.type == "cuda" else []

@@ -119,7 +119,7 @@ def _torchvision(model: nn.Module) -> None:
 
 
 def _places(model: nn.Module) -> dict[str, float]:
-    """The layers of the paper's DropBlock, with their rates."""
+    """Return the layers of the paper's DropBlock, with their rates."""
     attached = attach(model, presets.drop_block_resnet(model, p=RATE, block_size=BLOCK))
     places = {site.name: float(site.rate or 0) for site in attached}
     attached.remove()
@@ -140,7 +140,7 @@ WAYS: dict[str, Callable[[nn.Module], object]] = {
 
 
 def training(way: str, case: Case, device: torch.device) -> TrainingStep:
-    """A training step of a model with what a way puts on it."""
+    """Return a training step of a model with what a way puts on it."""
     options = {"drop_block_rate": RATE} if way == "timm" else {}
     model = timm.create_model(case.model, **options).to(device).train()
     model = model.to(memory_format=torch.channels_last)

@@ -23,7 +23,7 @@ class Set(NamedTuple):
     needs_gpu: bool = False
 
     def works(self) -> Iterable[Any]:
-        """The works of the set."""
+        """Return the works of the set."""
         make: Callable[[], Iterable[Any]] = pkgutil.resolve_name(self.maker)
         return make()
 
@@ -49,6 +49,6 @@ GROUPS = {
 
 
 def sets_of(choice: str) -> dict[str, Set]:
-    """The sets that a name stands for: one set, or a group of them."""
+    """Return the sets that a name stands for: one set, or a group of them."""
     names = GROUPS.get(choice, [choice])
     return {name: SETS[name] for name in names}

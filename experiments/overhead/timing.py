@@ -141,7 +141,7 @@ def measure(
 
 
 def _limits(work: Work, deadline: float) -> tuple[float, float]:
-    """The seconds that a timing takes at least, and that all rounds take at most."""
+    """Return the seconds that a timing takes at least, and that all rounds take at most."""
     least = LEAST_SECONDS if work.least_seconds is None else work.least_seconds
     most = MOST_SECONDS if work.most_seconds is None else work.most_seconds
     left = max(0.0, deadline - time.monotonic())
@@ -211,7 +211,7 @@ def interleave(measured: Measured, rounds: int, least_seconds: float, most_secon
 
 
 def _compared(work: Work, pair: tuple[str, str], measured: Measured) -> dict[str, Any]:
-    """The row of a variant and its reference."""
+    """Return the row of a variant and its reference."""
     variant, reference = pair
     name, minus, above = variant.partition(" - ")
     for part in (name, above, reference):
@@ -243,7 +243,7 @@ def _compared(work: Work, pair: tuple[str, str], measured: Measured) -> dict[str
 
 
 def _launches(work: Work, measured: Measured, name: str, above: str) -> int | None:
-    """The launches of a variant, or its launches above those of another one."""
+    """Return the launches of a variant, or its launches above those of another one."""
     launches = measured.facts[name].launches
     if launches is None or not above:
         return launches
@@ -251,7 +251,7 @@ def _launches(work: Work, measured: Measured, name: str, above: str) -> int | No
 
 
 def _row(work: Work, pair: tuple[str, str], columns: Mapping[str, Any]) -> dict[str, Any]:
-    """A row with all columns, empty where nothing was measured."""
+    """Return a row with all columns, empty where nothing was measured."""
     variant, reference = pair
     name = variant.partition(" - ")[0]
     row = dict.fromkeys(COLUMNS)

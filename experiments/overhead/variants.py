@@ -53,7 +53,7 @@ class Variant(Protocol):
         """Run it for the first times, and say what is measured once."""
 
     def seconds(self, repeats: int) -> float:
-        """Seconds of a call, as the mean of several."""
+        """Return seconds of a call, as the mean of several."""
 
     def close(self) -> None:
         """Give its memory and its process back."""
@@ -97,7 +97,7 @@ class Here:
         return Facts(first, saved, peak, launches)
 
     def seconds(self, repeats: int) -> float:
-        """Seconds of a call, as the mean of several."""
+        """Return seconds of a call, as the mean of several."""
         return seconds_of(self.timed, repeats, self.device) / self.runs
 
     def close(self) -> None:
@@ -137,13 +137,13 @@ class Apart:
         return facts
 
     def seconds(self, repeats: int) -> float:
-        """Seconds of a call, as the mean of several."""
+        """Return seconds of a call, as the mean of several."""
         self.connection.send(repeats)
         taken: float = self._receive(None)
         return taken
 
     def _receive(self, timeout: float | None) -> Any:
-        """The next answer of the process.
+        """Return the next answer of the process.
 
         Raises:
             RuntimeError: it has failed, ended, or not answered in time.
@@ -216,7 +216,7 @@ def set_up(device: torch.device, threads: int) -> None:
 
 
 def reason_of(error: BaseException) -> str:
-    """An error in one line."""
+    """Return an error in one line."""
     text = " ".join(str(error).split())
     name = type(error).__name__
     line = text if name == "RuntimeError" and text else f"{name}: {text}"
@@ -224,7 +224,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def seconds_of(step: Step, repeats: int, device: torch.device) -> float:
-    """Seconds of a call, as the mean of several."""
+    """Return seconds of a call, as the mean of several."""
     synchronize(device)
     began = time.perf_counter()
     for _ in range(repeats):

@@ -1,6 +1,6 @@
 """Bounds of gradients by value on a GPU, by one kernel.
 
-    y = clamp(x, low * scale, high * scale)     the scale is that of the loss
+    y = clamp(x, low * scale, high * scale)     scale is the factor of the loss
     changed = number of values with y != x
 
 In torch operations, the same is `functional.gradients.clamp_counted`.
@@ -73,7 +73,7 @@ def _clamp_kernel(
 def clamp(
     x: Tensor, low: float | None, high: float | None, scale: float | Tensor = 1.0
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The clamped tensor, the number of changed values, and the largest magnitude.
+    """Return the clamped tensor, the number of changed values, and the largest magnitude.
 
     Args:
         x: the gradient.

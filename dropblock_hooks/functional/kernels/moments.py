@@ -9,10 +9,10 @@ In torch operations, the same are `measures.add_moments`, `add_shares` and `add_
 measure   sums of values, of squares and of norms, the largest magnitude, shares and octaves
 alive     which channels had a magnitude above a bound
 largest   the largest magnitudes in the output and the arguments of a layer
-notes     what a Watchdog keeps of calls and gradients in compiled code
+notes     the numbers that a Watchdog keeps of calls and gradients in compiled code
 
-The sums of a tensor come from several programs, in float64. Another kernel of one program adds them
-up in one order, and leaves them out if a value was not finite.
+The sums of a tensor come from several programs, in float64. Another kernel with a single program
+adds them up in a fixed order, and leaves them out if a value was not finite.
 """
 
 import functools
@@ -30,7 +30,7 @@ from . import launch
 from .clip import loss_scale, square_sum, squares, tile_of, units_of
 
 _SIZE = 4096  # elements in a step of a program
-_PROGRAMS = 256  # that measure a tensor, or fewer
+_PROGRAMS = 256  # the most programs that measure a tensor
 _OUTPUT, _GIVEN, _MASK = range(3)  # the roles of tensors in a call of a layer
 _PARTS = 4  # numbers of a program: sum, squares, largest magnitude, values that are not finite
 
@@ -67,7 +67,7 @@ def _is_due(
     GATED: tl.constexpr,
     PLANNED: tl.constexpr = False,
 ):
-    """Whether the site is on and this call is measured; always, if there is no gate.
+    """Return whether the site is on and this call is measured; always, if there is no gate.
 
     With PLANNED, `every` is the place of the distance of measured calls in the state; see
     `measures.is_planned`.
@@ -87,10 +87,11 @@ def _is_due(
 
 @triton.jit
 def _sum_and_squares(value, exists):
-    """The sum and the sum of squares of finite values, in float64.
+    """Return the sum and the sum of squares of finite values, in float64.
 
-    They are taken of differences from the mean, so that they are right also where the mean is much
-    larger than the deviation, and of values near 1, so that they can't overflow.
+    They are computed from differences to the mean, so that they are exact also if the mean is much
+    larger than the deviation. The values are scaled to magnitudes near 1, so that they can't
+    overflow.
     """
     peak = tl.max(tl.abs(value), axis=0).to(tl.float32)
     power = (peak.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
@@ -171,7 +172,7 @@ def _measure_kernel(
 
 @triton.jit
 def _begin_call(state, training: tl.constexpr, counted_at, off_at, COUNTS: tl.constexpr):
-    """Count a call of a layer in compiled code; whether its site is on."""
+    """Count a call of a layer in compiled code; return whether its site is on."""
     on = tl.load(state + training)
     counted = tl.load(state + counted_at)
     off = tl.load(state + off_at)
@@ -209,7 +210,7 @@ def _add_kernel(
     BINS: tl.constexpr,
     PROGRAMS: tl.constexpr,
 ):
-    """Add what the programs have measured to the sums, and in compiled code to the state."""
+    """Add the measured numbers of all programs to the sums, and in compiled code to the state."""
     factor = loss_scale(scale, SCALE_ON_DEVICE)
     due = _is_due(state, TRAINING, calls_at, every, GATED)
     if GATED:
@@ -315,7 +316,7 @@ def _largest_of(
     SIZE: tl.constexpr,
     BIG: tl.constexpr,
 ):
-    """The largest magnitude and the largest positive value that a program reads.
+    """Return the largest magnitude and the largest positive value that a program reads.
 
     Both are Inf if a value is NaN.
     """
@@ -334,7 +335,7 @@ def _largest_of(
 
 @triton.jit
 def _keep_largest(found, largest, positive, ROLE: tl.constexpr):
-    """Keep what a program has found: see `largest_of_call`."""
+    """Keep the largest values that a program has found: see `largest_of_call`."""
     if ROLE == 0:
         tl.atomic_max(found, largest)
         tl.atomic_max(found + 1, positive)
@@ -372,7 +373,7 @@ def _largest_kernel(
     Y_SIZE: tl.constexpr,
     BIG: tl.constexpr,
 ):
-    """The largest values of two tensors, each of which has a role; the second may be left out."""
+    """Find the largest values of two tensors with their roles; the second may be missing."""
     program = tl.program_id(0)
     if _is_due(state, TRAINING, turn_at, distance_at, PLANNED, PLANNED):
         if program < x_programs:
@@ -422,7 +423,7 @@ def _square_kernel(
     SIZE: tl.constexpr,
     BIG: tl.constexpr,
 ):
-    """Add up the squares of a gradient in compiled code, where it is measured."""
+    """Add up the squares of a gradient in compiled code, if the gradient is measured."""
     program = tl.program_id(0)
     if _is_due(state, TRAINING, turn_at, distance_at, True, True):
         total = tl.zeros([1], dtype=tl.float64)
@@ -453,7 +454,7 @@ def _note_call_kernel(
     TRAINING: tl.constexpr,
     HAS_NEAR: tl.constexpr,
 ):
-    """Add a call to what a Watchdog keeps in compiled code, and begin the found numbers anew."""
+    """Add a call to the state of a Watchdog in compiled code, and set `found` to 0."""
     due = _is_due(state, TRAINING, turn_at, distance_at, True, True)
     calls = tl.load(state + calls_at)
     bad_calls = tl.load(state + bad_calls_at)
@@ -502,7 +503,7 @@ def _note_gradient_kernel(
     TRAINING: tl.constexpr,
     SCALE_ON_DEVICE: tl.constexpr,
 ):
-    """Add a gradient to what a Watchdog keeps in compiled code, and begin its square anew."""
+    """Add a gradient to the state of a Watchdog in compiled code, and set `square` to 0."""
     due = _is_due(state, TRAINING, turn_at, distance_at, True, True)
     on = tl.load(state + TRAINING)
     seen = tl.load(state + seen_at)
@@ -527,16 +528,16 @@ def _note_gradient_kernel(
 
 @dataclass(frozen=True)
 class Gate:
-    """The state of a site in compiled code, which tells whether it is on and when it is due.
+    """The state of a site in compiled code: whether it is on, and which calls are measured.
 
     Attributes:
-        state: numbers, see `functional.measures`.
+        state: the numbers of the site; see `functional.measures`.
         training: the mode of the layer.
-        counts: whether it is a call of the layer, and not a gradient.
-        calls: where the number of calls stands in which the site was on.
-        every: each n-th of these is measured.
-        planned: whether a Watchdog plans the calls. Then `calls` and `every` are the places of the
-            number of calls since the beginning, and of the distance of measured ones.
+        counts: True for a call of the layer, False for a gradient.
+        calls: the place of the number of calls in which the site was on.
+        every: each n-th of these calls is measured.
+        planned: whether a Watchdog plans the calls. Then `calls` is the place of the number of
+            calls since the beginning, and `every` is the place of the distance of measured calls.
     """
 
     state: Tensor
@@ -563,7 +564,7 @@ class _Steps(NamedTuple):
 
 @functools.lru_cache(maxsize=4096)
 def _steps_of(shape: tuple[int, ...], strides: tuple[int, ...]) -> _Steps | None:
-    """How a tensor is read; None if it must be copied first."""
+    """Return how a tensor is read; None if it must be copied first."""
     layout = units_of(shape, strides, None)
     if layout is None:
         return None
@@ -578,7 +579,7 @@ def _steps_of(shape: tuple[int, ...], strides: tuple[int, ...]) -> _Steps | None
 
 
 def _one_unit(x: Tensor) -> tuple[Tensor, _Steps]:
-    """A tensor, or a copy of it, that several programs read as one unit, and how they read it."""
+    """Return a tensor, or a copy, that programs read as one unit, and how they read it."""
     steps = _steps_of(tuple(x.shape), x.stride())
     if steps is None:
         x = x.contiguous()
@@ -599,13 +600,13 @@ def measure(
     """Add a tensor to statistics: two kernels.
 
     Args:
-        x: the tensor, of which values that are not finite leave all moments out.
+        x: the tensor. If a value is not finite, all moments are left out.
         sums: in float64; changed.
         largest: the largest magnitude so far, in float64; changed.
         exponents: of 2, where the octaves begin and end.
         places: where the numbers stand.
         scale: the factor of the loss, by which values are divided.
-        gate: tells in compiled code whether the call is measured; it is counted there.
+        gate: decides in compiled code whether the call is measured, and counts the call.
     """
     first, last = exponents
     bins = last - first + 2
@@ -721,8 +722,8 @@ def largest_of_call(
 
     Args:
         outputs: the floating-point tensors in the output.
-        given: those among the arguments.
-        found: the numbers, which are 0 before.
+        given: the floating-point tensors among the arguments.
+        found: the three numbers, which must be 0 before.
         gate: in compiled code, whether the call is measured.
     """
     roles = [*((x, _OUTPUT) for x in outputs), *((x, _GIVEN) for x in given[:1])]
@@ -756,7 +757,7 @@ def largest_of_call(
 
 
 def square_of(x: Tensor, scale: float | Tensor = 1.0) -> Tensor:
-    """The sum of squares of a tensor divided by a scale, in float64, by one kernel."""
+    """Return the sum of squares of a tensor divided by a scale, in float64, by one kernel."""
     return squares(x, add=True, scale=scale).view(())
 
 
@@ -765,12 +766,12 @@ def note_call(gate: Gate, found: Tensor, near: Tensor | None, at: Any) -> None:
 
     Args:
         gate: the state.
-        found: of `largest_of_call`.
-        near: the share of values near their bounds; None without.
-        at: where the numbers stand: calls of the layer in this mode, calls while switched off,
-            calls while switched on, measured ones with NaN or Inf, the first of these, the first of
-            these with a finite input, the first with NaN or +Inf, shares near bounds, and all
-            measured ones.
+        found: the numbers from `largest_of_call`.
+        near: the share of values near their bounds; None for layers without bounds.
+        at: the places of nine numbers: calls of the layer in this mode; calls while switched off;
+            calls while switched on; measured calls with NaN or Inf; the first of these; the first
+            of these with a finite input; the first call with NaN or +Inf; shares near bounds; all
+            measured calls.
     """
     launch.start(
         _note_call_kernel,
@@ -795,8 +796,8 @@ def note_gradient(gate: Gate, grad: Tensor, square: Tensor, scale: Tensor | None
         grad: the gradient.
         square: where its squares are added up; 0 before and after.
         scale: the factor of the loss, by which the norm is divided; None is 1.
-        at: where the numbers stand: gradients, measured ones, the sum of their norms, and the first
-            one with NaN or Inf.
+        at: the places of four numbers: gradients, measured gradients, the sum of their norms, and
+            the first gradient with NaN or Inf.
     """
     grad, unit = _one_unit(grad)
     launch.start(
