@@ -1,4 +1,4 @@
-"""What `package.module:name` stands for: a model, a data set, a loss or a metric of your own."""
+"""Factories `package.module:name`, which make a model, a data set, a loss or a metric of yours."""
 
 from __future__ import annotations
 
@@ -70,11 +70,11 @@ def _import(reference: str, module: str) -> ModuleType:
 
 
 def call(reference: str, given: Mapping[str, Any], **offered: Any) -> Any:
-    """The result of a factory, called with the given arguments and the offered ones that it names.
+    """Call a factory with the arguments of a study and the offered ones that it has names for.
 
     Args:
-        reference: of the factory.
-        given: arguments of a study. They win over those on offer.
+        reference: the reference of the factory.
+        given: arguments of a study. They replace offered arguments of the same name.
         offered: arguments that a factory gets if it has a parameter of this name.
 
     Raises:
@@ -96,7 +96,7 @@ def as_factory_error(what: str) -> Iterator[None]:
     """Turn an error of the user's code into a FactoryError that names its file and line.
 
     Args:
-        what: begins the message.
+        what: the beginning of the message.
     """
     try:
         yield
@@ -105,7 +105,7 @@ def as_factory_error(what: str) -> Iterator[None]:
     except SyntaxError as error:
         where = f"({error.filename}:{error.lineno})"
         raise FactoryError(f"{what}: {error.msg} {where}") from error
-    except Exception as error:  # whatever the user's code raises
+    except Exception as error:  # the user's code may raise any error
         where = _place_of(error)
         raise FactoryError(f"{what}: {type(error).__name__}: {error} ({where})") from error
 
@@ -120,7 +120,7 @@ def _place_of(error: Exception) -> str:
 
 
 def digest(reference: str) -> str:
-    """SHA-256 of the file of your own factory; the reference itself for an installed package."""
+    """Return the SHA-256 of the file of a factory; for an installed package, the reference."""
     if ":" not in reference or reference in SHORT:
         return reference
     try:

@@ -1,4 +1,4 @@
-"""Batches whose order and augmentation no mask can move.
+"""Batches whose order and augmentation do not depend on masks.
 
 The order of an epoch follows from seed, replica and epoch. Random numbers that a data set draws
 for an item follow from these and the number of the item. So two conditions with the same
@@ -86,7 +86,7 @@ def in_order(dataset: Any, run: Run, workers: int = 0) -> Iterable[Any]:
 
 
 def _loader(dataset: Seeded, order: Sequence[Tensor], workers: int) -> DataLoader[Any]:
-    """Batches of the items with these numbers."""
+    """Return batches of the items with these numbers."""
     return DataLoader(
         dataset,
         batch_sampler=[numbers.tolist() for numbers in order],

@@ -114,7 +114,7 @@ def _for_each(text_of: Callable[[str], str]) -> str:
 
 
 def _pair(name: str, a: str, b: str) -> str:
-    """Differences on primary tests, such as `clean +0.29 [-0.16, +0.73] same`."""
+    """Return differences on primary tests, such as `clean +0.29 [-0.16, +0.73] same`."""
     rows = _compared(name).query("primary and a == @a and b == @b")
     texts = [f"{row['test']} {cell(row)} {row['word']}" for _, row in rows.iterrows()]
     return ", ".join(texts)
@@ -133,7 +133,7 @@ def _rates(name: str) -> str:
 
 
 def _learning_rates(name: str) -> str:
-    """The learning rate of the study, and those that were tried besides, at the best rate."""
+    """Return the learning rate of the study, and the others that were tried at the best rate."""
     study, _ = _report(name)
     used = _searched(name, "rates").head(1).assign(lr=study.conditions["none"].lr)
     return _tried(pd.concat([used, _searched(name, "lrs")]), "lr")
@@ -158,7 +158,7 @@ def _certainty(name: str) -> str:
 
 
 def pages() -> dict[Path, str]:
-    """Each page as it should be."""
+    """Return the text of each page with new generated parts."""
     texts = blocks()
     made = {}
     for path, names in PAGES.items():

@@ -30,7 +30,7 @@ from experiments.study import Study, read_study
 
 
 def read_report(folder: Path) -> tuple[Study, pd.DataFrame, pd.DataFrame]:
-    """The study, the runs and the epochs of a report's folder. Before a report there are no runs.
+    """Return the study, the runs and the epochs in a report's folder; no runs before a report.
 
     Raises:
         OSError: if a file is missing.
@@ -56,8 +56,8 @@ def write_report(
     """Write the report and its data; return the path of report.md.
 
     Args:
-        folder: of the report, made if need be.
-        study: that was run.
+        folder: the folder of the report, made if need be.
+        study: the study of the report.
         frame: one row for each run.
         epochs: means for each condition and epoch.
         notes: warnings about the runs, such as mixed versions.
@@ -145,7 +145,7 @@ def _failures(frame: pd.DataFrame) -> list[str]:
 
 
 def _chance_level(study: Study, frame: pd.DataFrame) -> list[str]:
-    """Return a warning if no condition is better than always the most frequent class."""
+    """Return a warning if no condition is better than to answer with the most frequent class."""
     tests = tests_in(frame)
     if not tests:
         return []
@@ -164,7 +164,7 @@ def _chance_level(study: Study, frame: pd.DataFrame) -> list[str]:
 
 
 def answer(compared: pd.DataFrame, frame: pd.DataFrame) -> list[str]:
-    """One sentence for each primary comparison."""
+    """Return one sentence for each primary comparison."""
     rows = compared[compared["primary"]]
     sentences = [f"- {sentence(row, frame)}" for _, row in rows.iterrows()]
     comparisons = "1 primary comparison" if len(rows) == 1 else f"{len(rows)} primary comparisons"
@@ -226,7 +226,7 @@ def _verdict(row: pd.Series) -> str:
 
 
 def mean_table(study: Study, frame: pd.DataFrame) -> str:
-    """Means and standard deviations of each condition, its rates and the time of an epoch."""
+    """Return a table of conditions: means and deviations, rates, and the time of an epoch."""
     tests = tests_in(frame)
     scale = scale_of(frame) if tests else 1.0
     finished = frame[frame["status"] == "finished"]
@@ -268,7 +268,7 @@ def _number(rows: pd.DataFrame, column: str, style: str) -> str:
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown: its first column is aligned to the left, the others to the right."""
+    """Return a table in Markdown, the first column aligned left, the others aligned right."""
     rule = ["---", *["---:"] * (len(heads) - 1)]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in [heads, rule, *rows])
 

@@ -6,8 +6,8 @@
 | lock | held by the process that works on the run; the system frees it when the process dies |
 | attempts.jsonl | one line for each begin: when, where, with which versions |
 | checkpoint.pt | the state at the end of the last epoch |
-| result.json | what came of the run, written last |
-| error.txt | why the run failed |
+| result.json | the result of the run, written last |
+| error.txt | the reason why the run failed |
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class RunFolder:
         return "failed" if (self.path / "error.txt").exists() else "open"
 
     def result(self) -> Result | None:
-        """What came of the run; None while it is not finished. A result is final, and read once."""
+        """Return the result; None before the run is finished. A result is final, and read once."""
         if self._result is not None:
             return self._result
 
@@ -74,12 +74,12 @@ class RunFolder:
         return self._result
 
     def error(self) -> str:
-        """Return the first line of why the run failed."""
+        """Return the first line of the reason why the run failed."""
         lines = _lines_of(self.path / "error.txt")
         return lines[0] if lines else ""
 
     def attempts(self) -> list[dict[str, Any]]:
-        """The notes of each begin. A full disk may have cut off a line before the next one."""
+        """Return the notes of each begin. A full disk may have cut off some lines."""
         notes = []
         for line in _lines_of(self.path / "attempts.jsonl"):
             if line.endswith("}"):
@@ -112,7 +112,7 @@ class RunFolder:
             lock.release()
 
     def begin(self) -> bool:
-        """Note a begin; false if the process died in the last begins, again and again.
+        """Note a begin; return false if the process died in each of the last begins.
 
         The lock must be held.
         """

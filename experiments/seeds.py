@@ -8,7 +8,7 @@ import torch
 
 
 def derive_seed(seed: int, purpose: str, replica: int = 0) -> int:
-    """A seed for one purpose ("split", "weights", ...), unrelated to the seeds of other purposes.
+    """Return a seed for one purpose ("split", "weights", ...), unrelated to other purposes.
 
     Example:
         >>> derive_seed(0, "order") == derive_seed(0, "order")

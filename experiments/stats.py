@@ -7,7 +7,7 @@ Their intervals hold together with 95 % (Bonferroni), and so do the words:
 | --- | --- |
 | better, worse | the interval is above, or below, 0 |
 | same | the interval is within the margin on both sides |
-| open | neither: the data do not tell |
+| open | the data do not decide |
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ LEVEL = 0.95
 
 
 def frame_of(folders: Sequence[tuple[str, RunFolder]]) -> pd.DataFrame:
-    """One row for each run of a study: its status, its scores, its rates and its cost.
+    """Return one row for each run of a study: its status, its scores, its rates and its cost.
 
     Args:
-        folders: what `experiments.runs.folders_of` returned.
+        folders: the list of `experiments.runs.folders_of`.
     """
     rows = [_row_of(name, folder) for name, folder in folders]
     return pd.DataFrame(rows)
 
 
 def _row_of(condition: str, folder: RunFolder) -> dict[str, object]:
-    """What a report needs to know of a run."""
+    """Return the columns of a run that a report needs."""
     row: dict[str, object] = {
         "condition": condition,
         "seed": folder.run.seed,
@@ -63,7 +63,7 @@ def epochs_of(folders: Sequence[tuple[str, RunFolder]]) -> pd.DataFrame:
     """Return means over the seeds for each condition and epoch: the training loss and the rates.
 
     Args:
-        folders: what `experiments.runs.folders_of` returned.
+        folders: the list of `experiments.runs.folders_of`.
     """
     keys = ["condition", "epoch"]
     values = ["loss", "nominal", "realized"]
@@ -87,7 +87,7 @@ def tests_in(frame: pd.DataFrame) -> list[str]:
 
 
 def scale_of(frame: pd.DataFrame) -> float:
-    """100 where all scores are shares, so that differences are in points; otherwise 1."""
+    """Return 100 if all scores are shares, so that differences are in points; otherwise 1."""
     scores = frame[tests_in(frame)].to_numpy(dtype=float)
     scores = scores[~np.isnan(scores)]
     are_shares = np.all((scores >= 0) & (scores <= 1))
@@ -184,7 +184,7 @@ def word(low: float, high: float, margin: float) -> str:
 
 
 def at_chance(best: float, chance: float, sign: int) -> bool:
-    """Return whether the best score is within two points of the most frequent class alone.
+    """Return whether the best score is within two points of always the most frequent class.
 
     Args:
         best: score of a condition.

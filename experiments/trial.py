@@ -1,4 +1,4 @@
-"""A trial of the conditions of a study before their first run: what does not fit, in all of them.
+"""A trial of the conditions of a study before their first run, which finds all faults at once.
 
 Each condition is tried with a few items: its loss, its metric, its data, its model with the spec,
 and its optimizer.
@@ -24,7 +24,7 @@ def faults_of(conditions: Mapping[str, Run], seed: int, primary: Iterable[str]) 
 
     Args:
         conditions: name -> run.
-        seed: of the trial.
+        seed: the seed of the trial.
         primary: names of the primary tests, which the data must have.
     """
     trial = _Trial(seed, primary)
@@ -79,7 +79,7 @@ class _Trial:
 
     @contextmanager
     def _keep_fault(self, name: str) -> Iterator[None]:
-        """Keep the message of an error, and go on."""
+        """Keep the message of an error, and continue."""
         try:
             yield
         except ValueError as error:

@@ -1,4 +1,4 @@
-"""Run a study, or go on with it, and report what came of it.
+"""Run a study, or continue it, and write its report.
 
 Example: python scripts/ablate.py experiments/configs/quick.yaml
 """
@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 
 def read_options(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The options of the command line; `--help` answers before anything large is imported."""
+    """Return the options. `--help` answers before anything large is imported."""
     parser = argparse.ArgumentParser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -28,7 +28,7 @@ def read_options(arguments: list[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add(
         "--set", choices=[*SETS, *GROUPS], default="kernels",
-        help="what is timed (kernels); all: each set that runs on a CPU; gpu: those for a GPU",
+        help="the works to time (kernels); all: each set for a CPU; gpu: each set for a GPU",
     )  # fmt: skip
     add("--model", help="your own case: a timm model, or package.module:factory; with --spec")
     add("--spec", help="a spec file, or YAML")
@@ -82,7 +82,7 @@ def device_of(options: argparse.Namespace) -> Any:
     """Return the device to measure on.
 
     Raises:
-        ValueError: if it is not there, or does not fit the set.
+        ValueError: if there is no such device, or if it does not fit the set.
     """
     import torch
 
@@ -102,7 +102,7 @@ def device_of(options: argparse.Namespace) -> Any:
 
 
 def measured(options: argparse.Namespace, device: Any) -> Iterator[dict[str, Any]]:
-    """The rows of what the options ask for, as they are measured."""
+    """Measure the works of the options, and yield each row once it is measured."""
     import yaml
 
     from experiments.overhead import models

@@ -18,12 +18,12 @@ def digits(
     label_noise: float = 0.0,
     image_size: int = 32,
 ) -> Data:
-    """Digits to train on, drawn by the seed; all others are the test.
+    """Draw digits to train on by the seed; all other digits are the test.
 
     Args:
         seed: draws the split and the wrong labels.
         train_images: images for training and validation together, from 10 to 1,796.
-        validation: share of these images that a search chooses by.
+        validation: share of these images for the validation set.
         label_noise: share of these labels that are wrong.
         image_size: side of the images in pixels.
     """
@@ -83,7 +83,7 @@ def tests_of(
     Args:
         images: (N, C, H, W) with values in [0, 1].
         labels: (N,).
-        numbers: of the images in their data set.
+        numbers: the numbers of the images in their data set.
         noise: standard deviation of the noise.
     """
     hidden = images.clone()

@@ -25,7 +25,7 @@ _IMAGENET_SIZE = 224  # pixels
 
 
 def _cifar(kind: Any, seed: int, root: str = "data", image_size: int = 32, **options: Any) -> Data:
-    """CIFAR from the files that torchvision leaves in `root`; options as of `_data`."""
+    """Load CIFAR from the files that torchvision leaves in `root`; for options see `_data`."""
     try:
         train = kind(root, train=True)
         test = kind(root, train=False)
@@ -43,7 +43,7 @@ cifar100 = partial(_cifar, datasets.CIFAR100)
 
 
 def imagefolder(seed: int, root: str, image_size: int | None = None, **options: Any) -> Data:
-    """Images in `root/train/CLASS` and `root/val/CLASS`; options as of `_data`.
+    """Load images in `root/train/CLASS` and `root/val/CLASS`; for options see `_data`.
 
     Without `image_size` the size is 224, and images that are smaller are refused.
     """
@@ -103,7 +103,7 @@ def _data(
     validation: float = 0.0,
     augmentation: str = "none",
 ) -> Data:
-    """Data sets of the images.
+    """Make data sets of the images.
 
     Args:
         train: images to train on.
@@ -112,8 +112,8 @@ def _data(
         size: side in pixels.
         fit: makes an image square and of that size.
         train_images: images for training and validation together. None takes all.
-        validation: share of these images that a search chooses by.
-        augmentation: of training images: none, flip, crop-flip or resized-crop-flip.
+        validation: share of these images for the validation set.
+        augmentation: changes of training images: none, flip, crop-flip or resized-crop-flip.
     """
     flip = v2.RandomHorizontalFlip()
     changes: dict[str, list[Callable[[Any], Any]]] = {

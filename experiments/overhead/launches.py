@@ -81,15 +81,15 @@ AT_A_PARAMETER: Mapping[Any, int] = {
     AdaptiveClipGrad(0.01): 6,
     L2SP(0.1): 5,
 }
-"""The same for a regularizer of a parameter."""
+"""The most kernels that one step may start for a regularizer of a parameter."""
 AT_AN_EMBEDDING: Mapping[Any, int] = {NEFTune(5.0): 2}
-"""The same for a regularizer of an embedding."""
+"""The most kernels that one step may start for a regularizer of an embedding."""
 AT_A_NORM: Mapping[Any, int] = {FreezeNorm(): 0}
-"""The same for a regularizer of a norm."""
+"""The most kernels that one step may start for a regularizer of a norm."""
 AT_AN_UPDATE: Mapping[Any, int] = {
     ClipGradNorm(1.0, group=True): 13,
     L2SP(0.1, when="accumulated"): 8,
-    # arithmetic with short vectors: the norms, and what is remembered of earlier ones
+    # arithmetic with short vectors: the norms, and the memory of earlier norms
     AdaGC(): 43,
     ZClip(): 50,
     SkipUpdate(max_norm=1e9): 32,
@@ -99,7 +99,7 @@ AT_AN_UPDATE: Mapping[Any, int] = {
 
 # calls of the CUDA runtime and driver that put work on the GPU; some have a suffix, such as ExC
 CALLS = ("cudaLaunchKernel", "cuLaunchKernel", "cudaMemsetAsync", "cudaMemcpyAsync")
-# operators that start nothing: they allocate, look, or draw a seed on the host
+# operators that start nothing: they allocate memory, make views, or draw a seed on the host
 FREE = {
     *("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "promote_types"),
     *("detach", "alias", "_unsafe_view", "lift_fresh", "randint", "_local_scalar_dense"),

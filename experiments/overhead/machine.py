@@ -1,4 +1,4 @@
-"""The names and versions of what was measured on."""
+"""The names and versions of the machine and of the packages."""
 
 from __future__ import annotations
 

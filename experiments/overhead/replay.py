@@ -11,7 +11,7 @@ _WARM = 3  # runs before the capture, which compile kernels and fill torch's cac
 
 
 def replayed(step: Step, device: torch.device) -> tuple[Step, int]:
-    """A step as a CUDA graph, and how often the graph runs it; on a CPU the step itself, once."""
+    """Return a step as a CUDA graph, and its runs in the graph; on a CPU the step itself, and 1."""
     if device.type != "cuda":
         return step, 1
     stream = torch.cuda.Stream(device)
