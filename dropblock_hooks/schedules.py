@@ -76,6 +76,9 @@ class Schedule:
         """Return a schedule with the values of this schedule times a factor.
 
         A class of your own may define it, for the presets that scale rates.
+
+        Raises:
+            TypeError: if the class does not define it.
         """
         raise TypeError(f"{type(self).__name__} can't be scaled: define scaled(factor) in it")
 
@@ -116,7 +119,11 @@ def without_epochs(rate: Any, epochs: int | None) -> Any:
 
 
 def scaled(rate: Any, factor: float) -> Any:
-    """Return a rate times a factor; TypeError for a function that is no `Schedule`."""
+    """Return a rate times a factor.
+
+    Raises:
+        TypeError: if the rate is a function that is no `Schedule`.
+    """
     if isinstance(rate, Schedule):
         return rate.scaled(factor)
     number = as_number("p", rate, "a number or a schedule of this package")
@@ -124,7 +131,11 @@ def scaled(rate: Any, factor: float) -> Any:
 
 
 def placed(rates: Mapping[str, Any], epochs: int | None, i: int, n: int) -> dict[str, Any]:
-    """Fit the rates of site `i` of `n` sites; raise ValueError for a rate without epochs."""
+    """Fit the rates of site `i` of `n` sites.
+
+    Raises:
+        ValueError: if a schedule needs the length of the training, and `epochs` is None.
+    """
     fitted = {}
     for name, rate in rates.items():
         needs_epochs = length_of(rate) is None
@@ -154,7 +165,9 @@ def span_here(rate: Any) -> Span:
 def value_at(rate: Any, t: float) -> float:
     """Return the number of a rate at time `t`.
 
-    It is an error if the number is not finite, or if the function fails.
+    Raises:
+        TypeError: if a function returns no number, or fails with a TypeError.
+        ValueError: if the number is not finite, or a function fails with another error.
     """
     if not callable(rate):
         return float(rate)
@@ -200,6 +213,10 @@ class ConstantSchedule(Schedule):
 
     Args:
         value: the value, any finite number.
+
+    Raises:
+        TypeError: if `value` is no number.
+        ValueError: if `value` is not finite.
     """
 
     value: float
@@ -234,6 +251,10 @@ class LinearSchedule(Schedule):
         epochs: number of epochs of the ramp, at least 1. None takes the length of the training,
             ``attach(..., epochs=90)``, less `delay`.
         delay: number of epochs before the ramp begins, at least 0.
+
+    Raises:
+        TypeError: if a number has a wrong type.
+        ValueError: if a number is outside its range; in a training, if `delay` leaves no epochs.
     """
 
     start: float
@@ -314,6 +335,10 @@ class CosineSchedule(LinearSchedule):
         epochs: number of epochs of the ramp, at least 1. None takes the length of the training,
             ``attach(..., epochs=90)``, less `delay`.
         delay: number of epochs before the ramp begins, at least 0.
+
+    Raises:
+        TypeError: if a number has a wrong type.
+        ValueError: if a number is outside its range; in a training, if `delay` leaves no epochs.
     """
 
     def _shape(self, share: float) -> float:
@@ -331,6 +356,9 @@ class StepSchedule(Schedule):
 
     Args:
         values: a mapping from times, at least 0, to values, any finite numbers. Time 0 is needed.
+
+    Raises:
+        ValueError: if `values` is not such a mapping, or has a time twice.
     """
 
     values: Mapping[float, float] | Iterable[tuple[float, float]]
@@ -406,6 +434,10 @@ class WindowSchedule(Schedule):
         begin: time at which the window begins, in epochs, before `end`.
         end: time at which the window ends, in epochs.
         outside: the value before and after, any finite number.
+
+    Raises:
+        TypeError: if a number has a wrong type.
+        ValueError: if a number is not finite, or `begin` is not before `end`.
     """
 
     value: float
@@ -452,6 +484,10 @@ class ByDepth(Schedule):
         start: value at the first site, any number or a schedule.
         stop: value at the last site, any number or a schedule.
         share: the place of a site between the ends, in [0, 1]; ``attach`` sets it.
+
+    Raises:
+        TypeError: if an end is not a number or a schedule.
+        ValueError: if an end is a `ByDepth`, or a number is outside its range.
     """
 
     start: float | Schedule | Callable[[float], float]

@@ -124,6 +124,9 @@ def run_all_with(options: argparse.Namespace, study: Study) -> Callable[..., Non
     """Return a function that trains runs by the options until all are settled.
 
     Failed runs are tried again, once for each start of the command.
+
+    Raises:
+        ValueError: if `--jobs` is below 1.
     """
     if options.jobs is not None and options.jobs < 1:
         raise ValueError(f"--jobs must be at least 1, got {options.jobs}")

@@ -142,7 +142,11 @@ class _Crew:
         self.useless = 0  # workers that died since a run was begun
 
     def check(self) -> None:
-        """Stop the study if no run can be written, or if workers die again and again."""
+        """Stop the study if no run can be written, or if workers die again and again.
+
+        Raises:
+            LaunchError: in these two cases.
+        """
         died = [process for process in self.processes if process.exitcode not in (None, 0)]
         if any(process.exitcode == UNWRITABLE for process in died):
             pool = self.folders[0].path.parent

@@ -97,6 +97,9 @@ def as_factory_error(what: str) -> Iterator[None]:
 
     Args:
         what: the beginning of the message.
+
+    Raises:
+        FactoryError: if the code in the ``with`` block fails.
     """
     try:
         yield

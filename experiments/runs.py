@@ -59,7 +59,11 @@ class RunFolder:
         return "failed" if (self.path / "error.txt").exists() else "open"
 
     def result(self) -> Result | None:
-        """Return the result; None before the run is finished. A result is final, and read once."""
+        """Return the result; None before the run is finished. A result is final, and read once.
+
+        Raises:
+            ValueError: if the file of the result can't be read.
+        """
         if self._result is not None:
             return self._result
 

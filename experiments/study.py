@@ -392,7 +392,11 @@ def _fill(data: Any, params: Mapping[str, Any]) -> Any:
 
 
 def read_spec(fields: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Return the fields with the spec as plain data, so that the hash of a run includes it."""
+    """Return the fields with the spec as plain data, so that the hash of a run includes it.
+
+    Raises:
+        ValueError: if the spec has a fault.
+    """
     spec = fields.get("spec")
     if not spec:
         return {**fields, "spec": None}

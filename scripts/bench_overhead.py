@@ -42,7 +42,11 @@ def read_options(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Time, print the table, and write the files; return the exit status: 1 if a variant failed."""
+    """Time, print the table, and write the files; return the exit status: 1 if a variant failed.
+
+    Raises:
+        ValueError: if only one of `--model` and `--spec` is given, or the device does not fit.
+    """
     options = read_options(arguments)
     if (options.model is None) != (options.spec is None):
         raise ValueError("--model and --spec go together")

@@ -10,7 +10,12 @@ from .gradients import Bound, fit
 
 
 def check_bounds(min: float | None, max: float | None, cap: float | None) -> None:
-    """Check the bounds: at least one is needed, and they must not contradict each other."""
+    """Check the bounds of activations.
+
+    Raises:
+        ValueError: if all bounds are missing, `cap` comes with another one, or `min` is above
+            `max`.
+    """
     is_clamp = min is not None or max is not None
     if is_clamp == (cap is not None):
         raise ValueError("give min, max or both; or cap alone")
@@ -73,6 +78,11 @@ def clamp_activation(
         min: lower bound, any number; None for no bound.
         max: upper bound, any number, not below `min`; None for no bound.
         cap: bound of the magnitude, above 0, in place of `min` and `max`.
+
+    Raises:
+        TypeError: if `input` is no floating-point tensor, or a number has a wrong type.
+        ValueError: if an argument is outside its range, or the bounds are missing or contradict
+            each other.
 
     Reference:
         Gemma Team, 2024, "Gemma 2", section 2 (https://arxiv.org/abs/2408.00118), for the cap.

@@ -62,6 +62,11 @@ def block_gamma(
         block_size: edge of the block, in elements, or one per axis; clipped to the map.
         calibration: ``"exact"`` or ``"paper"``.
         border: ``"inside"`` or ``"across"``; see `drop_block2d`.
+
+    Raises:
+        TypeError: if `p` is no number.
+        ValueError: if an argument is outside its range, or ``calibration="paper"`` comes
+            with ``border="across"``.
     """
     edges = size if isinstance(size, Sequence) else (size,)
     sizes = tuple(as_count("size", edge) for edge in edges)
@@ -73,7 +78,11 @@ def block_gamma(
 
 
 def method_of(calibration: str, border: str) -> Method:
-    """Check two options, and return how blocks are drawn."""
+    """Check two options, and return how blocks are drawn.
+
+    Raises:
+        ValueError: if an option has a value that is not allowed, or both can't be combined.
+    """
     check_option("calibration", calibration, _CALIBRATIONS)
     check_option("border", border, _BORDERS)
     if border == "inside":
@@ -425,6 +434,11 @@ def drop_block2d(
         generator: source of random numbers, on the CPU or on the device of `input`; torch's global
             one by default.
 
+    Raises:
+        TypeError: if `input` is no floating-point tensor, or a number has a wrong type.
+        ValueError: if an argument is outside its range, `input` has another number of axes, or
+            ``calibration="paper"`` comes with ``border="across"``.
+
     Reference:
         Ghiasi, Lin and Le, 2018 (https://arxiv.org/abs/1810.12890).
     """
@@ -480,6 +494,11 @@ def drop_block1d(
             reach across the border, and each element is dropped with chance p.
         generator: source of random numbers, on the CPU or on the device of `input`; torch's global
             one by default.
+
+    Raises:
+        TypeError: if `input` is no floating-point tensor, or a number has a wrong type.
+        ValueError: if an argument is outside its range, `input` has another number of axes, or
+            ``calibration="paper"`` comes with ``border="across"``.
 
     Reference:
         Ghiasi, Lin and Le, 2018 (https://arxiv.org/abs/1810.12890).
@@ -537,6 +556,11 @@ def drop_block3d(
         generator: source of random numbers, on the CPU or on the device of `input`; torch's global
             one by default.
 
+    Raises:
+        TypeError: if `input` is no floating-point tensor, or a number has a wrong type.
+        ValueError: if an argument is outside its range, `input` has another number of axes, or
+            ``calibration="paper"`` comes with ``border="across"``.
+
     Reference:
         Ghiasi, Lin and Le, 2018 (https://arxiv.org/abs/1810.12890).
     """
@@ -589,6 +613,10 @@ def disout(
             reach across the border, and each element is dropped with chance p.
         generator: source of random numbers, on the CPU or on the device of `input`; torch's global
             one by default.
+
+    Raises:
+        TypeError: if `input` is no floating-point tensor, or a number has a wrong type.
+        ValueError: if an argument is outside its range, or `input` has another number of axes.
 
     Reference:
         Tang et al., 2020 (https://arxiv.org/abs/2002.11022); https://github.com/huawei-noah/Disout.

@@ -114,6 +114,9 @@ def drop_residual(
     """Drop the branch ``block - shortcut`` of samples, or of the whole batch.
 
     Returns the new output of the block, and the number of dropped elements.
+
+    Raises:
+        ValueError: if the input and the output of the block have different shapes.
     """
     if block.shape != shortcut.shape:
         raise ValueError(
@@ -191,6 +194,10 @@ def dropout(
         generator: source of random numbers, on the CPU or on the device of `input`; torch's global
             one by default.
 
+    Raises:
+        TypeError: if `input` is no floating-point tensor, or a number has a wrong type.
+        ValueError: if an argument is outside its range.
+
     Reference:
         Srivastava et al., 2014, "Dropout" (https://jmlr.org/papers/v15/srivastava14a.html).
     """
@@ -218,6 +225,10 @@ def dropout1d(
         inplace: write the result into `input`.
         generator: source of random numbers, on the CPU or on the device of `input`; torch's global
             one by default.
+
+    Raises:
+        TypeError: if `input` is no floating-point tensor, or a number has a wrong type.
+        ValueError: if an argument is outside its range, or `input` has another number of axes.
 
     Reference:
         Srivastava et al., 2014, "Dropout" (https://jmlr.org/papers/v15/srivastava14a.html).
@@ -247,6 +258,10 @@ def dropout2d(
         generator: source of random numbers, on the CPU or on the device of `input`; torch's global
             one by default.
 
+    Raises:
+        TypeError: if `input` is no floating-point tensor, or a number has a wrong type.
+        ValueError: if an argument is outside its range, or `input` has another number of axes.
+
     Reference:
         Tompson et al., 2015 (https://arxiv.org/abs/1411.4280).
     """
@@ -275,6 +290,10 @@ def dropout3d(
         generator: source of random numbers, on the CPU or on the device of `input`; torch's global
             one by default.
 
+    Raises:
+        TypeError: if `input` is no floating-point tensor, or a number has a wrong type.
+        ValueError: if an argument is outside its range, or `input` has another number of axes.
+
     Reference:
         Tompson et al., 2015 (https://arxiv.org/abs/1411.4280).
     """
@@ -302,6 +321,10 @@ def drop_path(
         scale_by_keep: True multiplies the kept samples by 1 / (1 - p).
         generator: source of random numbers, on the CPU or on the device of `input`; torch's global
             one by default.
+
+    Raises:
+        TypeError: if `input` is no floating-point tensor, or a number has a wrong type.
+        ValueError: if an argument is outside its range.
 
     Reference:
         Larsson et al., 2017, "FractalNet" (https://arxiv.org/abs/1605.07648).
@@ -335,6 +358,10 @@ def stochastic_depth(
         generator: source of random numbers, on the CPU or on the device of `input`; torch's global
             one by default.
 
+    Raises:
+        TypeError: if `input` is no floating-point tensor, or a number has a wrong type.
+        ValueError: if an argument is outside its range, or `shortcut` has another shape.
+
     Reference:
         Huang et al., 2016 (https://arxiv.org/abs/1603.09382).
     """
@@ -360,6 +387,10 @@ def gaussian_noise(
         generator: source of random numbers, on the CPU or on the device of `input`; torch's global
             one by default.
 
+    Raises:
+        TypeError: if `input` is no floating-point tensor, or a number has a wrong type.
+        ValueError: if an argument is outside its range.
+
     Reference:
         Bishop, 1995, "Training with Noise is Equivalent to Tikhonov Regularization".
     """
@@ -384,6 +415,10 @@ def gaussian_dropout(
         training: False returns `input`.
         generator: source of random numbers, on the CPU or on the device of `input`; torch's global
             one by default.
+
+    Raises:
+        TypeError: if `input` is no floating-point tensor, or a number has a wrong type.
+        ValueError: if an argument is outside its range.
 
     Reference:
         Srivastava et al., 2014, section 10 (https://jmlr.org/papers/v15/srivastava14a.html).

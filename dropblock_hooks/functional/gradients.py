@@ -229,7 +229,11 @@ def group_norm(grad: Tensor, norm_type: float, per: Per, channel_axis: int = 1) 
 
 
 def check_bounds(min: float | None, max: float | None) -> None:
-    """Check the bounds: at least one is needed, and `min` must not be above `max`."""
+    """Check the bounds of gradients.
+
+    Raises:
+        ValueError: if both bounds are missing, or `min` is above `max`.
+    """
     if min is None and max is None:
         raise ValueError("min or max must be given")
     if min is not None and max is not None and min > max:
@@ -237,7 +241,12 @@ def check_bounds(min: float | None, max: float | None) -> None:
 
 
 def check_norm(norm_type: float, per: str) -> float:
-    """Check the options of a norm, and return its order as a float."""
+    """Check the options of a norm, and return its order as a float.
+
+    Raises:
+        TypeError: if `norm_type` is no number.
+        ValueError: if `norm_type` is not above 0, or `per` has no allowed value.
+    """
     if norm_type != math.inf and as_number("norm_type", norm_type) <= 0:
         raise ValueError(f"norm_type must be > 0 or inf, got {norm_type}")
     check_option("per", per, get_args(Per))
@@ -255,6 +264,11 @@ def clamp_grad(grad: Tensor, min: float | None = None, max: float | None = None)
         grad: a gradient of any shape.
         min: lower bound, any number; None for no bound.
         max: upper bound, any number >= `min`; None for no bound. One of the two is needed.
+
+    Raises:
+        TypeError: if a bound is no number.
+        ValueError: if an argument is outside its range, or both bounds are None, or `min` is
+            above `max`.
     """
     low = None if min is None else as_number("min", min)
     high = None if max is None else as_number("max", max)
@@ -288,6 +302,10 @@ def clip_grad_norm(
             ``"channel"`` (over samples and space).
         channel_axis: the axis of the channels.
 
+    Raises:
+        TypeError: if a number has a wrong type.
+        ValueError: if an argument is outside its range, or `channel_axis` is no axis of `grad`.
+
     Reference:
         Pascanu et al., 2013 (https://arxiv.org/abs/1211.5063).
     """
@@ -319,6 +337,10 @@ def adaptive_clip_grad(
         clip_factor: largest ratio of the norms, a number > 0.
         eps: least norm of weights, above 0, so that zero weights can learn.
         norm_type: order of the norm, above 0; inf allowed.
+
+    Raises:
+        TypeError: if a number has a wrong type.
+        ValueError: if an argument is outside its range, or the shapes differ.
 
     Reference:
         Brock et al., 2021 (https://arxiv.org/abs/2102.06171), section 4.

@@ -13,7 +13,12 @@ _COARSE = 2.0**-10  # below it, the 24 bits of a float32 draw change a rate by m
 
 
 def check_call(input: Any, p: float, training: bool, spatial: int | None = None) -> float:
-    """Check the arguments, and return the rate to apply: 0 in evaluation."""
+    """Check the arguments, and return the rate to apply: 0 in evaluation.
+
+    Raises:
+        TypeError: if `input` is no floating-point tensor, or `p` is no number.
+        ValueError: if `p` is outside [0, 1], or `input` has another number of axes.
+    """
     if isinstance(input, torch.fx.Proxy):
         raise TypeError(
             "torch.fx can't trace this function, which computes with the shape of its input: make "

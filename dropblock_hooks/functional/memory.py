@@ -30,7 +30,12 @@ _WIDTHS = {"adagc": 2, "zclip": 3, "skip_update": 3}
 
 
 def check_average(decay: float, warmup: int) -> None:
-    """Check the options of a moving average."""
+    """Check the options of a moving average.
+
+    Raises:
+        TypeError: if `decay` is no number.
+        ValueError: if `decay` or `warmup` is outside its range.
+    """
     as_number("decay", decay, allowed=_DECAY)
     as_count("warmup", warmup)
 
@@ -89,6 +94,10 @@ def adagc(
         decay: weight of the old average, in [0, 1).
         warmup: number of the first updates, at least 1.
 
+    Raises:
+        TypeError: if a number has a wrong type.
+        ValueError: if an argument is outside its range.
+
     Reference:
         Wang et al., 2025 (https://arxiv.org/abs/2502.11034), algorithm 1.
     """
@@ -138,6 +147,10 @@ def zclip(
         decay: weight of the old mean and variance, in [0, 1).
         warmup: number of the first updates, at least 1.
 
+    Raises:
+        TypeError: if a number has a wrong type.
+        ValueError: if an argument is outside its range.
+
     Reference:
         Kumar et al., 2025 (https://arxiv.org/abs/2504.02507), algorithm 1.
     """
@@ -182,6 +195,10 @@ def skip_update(
         z: largest z-score, a number > 0; None for no such bound.
         decay: weight of the old mean and variance, in [0, 1).
         warmup: number of the first updates, at least 1.
+
+    Raises:
+        TypeError: if a number has a wrong type.
+        ValueError: if an argument is outside its range.
     """
     _check(decay, warmup, z=z, max_norm=max_norm)
     mean, variance, number = memory.unbind(1)

@@ -42,7 +42,11 @@ def z_loss(input: Tensor, dim: int = -1) -> Tensor:
 
 
 def z_loss_gradient(x: Tensor, dim: int) -> Gradient:
-    """Return the gradient of `z_loss`, and its value."""
+    """Return the gradient of `z_loss`, and its value.
+
+    Raises:
+        ValueError: if `dim` is no axis of `x`.
+    """
     _check_dim(x, dim)
     logits = wide(x)
     log_partition = logits.logsumexp(dim, keepdim=True)

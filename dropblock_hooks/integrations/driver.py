@@ -38,6 +38,9 @@ class TrainerDriver:
         strict: False loads the matching parts of the state of another spec.
         log_sites: whether `logged` has the scalars of all sites, too.
 
+    Raises:
+        ValueError: if `unit` is not ``"epoch"`` or ``"step"``.
+
     Attributes:
         attached: the `Attachment`, also after the training; None before.
     """

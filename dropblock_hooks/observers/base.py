@@ -123,6 +123,11 @@ class Observer(Regularizer):
         active: ``"train"`` (while the layer is in training mode) or ``"always"``.
         when: see the activation ``"after"`` the regularizers of the layer, or ``"before"`` them. An
             observer of gradients alone sees them after, or before, the gradient regularizers.
+
+    Raises:
+        TypeError: if an argument has a wrong type, or a subclass lacks one of the methods.
+        ValueError: if an option has a value that is not allowed, or gradients are observed with
+            ``at="input"``.
     """
 
     when: Literal["after", "before"] = field(default="after", kw_only=True)

@@ -105,6 +105,11 @@ class Capture(Observer):
         active: ``"train"`` (while the layer is in training mode) or ``"always"``.
         when: see the activation ``"after"`` the regularizers of the layer, or ``"before"`` them. An
             observer of gradients alone sees them after, or before, the gradient regularizers.
+
+    Raises:
+        TypeError: if an argument has a wrong type; in a call, if `reduce` returns no tensor.
+        ValueError: if an argument is outside its range, or nothing is kept; in a call, if the
+            channels are unknown.
     """
 
     gradients: bool = False

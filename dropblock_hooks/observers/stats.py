@@ -294,6 +294,10 @@ class ActivationStats(Measuring):
             channel. A measured call then starts about 50 more operators, holds up to three float64
             copies of the tensor, and takes about 6 times as long on a CPU. Compiled code runs
             Python for it in each call.
+
+    Raises:
+        TypeError: if an argument has a wrong type.
+        ValueError: if an argument is outside its range.
     """
 
     outliers: bool = field(default=False, kw_only=True)
@@ -425,6 +429,10 @@ class GradientStats(Measuring):
         active: ``"train"`` (while the layer is in training mode) or ``"always"``.
         when: see the activation ``"after"`` the regularizers of the layer, or ``"before"`` them. An
             observer of gradients alone sees them after, or before, the gradient regularizers.
+
+    Raises:
+        TypeError: if an argument has a wrong type.
+        ValueError: if an argument is outside its range.
     """
 
     low: float = 1e-12
@@ -485,6 +493,9 @@ class WeightStats(Observer):
         active: ``"train"`` (while the layer is in training mode) or ``"always"``.
         when: see the activation ``"after"`` the regularizers of the layer, or ``"before"`` them. An
             observer of gradients alone sees them after, or before, the gradient regularizers.
+
+    Raises:
+        ValueError: if an option has a value that is not allowed.
     """
 
     acts_on: ClassVar[Literal["activation", "gradient"]] = "gradient"  # for `param:` selectors

@@ -129,6 +129,11 @@ class Watchdog(Observer):
         min_calls: the fewest calls of a layer that rules other than ``nonfinite`` need; at least 1.
             They also need 4 measured calls and gradients, or `min_calls` of them if that is below
             4. A layer with fewer waits for the next look.
+
+    Raises:
+        TypeError: if an argument has a wrong type.
+        ValueError: if an argument is outside its range, or no rule has the name.
+        WatchdogError: in the training, if a rule holds and `action` is ``"raise"``.
     """
 
     rules: tuple[str, ...] | str = "all"

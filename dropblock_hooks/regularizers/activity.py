@@ -28,6 +28,10 @@ class ActivityL1(Penalty):
         prefix_tokens: None; no other value is allowed.
         active: ``"train"``; no other value is allowed.
 
+    Raises:
+        TypeError: if an argument has a wrong type.
+        ValueError: if an argument is outside its range.
+
     Equation:
         ``g' = g + weight * d/dx mean(abs(x))``
     """
@@ -58,6 +62,10 @@ class ActivityL2(Penalty):
         grid: None; no other value is allowed.
         prefix_tokens: None; no other value is allowed.
         active: ``"train"``; no other value is allowed.
+
+    Raises:
+        TypeError: if an argument has a wrong type.
+        ValueError: if an argument is outside its range.
 
     Equation:
         ``g' = g + weight * d/dx mean(x ** 2)``

@@ -39,6 +39,10 @@ class AdaGC(WithMemory):
         decay: weight of the old average, in [0, 1).
         warmup: number of the first updates, at least 1.
 
+    Raises:
+        TypeError: if an argument has a wrong type.
+        ValueError: if an argument is outside its range.
+
     Equation:
         ``g' = g * minimum(1, ratio * mean / norm(g))``,
         ``mean' = decay * mean + (1 - decay) * norm(g')``; in the first updates

@@ -117,6 +117,10 @@ class Regularizer:
             unchanged. None asks the model.
         active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
             dropout in evaluation).
+
+    Raises:
+        TypeError: if an argument has a wrong type, or a subclass does not define ``apply``.
+        ValueError: if an argument is outside its range.
     """
 
     at: Literal["output", "input"] = field(default="output", kw_only=True)

@@ -36,6 +36,11 @@ class ClampActivation(Regularizer):
         active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
             dropout in evaluation).
 
+    Raises:
+        TypeError: if an argument has a wrong type.
+        ValueError: if an argument is outside its range, or the bounds are missing or contradict
+            each other.
+
     Equation:
         ``y = minimum(maximum(x, min), max)``, or ``y = cap * tanh(x / cap)``.
     """

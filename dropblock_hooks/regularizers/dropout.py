@@ -73,6 +73,10 @@ class Dropout(_DropsUnits):
         active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
             dropout in evaluation).
 
+    Raises:
+        TypeError: if an argument has a wrong type.
+        ValueError: if an argument is outside its range.
+
     Equation:
         ``y = x * keep / (1 - p)``, with one ``keep`` for each element: 0 with chance p, else 1.
 
@@ -104,6 +108,10 @@ class Dropout1d(_DropsUnits):
         prefix_tokens: None; no other value is allowed.
         active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
             dropout in evaluation).
+
+    Raises:
+        TypeError: if an argument has a wrong type.
+        ValueError: if an argument is outside its range.
 
     Equation:
         ``y = x * keep / (1 - p)``, with one ``keep`` for each channel: 0 with chance p, else 1.
@@ -140,6 +148,10 @@ class Dropout2d(_DropsUnits):
         active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
             dropout in evaluation).
 
+    Raises:
+        TypeError: if an argument has a wrong type.
+        ValueError: if an argument is outside its range.
+
     Equation:
         ``y = x * keep / (1 - p)``, with one ``keep`` for each channel: 0 with chance p, else 1.
 
@@ -175,6 +187,10 @@ class Dropout3d(_DropsUnits):
         active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
             dropout in evaluation).
 
+    Raises:
+        TypeError: if an argument has a wrong type.
+        ValueError: if an argument is outside its range.
+
     Equation:
         ``y = x * keep / (1 - p)``, with one ``keep`` for each channel: 0 with chance p, else 1.
 
@@ -208,6 +224,10 @@ class DropPath(DropsShare, Regularizer):
         prefix_tokens: None; no other value is allowed.
         active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
             dropout in evaluation).
+
+    Raises:
+        TypeError: if an argument has a wrong type.
+        ValueError: if an argument is outside its range.
 
     Equation:
         ``y = x * keep / (1 - p)``, with one ``keep`` for each sample: 0 with chance p, else 1.
@@ -250,6 +270,10 @@ class StochasticDepth(DropsShare, Regularizer):
         prefix_tokens: None; no other value is allowed.
         active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
             dropout in evaluation).
+
+    Raises:
+        TypeError: if an argument has a wrong type.
+        ValueError: if an argument is outside its range.
 
     Equation:
         ``y = x + (block(x) - x) * keep / (1 - p)``, where ``keep`` is 0 with chance p, else 1.
@@ -303,6 +327,10 @@ class GaussianNoise(Regularizer):
         active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
             dropout in evaluation).
 
+    Raises:
+        TypeError: if an argument has a wrong type.
+        ValueError: if an argument is outside its range.
+
     Equation:
         ``y = x + std * z``, where z is standard normal noise.
 
@@ -339,6 +367,10 @@ class GaussianDropout(Regularizer):
         prefix_tokens: None; no other value is allowed.
         active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
             dropout in evaluation).
+
+    Raises:
+        TypeError: if an argument has a wrong type.
+        ValueError: if an argument is outside its range.
 
     Equation:
         ``y = x * (1 + sqrt(p / (1 - p)) * z)``, where z is standard normal noise.
@@ -464,6 +496,11 @@ class DropBlock1d(_DropBlocks):
             border are dropped less often than those in the center. With ``"across"`` blocks may
             reach across the border, and each element is dropped with chance p.
 
+    Raises:
+        TypeError: if an argument has a wrong type.
+        ValueError: if an argument is outside its range, or ``calibration="paper"`` comes
+            with ``border="across"``.
+
     Equation:
         ``y = x * keep * scale``, where ``keep`` is 0 in the blocks and 1 elsewhere. A block begins
         with chance γ at each position where it fits; see `functional.block_gamma`.
@@ -508,6 +545,11 @@ class DropBlock2d(_DropBlocks):
             border are dropped less often than those in the center. With ``"across"`` blocks may
             reach across the border, and each element is dropped with chance p.
 
+    Raises:
+        TypeError: if an argument has a wrong type.
+        ValueError: if an argument is outside its range, or ``calibration="paper"`` comes
+            with ``border="across"``.
+
     Equation:
         ``y = x * keep * scale``, where ``keep`` is 0 in the blocks and 1 elsewhere. A block begins
         with chance γ at each position where it fits; see `functional.block_gamma`.
@@ -551,6 +593,11 @@ class DropBlock3d(_DropBlocks):
             border are dropped less often than those in the center. With ``"across"`` blocks may
             reach across the border, and each element is dropped with chance p.
 
+    Raises:
+        TypeError: if an argument has a wrong type.
+        ValueError: if an argument is outside its range, or ``calibration="paper"`` comes
+            with ``border="across"``.
+
     Equation:
         ``y = x * keep * scale``, where ``keep`` is 0 in the blocks and 1 elsewhere. A block begins
         with chance γ at each position where it fits; see `functional.block_gamma`.
@@ -590,6 +637,10 @@ class Disout(_Blocks):
         border: ``"inside"`` puts whole blocks inside the map, as in the paper, so elements at the
             border are dropped less often than those in the center. With ``"across"`` blocks may
             reach across the border, and each element is dropped with chance p.
+
+    Raises:
+        TypeError: if an argument has a wrong type.
+        ValueError: if an argument is outside its range.
 
     Equation:
         ``y = x + m * alpha * std(x) * z`` with standard normal z; m is 1 in blocks, else 0.

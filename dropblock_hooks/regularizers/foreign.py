@@ -53,6 +53,11 @@ class Foreign(Regularizer):
             unchanged. None asks the model.
         active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
             dropout in evaluation).
+
+    Raises:
+        TypeError: if `target` is no module, class or function, or `kwargs` come without a class.
+        ValueError: if the module has parameters, or lacks the attribute that a schedule sets, or if
+            an option has a value that is not allowed.
     """
 
     target: Any
@@ -216,6 +221,10 @@ class Retune(DropsShare, Regularizer):
         prefix_tokens: None; no other value is allowed.
         active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
             dropout in evaluation).
+
+    Raises:
+        TypeError: if an argument has a wrong type.
+        ValueError: if an argument is outside its range.
     """
 
     p: Probability

@@ -38,6 +38,10 @@ class L2SP(OnGradients, Regularizer):
         when: ``"backward"`` acts in each backward. ``"accumulated"``, for parameters only, acts on
             the sum of the gradients when the optimizer given to ``attach`` begins its step.
 
+    Raises:
+        TypeError: if an argument has a wrong type.
+        ValueError: if an argument is outside its range.
+
     Equation:
         ``g' = g + weight * (w - w0)``, where w0 is the value at ``attach``.
     """

@@ -25,6 +25,10 @@ class WithMemory(_OfParameters):
         group: True takes one norm over all parameters of the entry, with one memory.
         decay: weight of the old values in a moving average, in [0, 1).
         warmup: number of the first updates, at least 1.
+
+    Raises:
+        TypeError: if an argument has a wrong type.
+        ValueError: if an argument is outside its range.
     """
 
     when: Literal["accumulated"] = field(default="accumulated", kw_only=True)
@@ -69,7 +73,11 @@ class Memory:
         raise TypeError("it acts at the steps of the optimizer: pass attach(..., optimizer=...)")
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
-        """Store the shape of the parameter; raise ValueError if it has changed."""
+        """Store the shape of the parameter.
+
+        Raises:
+            ValueError: if the shape differs from the stored shape.
+        """
         if self.shape is not None and self.shape != shape:
             raise ValueError(
                 f"the parameter has the shape {shape}, and the memory belongs to the shape "

@@ -18,6 +18,10 @@ class Penalty(Regularizer):
     Args:
         weight: factor of the penalty, a number >= 0 or a schedule.
         active: ``"train"``; no other value is allowed.
+
+    Raises:
+        TypeError: if an argument has a wrong type.
+        ValueError: if an argument is outside its range.
     """
 
     acts_on: ClassVar[Literal["activation", "gradient"]] = "gradient"

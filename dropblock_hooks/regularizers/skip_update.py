@@ -42,6 +42,10 @@ class SkipUpdate(WithMemory):
         decay: weight of the old mean and variance, in [0, 1).
         warmup: number of the first updates, at least 1, which have no z-score.
 
+    Raises:
+        TypeError: if an argument has a wrong type.
+        ValueError: if an argument is outside its range.
+
     Equation:
         no update if ``norm(g) > max_norm``, ``norm(g) > mean + z * std``, or not finite.
     """

@@ -35,6 +35,10 @@ class ZLoss(Penalty):
         prefix_tokens: None; no other value is allowed.
         active: ``"train"``; no other value is allowed.
 
+    Raises:
+        TypeError: if an argument has a wrong type.
+        ValueError: if an argument is outside its range.
+
     Equation:
         ``g' = g + weight * d/dx mean(logsumexp(x) ** 2)``
     """

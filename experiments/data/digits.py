@@ -26,6 +26,9 @@ def digits(
         validation: share of these images for the validation set.
         label_noise: share of these labels that are wrong.
         image_size: side of the images in pixels.
+
+    Raises:
+        ValueError: if `train_images` or a share is outside its range.
     """
     source = load_digits()
     if not 10 <= train_images < len(source.target):

@@ -46,6 +46,9 @@ def imagefolder(seed: int, root: str, image_size: int | None = None, **options: 
     """Load images in `root/train/CLASS` and `root/val/CLASS`; for options see `_data`.
 
     Without `image_size` the size is 224, and images that are smaller are refused.
+
+    Raises:
+        ValueError: if a folder is missing, the classes differ, or the images are too small.
     """
     folder = Path(root).resolve()
     try:
