@@ -69,12 +69,12 @@ def _import(reference: str, module: str) -> ModuleType:
             raise
 
 
-def call(reference: str, given: Mapping[str, Any], **offered: Any) -> Any:
+def call(reference: str, arguments: Mapping[str, Any], **offered: Any) -> Any:
     """Call a factory with the arguments of a study and the offered ones that it has names for.
 
     Args:
         reference: the reference of the factory.
-        given: arguments of a study. They replace offered arguments of the same name.
+        arguments: arguments of a study. They replace offered arguments of the same name.
         offered: arguments that a factory gets if it has a parameter of this name.
 
     Raises:
@@ -86,9 +86,9 @@ def call(reference: str, given: Mapping[str, Any], **offered: Any) -> Any:
         parameters = inspect.signature(factory).parameters
 
     taken = {name: value for name, value in offered.items() if name in parameters}
-    arguments = {**taken, **given}
+    combined = {**taken, **arguments}
     with as_factory_error(f"{reference!r} failed"):
-        return factory(**arguments)
+        return factory(**combined)
 
 
 @contextmanager

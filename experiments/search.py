@@ -295,10 +295,10 @@ class _Condition:
 
 def _space_of(study: Study, settings: Search, name: str) -> dict[str, Any]:
     """Return the space without the parameters that only other conditions have."""
-    own = set(study.fields[name]["params"])
+    params = set(study.fields[name]["params"])
     of_others: set[str] = set()
     for condition in study.conditions:
-        of_others |= set(study.fields[condition]["params"]) - own
+        of_others |= set(study.fields[condition]["params"]) - params
     return {key: levels for key, levels in settings.space.items() if key not in of_others}
 
 

@@ -239,10 +239,10 @@ def _fields_of(
 ) -> dict[str, dict[str, Any]]:
     """Return name of a condition -> the fields of the base and its own; parameters are joined."""
     fields = {}
-    for name, own in _conditions_of(file, problems).items():
+    for name, condition in _conditions_of(file, problems).items():
         params = dict(base.get("params", {}))
-        params.update(own.get("params", {}))
-        fields[name] = {**base, **own, "params": params}
+        params.update(condition.get("params", {}))
+        fields[name] = {**base, **condition, "params": params}
     return fields
 
 
@@ -299,9 +299,9 @@ def _runs_of(
 ) -> dict[str, Run]:
     """Return name of a condition -> its run. A condition that can't be read is a problem."""
     runs = {}
-    for name, own in fields.items():
+    for name, condition in fields.items():
         try:
-            runs[name] = _run_of(own, chosen.get(name, {}), folder)
+            runs[name] = _run_of(condition, chosen.get(name, {}), folder)
         except (ValidationError, ValueError, OSError) as error:
             problems += problems_of(error, f"conditions.{name}")
     return runs

@@ -52,8 +52,8 @@ def main(arguments: list[str] | None = None) -> int:
         from experiments.commands import searched
         from experiments.search import search
 
-        found = search(study, pool, run_all)
-        print(searched(study, found, folder))
+        results = search(study, pool, run_all)
+        print(searched(study, results, folder))
         return 0
 
     names, folders = zip(*folders_of(study, pool), strict=True)

@@ -90,10 +90,12 @@ def device_of(options: argparse.Namespace) -> Any:
     """
     import torch
 
-    needs_gpu = options.model is None and any(
-        each.needs_gpu for each in sets_of(options.set).values()
-    )
-    name = options.device or ("cuda" if needs_gpu else "cpu")
+    needs_gpu = False
+    if options.model is None:
+        sets = sets_of(options.set).values()
+        needs_gpu = any(members.needs_gpu for members in sets)
+    default = "cuda" if needs_gpu else "cpu"
+    name = options.device or default
     if needs_gpu and name != "cuda":
         raise ValueError(f"--set {options.set} measures a GPU: leave out --device {name}")
     if name == "cuda" and not torch.cuda.is_available():
@@ -114,16 +116,19 @@ def measured(options: argparse.Namespace, device: Any) -> Iterator[dict[str, Any
     from experiments.study import read_spec
 
     if options.model is not None:
-        spec = read_spec({"spec": yaml.safe_load(options.spec)}, Path.cwd())["spec"]
+        fields = {"spec": yaml.safe_load(options.spec)}
+        spec = read_spec(fields, Path.cwd())["spec"]
         size = tuple(int(edge) for edge in options.size.split("x"))
         work = models.own_case(options.model, spec, size, options.backend)
         yield from measure(work, options.rounds, device)
         return
-    for name, each in sets_of(options.set).items():
+    for name, members in sets_of(options.set).items():
         began = time.monotonic()
-        for work in each.works():
-            yield from measure(work, options.rounds, device, began + each.seconds)
-        print(f"{name}: {time.monotonic() - began:.0f} s", file=sys.stderr)
+        deadline = began + members.seconds
+        for work in members.works():
+            yield from measure(work, options.rounds, device, deadline)
+        seconds = time.monotonic() - began
+        print(f"{name}: {seconds:.0f} s", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ TypeError for a value of another type.
 - `measures`: measurements of tensors for observers, eager and in compiled code
 - `outliers`: kurtosis, values far from the mean, and channels far above the others
 - `sparse`: large tensors on the CPU, with blocks, whole channels or samples to drop
-- `kernels`: Triton kernels for tensors on a GPU, and where they can run
+- `kernels`: Triton kernels for tensors on a GPU, and the conditions under which they run
 """
 
 from .clamping import clamp_activation

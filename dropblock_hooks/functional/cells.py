@@ -3,10 +3,10 @@
 A board (`sites.board`) holds the cells and counts of all sites. The rows of the cells are:
 
 RATES       whether the site is on, and then its rates, in the order of its fields
-CALLED      what each call of the layer adds to the counts
-GRADIENT    what each gradient adds to the counts
-ELEMENTS    what each element of a tensor adds to the counts
-CHANGED     what each dropped or changed element adds to the counts
+CALLED      the numbers to add to the counts in each call of the layer
+GRADIENT    the numbers to add for each gradient
+ELEMENTS    the numbers to add for each element of a tensor
+CHANGED     the numbers to add for each dropped or changed element
 """
 
 from collections.abc import Sequence

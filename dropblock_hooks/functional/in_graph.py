@@ -1,7 +1,7 @@
 """Operators whose kernels become a part of the graph that torch.compile makes.
 
 An operator of ``torch.library`` is opaque: compiled code calls its Python at each step. On a GPU,
-AOTAutograd traces into an operator that calls `look_into`, as it does with
+AOTAutograd traces into an operator that calls `look_into`, like into a
 ``torch.library.triton_op``. Then inductor starts the kernels from the code that it writes.
 
 An operator that can't be traced stays opaque, and a warning tells the reason.

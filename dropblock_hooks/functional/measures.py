@@ -235,7 +235,7 @@ def _positive(x: Tensor) -> Tensor:
 def largest_of_call(tensors: Sequence[Tensor], arguments: Sequence[Tensor]) -> Tensor | None:
     """Compute `extremes` of the output and `norm_of_arguments`, by one kernel for two tensors.
 
-    The result is None if kernels can't be used. Then call these two functions.
+    Without kernels, it returns None. Then call these two functions.
     """
     if not _kernels_take([x for x in (*tensors, *arguments) if x.numel()]):
         return None
@@ -287,7 +287,7 @@ def norm_of(x: Tensor) -> Tensor:
 def square_of(x: Tensor, scale: float | Tensor = 1.0) -> Tensor | None:
     """Return the sum of squares of a tensor divided by a scale, by one kernel on a GPU.
 
-    The result is None if kernels can't be used. Then call `norm_of`.
+    Without kernels, it returns None. Then call `norm_of`.
     """
     if not x.numel() or not _kernels_take([x]):
         return None
@@ -604,15 +604,15 @@ class _WatchedCall:
         from .kernels import moments
 
         gate = moments.Gate(self.state, self.training, True, TURN, DISTANCE, planned=True)
-        found = self.state[FOUND : FOUND + 3]
-        moments.largest_of_call(self.tensors, self.given, found, gate)
+        numbers = self.state[FOUND : FOUND + 3]
+        moments.largest_of_call(self.tensors, self.given, numbers, gate)
         near = near_bounds(self.tensors[0], *self.bounds) if self.bounds else None
         if self.mapped is not None and self.alive is not None:
             moments.alive(self.mapped, self.alive, _TINY, gate)
 
         mode = TRAINED if self.training else EVALUATED
         places = mode, OFF, CALLS, BAD_CALLS, FIRST_BAD, FIRST_MADE, FIRST_WORSE, NEAR, MEASURED
-        moments.note_call(gate, found, near, places)
+        moments.note_call(gate, numbers, near, places)
 
     def add_with_torch(self) -> None:
         new = _begins(self.training, self.state, calls=True)

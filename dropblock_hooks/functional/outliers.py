@@ -119,7 +119,7 @@ def channel_peaks(x: Tensor) -> Tensor:
 def kurtosis(moments: Tensor) -> float | None:
     """Return the fourth moment over the square of the variance: 3 for normal values.
 
-    The result is None if there are no values, or if all values are equal.
+    It returns None if there are no values, or if all values are equal.
     """
     count, mean, second, _, fourth = moments.tolist()
     if not count:

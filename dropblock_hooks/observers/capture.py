@@ -91,7 +91,7 @@ class Capture(Observer):
         reduce: keep the ``"mean"`` or ``"norm"`` of each tensor over all axes but the first, the
             mean of each channel (``"channels"``, a tensor (N, C)), or the result of a function of
             the tensor, which can't be written to a file.
-        device: the device of the kept tensors; None keeps them where they are.
+        device: the device of the kept tensors; None moves no tensor.
         dtype: the type of the kept tensors, such as ``"float16"``; None keeps their type.
         detach: False keeps the autograd graph of the values, which compiled code refuses.
         at: observe the layer's ``"output"`` or its ``"input"``, where no gradients are seen.

@@ -70,13 +70,13 @@ class Watchdog(Observer):
     forward (`every`); for NaN and Inf also at the forwards 1, 2, 4, 8, and so on. It waits for a
     device only then. Of several faults, it names the first as the likely cause.
 
-    It measures the forwards at which it looks, the first of each epoch, and some between them, so
-    that there are at least 4 for each look at statistics; with them their backwards. Its hooks
+    It measures the forwards at which it looks, the first of each epoch, and some between them, and
+    the backwards of these forwards. Statistics need at least 4 of them for each look. Its hooks
     start no operator of torch in other forwards. If NaN came in one of these, it says between which
     forwards, and measures each forward from then on. After a look at which the scale of a
     GradScaler had fallen, it measures each forward up to the next look. Compiled code measures by
     the same plan, and counts the calls of each layer. A step that you capture with
-    ``torch.cuda.graph`` is not measured, and neither are its replays. The rules:
+    ``torch.cuda.graph`` is not measured, and its replays are not measured either. The rules:
 
     - ``nonfinite``: NaN or Inf: the layer that computed it or, in the backward, the first layer
       that such a gradient reaches. An output with -Inf may be a mask, so it counts once NaN
@@ -85,7 +85,8 @@ class Watchdog(Observer):
     - ``vanishing``, ``exploding``: gradients in the first quarter of the layers are smaller, or
       larger, by `max_ratio` than in the last quarter, and not zero.
     - ``dead``: channels of a ReLU, or a similar activation, were zero in all calls.
-    - ``saturated``: values of a sigmoid, a tanh or the like are within 1 % of their bounds.
+    - ``saturated``: values of a sigmoid, a tanh or a similar activation are within 1 % of their
+      bounds.
     - ``no_gradient``: a layer with trained parameters gets none, or zeros, while others get some.
     - ``no_update``: a layer gets gradients, and at least 3 updates change none of its parameters,
       because the learning rate is 0, or because the optimizer does not have them. The latter is

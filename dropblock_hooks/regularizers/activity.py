@@ -34,6 +34,10 @@ class ActivityL1(Penalty):
 
     Equation:
         ``g' = g + weight * d/dx mean(abs(x))``
+
+    Reference:
+        Glorot, Bordes and Bengio, 2011, "Deep Sparse Rectifier Neural Networks"
+        (https://proceedings.mlr.press/v15/glorot11a.html).
     """
 
     weight: NonNegative
@@ -69,6 +73,10 @@ class ActivityL2(Penalty):
 
     Equation:
         ``g' = g + weight * d/dx mean(x ** 2)``
+
+    Reference:
+        Merity, McCann and Socher, 2017, "Revisiting Activation Regularization for Language RNNs"
+        (https://arxiv.org/abs/1708.01009).
     """
 
     weight: NonNegative

@@ -43,6 +43,9 @@ class ClampActivation(Regularizer):
 
     Equation:
         ``y = minimum(maximum(x, min), max)``, or ``y = cap * tanh(x / cap)``.
+
+    Reference:
+        Gemma Team, 2024, "Gemma 2", section 2 (https://arxiv.org/abs/2408.00118), for the cap.
     """
 
     min: Rate | None = None

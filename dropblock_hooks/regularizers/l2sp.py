@@ -44,6 +44,10 @@ class L2SP(OnGradients, Regularizer):
 
     Equation:
         ``g' = g + weight * (w - w0)``, where w0 is the value at ``attach``.
+
+    Reference:
+        Li, Grandvalet and Davoine, 2018, "Explicit Inductive Bias for Transfer Learning with
+        Convolutional Networks", equation 3 (https://arxiv.org/abs/1802.01483).
     """
 
     weight: NonNegative

@@ -39,6 +39,10 @@ class NEFTune(Regularizer):
 
     Equation:
         ``y = x + alpha / sqrt(L * d) * u`` with u uniform in [-1, 1], for L tokens of d channels.
+
+    Reference:
+        Jain et al., 2023, "NEFTune: Noisy Embeddings Improve Instruction Finetuning"
+        (https://arxiv.org/abs/2310.05914).
     """
 
     alpha: NonNegative

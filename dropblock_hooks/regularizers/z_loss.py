@@ -41,6 +41,10 @@ class ZLoss(Penalty):
 
     Equation:
         ``g' = g + weight * d/dx mean(logsumexp(x) ** 2)``
+
+    Reference:
+        Zoph et al., 2022, "ST-MoE", equation 5 (https://arxiv.org/abs/2202.08906), for routers;
+        Chowdhery et al., 2022, "PaLM", section 5 (https://arxiv.org/abs/2204.02311), for logits.
     """
 
     weight: NonNegative

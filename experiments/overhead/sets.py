@@ -43,8 +43,8 @@ SETS = {
     "gpu-compiled": Set("experiments.overhead.resnet:compiled", 240, needs_gpu=True),
 }
 GROUPS = {
-    "all": [name for name, each in SETS.items() if not each.needs_gpu],
-    "gpu": [name for name, each in SETS.items() if each.needs_gpu],
+    "all": [name for name, members in SETS.items() if not members.needs_gpu],
+    "gpu": [name for name, members in SETS.items() if members.needs_gpu],
 }
 
 

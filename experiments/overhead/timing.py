@@ -217,8 +217,8 @@ def _compared(work: Work, pair: tuple[str, str], measured: Measured) -> dict[str
     for part in (name, above, reference):
         if part in measured.failed:
             reason = measured.failed[part]
-            told = reason if part == name else f"{part} failed: {reason}"
-            return _row(work, pair, {"error": told})
+            message = reason if part == name else f"{part} failed: {reason}"
+            return _row(work, pair, {"error": message})
 
     cost = measured.seconds[name]
     if minus:

@@ -126,7 +126,7 @@ def _with_next_seed(word, place, places, number, gap):
 
 @triton.jit
 def _seeds_of(key, index, places, gap, BITS: tl.constexpr):
-    """Return the words of seeds for indices of words; there are none if `places` is negative."""
+    """Return the words of seeds for indices of words; no word has a seed for `places` < 0."""
     wide = index.to(tl.int64)
     low = (wide & 0xFFFFFFFF).to(tl.uint32)
     high = (wide >> 32).to(tl.uint32)

@@ -231,7 +231,7 @@ def units_of(
 ) -> UnitLayout | None:
     """Return how a tensor is read: its units lie on an axis, or it is one unit (None).
 
-    The result is None if the other axes can't be read as two axes.
+    It returns None if the other axes can't be read as two axes.
     """
     axes = [i for i, size in enumerate(shape) if size > 1 and i != axis]
     axes.sort(key=lambda i: (strides[i], -i))  # the innermost one first

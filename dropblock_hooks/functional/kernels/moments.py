@@ -291,16 +291,16 @@ def _alive_kernel(
     wanted = tl.min(known.to(tl.int32), axis=0) == 0  # a living channel stays alive
     if wanted & _is_due(state, TRAINING, calls_at, every, GATED, PLANNED):
         most = tl.full([], zero, tl.float32)  # inductor passes numbers as float64
-        found = tl.zeros([UNITS], dtype=tl.int32)
+        some_alive = tl.zeros([UNITS], dtype=tl.int32)
         for step in range(split, outer * n_columns, splits):
             place, column = tile_of(step, n_columns, COLUMNS, BIG)
             exists = inside[:, None] & (column < columns)[None, :]
             at = (unit * x_unit + place * x_outer)[:, None] + column[None, :] * x_column
             value = tl.load(x + at, mask=exists, other=0.0).to(tl.float32)
             lives = exists & ((tl.abs(value) <= most) == 0)  # true for NaN
-            found = tl.maximum(found, tl.max(lives.to(tl.int32), axis=1))
+            some_alive = tl.maximum(some_alive, tl.max(lives.to(tl.int32), axis=1))
         living = tl.full([UNITS], 1, tl.int8)
-        tl.store(flags + unit, living, mask=inside & (found > 0))
+        tl.store(flags + unit, living, mask=inside & (some_alive > 0))
 
 
 @triton.jit
@@ -334,22 +334,22 @@ def _largest_of(
 
 
 @triton.jit
-def _keep_largest(found, largest, positive, ROLE: tl.constexpr):
-    """Keep the largest values that a program has found: see `largest_of_call`."""
+def _keep_largest(numbers, largest, positive, ROLE: tl.constexpr):
+    """Keep the largest values that a program has measured: see `largest_of_call`."""
     if ROLE == 0:
-        tl.atomic_max(found, largest)
-        tl.atomic_max(found + 1, positive)
+        tl.atomic_max(numbers, largest)
+        tl.atomic_max(numbers + 1, positive)
     elif ROLE == 1:
-        tl.atomic_max(found + 2, largest)
+        tl.atomic_max(numbers + 2, largest)
     else:
-        tl.atomic_max(found + 2, positive)
+        tl.atomic_max(numbers + 2, positive)
 
 
 @triton.jit
 def _largest_kernel(
     x,
     y,
-    found,
+    numbers,
     state,
     turn_at,
     distance_at,
@@ -389,7 +389,7 @@ def _largest_kernel(
                 X_SIZE,
                 BIG,
             )
-            _keep_largest(found, largest, positive, X_ROLE)
+            _keep_largest(numbers, largest, positive, X_ROLE)
         else:
             largest, positive = _largest_of(
                 y,
@@ -403,7 +403,7 @@ def _largest_kernel(
                 Y_SIZE,
                 BIG,
             )
-            _keep_largest(found, largest, positive, Y_ROLE)
+            _keep_largest(numbers, largest, positive, Y_ROLE)
 
 
 @triton.jit
@@ -437,8 +437,8 @@ def _square_kernel(
 
 @triton.jit
 def _note_call_kernel(
-    state,  # before its part `found`; see `_add_kernel`
-    found,
+    state,  # before its part `numbers`; see `_add_kernel`
+    numbers,
     near,
     counted_at,
     off_at,
@@ -454,7 +454,7 @@ def _note_call_kernel(
     TRAINING: tl.constexpr,
     HAS_NEAR: tl.constexpr,
 ):
-    """Add a call to the state of a Watchdog in compiled code, and set `found` to 0."""
+    """Add a call to the state of a Watchdog in compiled code, and set `numbers` to 0."""
     due = _is_due(state, TRAINING, turn_at, distance_at, True, True)
     calls = tl.load(state + calls_at)
     bad_calls = tl.load(state + bad_calls_at)
@@ -465,9 +465,9 @@ def _note_call_kernel(
     measured = tl.load(state + measured_at)
     turn = tl.load(state + turn_at)
     infinite = float("inf")
-    bad = (tl.load(found) < infinite) == 0
-    worse = (tl.load(found + 1) < infinite) == 0
-    made = bad & (tl.load(found + 2) < infinite)
+    bad = (tl.load(numbers) < infinite) == 0
+    worse = (tl.load(numbers + 1) < infinite) == 0
+    made = bad & (tl.load(numbers + 2) < infinite)
     on = _begin_call(state, TRAINING, counted_at, off_at, True)
     if on:
         tl.store(state + calls_at, calls + 1)
@@ -484,9 +484,9 @@ def _note_call_kernel(
         if HAS_NEAR:
             tl.store(state + near_at, near_before + tl.load(near).to(tl.float64))
         zero = tl.full([], 0.0, tl.float64)
-        tl.store(found, zero)
-        tl.store(found + 1, zero)
-        tl.store(found + 2, zero)
+        tl.store(numbers, zero)
+        tl.store(numbers + 1, zero)
+        tl.store(numbers + 2, zero)
 
 
 @triton.jit
@@ -712,7 +712,7 @@ def alive(x: Tensor, flags: Tensor, zero: float, gate: Gate | None = None) -> No
 
 
 def largest_of_call(
-    outputs: Sequence[Tensor], given: Sequence[Tensor], found: Tensor, gate: Gate | None = None
+    outputs: Sequence[Tensor], given: Sequence[Tensor], numbers: Tensor, gate: Gate | None = None
 ) -> None:
     """Find three numbers of a call of a layer, in float64: one kernel for each two tensors.
 
@@ -723,7 +723,7 @@ def largest_of_call(
     Args:
         outputs: the floating-point tensors in the output.
         given: the floating-point tensors among the arguments.
-        found: the three numbers, which must be 0 before.
+        numbers: the three numbers, which must be 0 before.
         gate: in compiled code, whether the call is measured.
     """
     roles = [*((x, _OUTPUT) for x in outputs), *((x, _GIVEN) for x in given[:1])]
@@ -737,11 +737,11 @@ def largest_of_call(
         launch.start(
             _largest_kernel,
             of_x.programs + (0 if is_alone else of_y.programs),
-            found.device,
+            numbers.device,
             x,
             y,
-            found,
-            found if gate is None else gate.state,
+            numbers,
+            numbers if gate is None else gate.state,
             0 if gate is None else gate.calls,
             0 if gate is None else gate.every,
             *of_x.places,
@@ -761,12 +761,12 @@ def square_of(x: Tensor, scale: float | Tensor = 1.0) -> Tensor:
     return squares(x, add=True, scale=scale).view(())
 
 
-def note_call(gate: Gate, found: Tensor, near: Tensor | None, at: Any) -> None:
+def note_call(gate: Gate, numbers: Tensor, near: Tensor | None, at: Any) -> None:
     """Add a call to the state of a Watchdog in compiled code.
 
     Args:
         gate: the state.
-        found: the numbers from `largest_of_call`.
+        numbers: the numbers from `largest_of_call`.
         near: the share of values near their bounds; None for layers without bounds.
         at: the places of nine numbers: calls of the layer in this mode; calls while switched off;
             calls while switched on; measured calls with NaN or Inf; the first of these; the first
@@ -778,8 +778,8 @@ def note_call(gate: Gate, found: Tensor, near: Tensor | None, at: Any) -> None:
         1,
         gate.state.device,
         gate.state,
-        found,
-        found if near is None else near,
+        numbers,
+        numbers if near is None else near,
         *at,
         gate.calls,
         gate.every,

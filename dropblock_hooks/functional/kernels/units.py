@@ -363,7 +363,7 @@ def rows_of(shape: tuple[int, ...], strides: tuple[int, ...], axes: int) -> Rows
 def _together(
     sizes: tuple[int, ...], strides: tuple[int, ...], any_order: bool
 ) -> tuple[int, int] | None:
-    """Return the size and the stride of one axis that replaces several; None if impossible."""
+    """Join several axes; return the size and the stride, or None if that is impossible."""
     axes = [(step, size) for size, step in zip(sizes, strides, strict=True) if size > 1]
     if any_order:
         axes.sort(reverse=True)
