@@ -134,7 +134,7 @@ def placed(rates: Mapping[str, Any], epochs: int | None, i: int, n: int) -> dict
     """Fit the rates of site `i` of `n` sites.
 
     Raises:
-        ValueError: if a schedule needs the length of the training, and `epochs` is None.
+        ValueError: if a schedule needs the length of the training, but there are no `epochs`.
     """
     fitted = {}
     for name, rate in rates.items():
@@ -271,7 +271,7 @@ class LinearSchedule(Schedule):
             store(self, epochs=epochs)
 
     @property
-    def length(self) -> float | None:  # type: ignore[override]  # of each object
+    def length(self) -> float | None:  # type: ignore[override]  # objects of a class may differ
         if self.epochs is None:
             return None
         return self.delay + self.epochs
@@ -391,7 +391,7 @@ class StepSchedule(Schedule):
         return sorted(steps)
 
     @property
-    def length(self) -> float:  # type: ignore[override]  # of each object
+    def length(self) -> float:  # type: ignore[override]  # objects of a class may differ
         last = max(dict(self.values))
         if last == 0:
             return 0.0
@@ -451,7 +451,7 @@ class WindowSchedule(Schedule):
             raise ValueError(f"begin must be before end, got begin={self.begin}, end={self.end}")
 
     @property
-    def length(self) -> float:  # type: ignore[override]  # of each object
+    def length(self) -> float:  # type: ignore[override]  # objects of a class may differ
         return self.end
 
     def __call__(self, t: float) -> float:
@@ -523,7 +523,7 @@ class ByDepth(Schedule):
         return cls(start, rate)
 
     @property
-    def length(self) -> float | None:  # type: ignore[override]  # of each object
+    def length(self) -> float | None:  # type: ignore[override]  # objects of a class may differ
         start_length = length_of(self.start)
         stop_length = length_of(self.stop)
         if start_length is None or stop_length is None:

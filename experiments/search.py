@@ -100,7 +100,7 @@ def check(study: Study) -> Search:
     """Refuse a search that can't be made.
 
     Raises:
-        StudyError: with everything that is wrong.
+        StudyError: with all faults.
     """
     settings = study.file.search
     if settings is None:

@@ -170,7 +170,7 @@ def _coverage(size: tuple[int, ...], block: tuple[int, ...]) -> list[tuple[int, 
     return [(seeds, number / total) for seeds, number in sorted(positions.items())]
 
 
-_NODES = 1024  # of a table of seed rates, which is linear between two nodes
+_NODES = 1024  # the nodes of a table of seed rates, which is linear between them
 
 
 @functools.lru_cache(maxsize=256)

@@ -267,7 +267,7 @@ def clamp_grad(grad: Tensor, min: float | None = None, max: float | None = None)
 
     Raises:
         TypeError: if a bound is no number.
-        ValueError: if an argument is outside its range, or both bounds are None, or `min` is
+        ValueError: if an argument is outside its range, both bounds are missing, or `min` is
             above `max`.
     """
     low = None if min is None else as_number("min", min)

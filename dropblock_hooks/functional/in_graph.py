@@ -54,7 +54,7 @@ def look_into(
                 before = [x.clone() for x in changed]  # the graph leaves out unused results
                 try:
                     return run(*args, **kwargs)
-                except Exception as error:  # of a compiler
+                except Exception as error:  # compilers raise many kinds
                     for x, value in zip(changed, before, strict=True):
                         x.copy_(value)
                     _tell(name, error)

@@ -405,7 +405,7 @@ def add_statistics(
         last: the exponent of 2 where they end.
         state: the state of the site, which is changed.
         alive: which channels were not zero in all calls; changed.
-        batches: see `add_batch`; changed.
+        batches: the sums of `add_batch`; changed.
     """
     if _recomputes() and calls:
         return

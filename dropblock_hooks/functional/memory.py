@@ -25,7 +25,7 @@ Remembered: TypeAlias = tuple[Tensor, Tensor]
 """A result, and the new memory."""
 
 _DECAY = Range(0, 1, open_high=True)
-_EPS = 1e-6  # of a deviation, as in the code of the authors of ZClip
+_EPS = 1e-6  # added to deviations, as in the code of the authors of ZClip
 _WIDTHS = {"adagc": 2, "zclip": 3, "skip_update": 3}
 
 
@@ -88,7 +88,7 @@ def adagc(
 
     Args:
         norms: the norm of the gradient of each parameter, (N,) in float64.
-        memory: of the updates before, (N, 2): see `new_memory`.
+        memory: the memory before this update, (N, 2); see `new_memory`.
         ratio: largest ratio of a norm and its average, a number > 0.
         max_norm: largest common norm in the first updates, a number > 0.
         decay: weight of the old average, in [0, 1).
@@ -107,7 +107,7 @@ def adagc(
     begins = number < warmup
 
     factor = torch.where(common > max_norm, max_norm / common, 1.0)
-    factor = torch.where(common < math.inf, factor, 1.0)  # of norms this is isfinite()
+    factor = torch.where(common < math.inf, factor, 1.0)  # norms are finite if below Inf
     bounds = torch.where(begins, norms * factor, ratio * mean)
 
     clipped = torch.minimum(norms, bounds)
@@ -141,7 +141,7 @@ def zclip(
 
     Args:
         norms: norms of gradients, (N,) in float64.
-        memory: of the updates before, (N, 3): see `new_memory`.
+        memory: the memory before this update, (N, 3); see `new_memory`.
         z: largest z-score, a number > 0.
         max_norm: largest norm in all updates, a number > 0; None for no such bound.
         decay: weight of the old mean and variance, in [0, 1).
@@ -190,7 +190,7 @@ def skip_update(
 
     Args:
         norms: norms of gradients, (N,) in float64.
-        memory: of the updates before, (N, 3): see `new_memory`.
+        memory: the memory before this update, (N, 3); see `new_memory`.
         max_norm: largest norm, a number > 0; None for no such bound.
         z: largest z-score, a number > 0; None for no such bound.
         decay: weight of the old mean and variance, in [0, 1).
@@ -224,7 +224,7 @@ def _with_norms(memory: Tensor, norms: Tensor, limits: Tensor, decay: float, war
     count = number + 1
     begins = number < warmup
 
-    weight = torch.where(begins, 1 / count, 1 - decay)  # of the new norm
+    weight = torch.where(begins, 1 / count, 1 - decay)  # the weight of the new norm
     change = norms - mean
     new_mean = mean + weight * change
     distance = norms - new_mean

@@ -59,7 +59,7 @@ def operator(
         schema: name, arguments and results; an operator whose schema or gradient changes needs a
             new name, by which the caches of torch.compile on disk know it.
         fake: returns empty results of the right shape, dtype and strides.
-        tags: what torch.compile may assume.
+        tags: the properties that torch.compile may assume.
         fits_graph: returns for the arguments whether AOTAutograd can trace into the function, which
             then needs no operator; see `in_graph`. None: tracing is never possible.
     """
@@ -147,7 +147,7 @@ def count_in_backward(counts: Tensor, row: Tensor) -> None:
     """Add a row, which depends on a gradient, to the counts in a compiled backward."""
     if counts.device.type == "cpu":
         count_gradient(counts, row)
-    else:  # where no operator may call Python
+    else:  # no operator may call Python here
         counts.add_(row)
 
 

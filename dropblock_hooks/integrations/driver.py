@@ -33,7 +33,7 @@ class TrainerDriver:
 
     Args:
         spec: any spec that `attach` accepts.
-        unit: of the schedules: ``"epoch"``, or ``"step"`` for steps of the optimizer.
+        unit: unit of the schedules: ``"epoch"``, or ``"step"`` for steps of the optimizer.
         root: name of the submodule where names begin.
         strict: False loads the matching parts of the state of another spec.
         log_sites: whether `logged` has the scalars of all sites, too.

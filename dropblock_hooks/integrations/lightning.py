@@ -31,7 +31,7 @@ class Regularize(Callback, TrainerDriver):  # type: ignore[misc]  # of a skipped
 
     Args:
         spec: any spec that `attach` accepts.
-        unit: of the schedules: ``"epoch"``, or ``"step"`` for steps of the optimizer.
+        unit: unit of the schedules: ``"epoch"``, or ``"step"`` for steps of the optimizer.
         log_every_n_steps: also pass the scalars to ``log_dict`` every so many steps, not only at
             the end of each epoch.
         root: name of the submodule where names begin.

@@ -76,7 +76,7 @@ class Compiled(NamedTuple):
         alive: the channels that were not zero in all calls; None if they are not known.
         batches: the sums of `functional.measures.add_batch`; None without a BatchNorm.
         place: the number of the layer, in the order in which layers return.
-        layers: how many layers there are.
+        layers: the number of layers.
         before: the time at which the first of these calls began.
     """
 
@@ -141,7 +141,7 @@ class Observer(Regularizer):
     keeps_graph: ClassVar[bool] = False  # whether tensors keep their autograd graph
     by_epoch: ClassVar[bool] = True  # False: one state of all time, which is not in the report
     reads_parameters: ClassVar[bool] = False  # whether `look` reads numbers of parameters
-    columns: ClassVar[Columns[Any]] = {}  # of the report; {}: what `compute` returns, by name
+    columns: ClassVar[Columns[Any]] = {}  # columns of the report; {}: a column for each result
 
     def __post_init__(self) -> None:
         needed = []

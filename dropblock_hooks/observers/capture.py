@@ -136,7 +136,7 @@ class Capture(Observer):
             store(self, dtype=name)
 
     @property
-    def sees_gradients(self) -> bool:  # type: ignore[override]  # of each object, not of the class
+    def sees_gradients(self) -> bool:  # type: ignore[override]  # objects of a class may differ
         return self.gradients
 
     @property

@@ -57,7 +57,7 @@ class Statistics:
     values: int  # the number of values
     histogram: tuple[int, ...]  # the number of magnitudes below, between and above the ``edges``
     mean: float | None = None
-    std: float | None = None  # of the population; inexact if it is below 1e-4 of the mean
+    std: float | None = None  # population deviation; inexact if it is below 1e-4 of the mean
     rms: float | None = None
     largest: float | None = None  # the largest magnitude
     norm: float | None = None  # the mean norm of a call; for `WeightStats`, of all values
@@ -72,7 +72,7 @@ class Statistics:
     # for a BatchNorm, means over channels; the variances include the eps of the layer:
     mean_shift: float | None = None  # |mean of batches - running mean| / running deviation
     variance_shift: float | None = None  # |log(variance of batches / running variance)|
-    norms: Mapping[str, float] = field(default_factory=dict)  # of `WeightStats`, by parameter
+    norms: Mapping[str, float] = field(default_factory=dict)  # for `WeightStats`, by parameter
     # the norm of the change of each parameter since the epoch began, divided by its norm then
     updates: Mapping[str, float] = field(default_factory=dict)
 
@@ -314,7 +314,7 @@ class ActivationStats(Measuring):
     }
 
     @property
-    def traced(self) -> bool:  # type: ignore[override]  # of each object, not of the class
+    def traced(self) -> bool:  # type: ignore[override]  # objects of a class may differ
         return not self.outliers
 
     def start(self) -> State:
@@ -536,7 +536,7 @@ class WeightStats(Observer):
 
     def compute(self, state: State) -> Statistics:
         statistics = _statistics(state)
-        norm = None  # of all values
+        norm = None  # the norm of all values
         if statistics.rms is not None:
             norm = statistics.rms * math.sqrt(statistics.values)
         return replace(

@@ -52,7 +52,7 @@ RULES = (
 )
 _INF = math.inf
 _ENOUGH = 4  # measured forwards that a rule about statistics needs
-_MOST_UNREAD = 4096  # so many notes of a site are kept on the device, which bounds their memory
+_MOST_UNREAD = 4096  # the most notes of a site on the device, which bounds their memory
 _ZERO = 1e-12  # the largest magnitude of a channel that counts as zero
 _SHARE = Range(0, 1, open_low=True, open_high=True)
 # layers are known by the names of their classes, which copies of torch's classes keep
@@ -63,7 +63,7 @@ _BOUNDS |= dict.fromkeys(("tanh", "hardtanh", "softsign"), (-1.0, 1.0))
 
 @register
 class Watchdog(Observer):
-    """Warns of NaN, dead layers and other faults: the layer, the epoch and the likely cure.
+    """Warns of NaN, dead layers and other faults, with the layer, the epoch and a likely cure.
 
     Attach it to blocks and to the layers inside them. It looks at its numbers when an epoch
     (``attached.step``) or the ``with`` block of the attachment ends, and at each n-th training
@@ -357,7 +357,7 @@ class Watched:
 
     at: int = 0  # the time of the last call
     can_die: bool = False  # whether the rule ``dead`` looks at this layer
-    bounds: tuple[float, float] | None = None  # of its values, if ``saturated`` looks at it
+    bounds: tuple[float, float] | None = None  # of the values, if ``saturated`` looks at the layer
     bad: float = _INF  # the time of the first output with NaN or Inf
     made: float = _INF  # the time of the first such output of a finite input
     worse: float = _INF  # the time of the first output with NaN or +Inf; -Inf may be a mask
@@ -439,7 +439,7 @@ class Watched:
         order.
         """
         values = counted.values
-        times_of_step = 2 * (counted.layers + 1)  # of a forward and its backward
+        times_of_step = 2 * (counted.layers + 1)  # the times of a forward and its backward
 
         def time_at(call: float, place: int) -> float:
             """Return the time at a place in the step of a call; inf for a call that never came."""
@@ -522,7 +522,7 @@ class Note:
     """The measured numbers of a call or of a gradient, on its device.
 
     Attributes:
-        time: of the `Clock`.
+        time: the time of the `Clock`.
         numbers: the norm of a gradient; or three numbers of a call. The first is finite if all
             values of the output are. The second is finite if none of them is NaN or +Inf. The
             third is finite if all values of the arguments are.

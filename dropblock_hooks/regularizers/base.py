@@ -138,8 +138,8 @@ class Regularizer:
     spatial: ClassVar[int | None] = None  # the number of axes of the map that it needs
     samplewise: ClassVar[bool] = False  # whether it treats each sample of the batch differently
     needs_input: ClassVar[bool] = False  # whether it uses the input of the layer
-    needs_activation: ClassVar[bool] = False  # of gradients: whether it reads ``now.activation``
-    anchored: ClassVar[bool] = False  # of parameters: whether it reads ``now.anchor``
+    needs_activation: ClassVar[bool] = False  # at gradients: whether it reads ``now.activation``
+    anchored: ClassVar[bool] = False  # at parameters: whether it reads ``now.anchor``
     penalizes: ClassVar[bool] = False  # whether it stores the value of a penalty in ``now.norms``
     needs_calls: ClassVar[bool] = True  # whether a layer that is never called is a fault
     reads_grad_scale: ClassVar[bool] = False  # whether it uses the factor of the loss
@@ -153,7 +153,7 @@ class Regularizer:
     idle_at_zero: ClassVar[bool] = False  # whether nothing is called while its first rate is 0
     off: ClassVar[Mapping[str, float]] = {}  # rates at which it changes nothing, if there are some
     bounds: ClassVar[Mapping[str, int]] = {}  # rates that bound norms from above, 1, or below, -1
-    parts: ClassVar[Literal["", "rows", "any"]] = ""  # of a sharded gradient that it can work on
+    parts: ClassVar[Literal["", "rows", "any"]] = ""  # of sharded gradients: parts it takes
 
     # how its repr and the files of specs show it
     states_defaults: ClassVar[bool] = True  # whether with numbers that equal their defaults
@@ -386,7 +386,7 @@ def _ranges_of(cls: Any) -> Mapping[str, Range]:
     """Return the ranges of the rate fields of a class, by name."""
     ranges: dict[str, Range] = {}
     for name, hint in hints_of(cls).items():
-        for part in (hint, *get_args(hint)):  # of ``Rate | None`` the first has the range
+        for part in (hint, *get_args(hint)):  # in ``Rate | None``, the first part has the range
             for metadata in getattr(part, "__metadata__", ()):
                 if isinstance(metadata, Range):
                     ranges[name] = metadata

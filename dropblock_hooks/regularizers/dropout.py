@@ -291,7 +291,7 @@ class StochasticDepth(DropsShare, Regularizer):
     off: ClassVar[Mapping[str, float]] = {"p": 0.0}
 
     @property
-    def samplewise(self) -> bool:  # type: ignore[override]  # of each object, not of the class
+    def samplewise(self) -> bool:  # type: ignore[override]  # objects of a class may differ
         return self.mode == "row"
 
     def check(self, values: Mapping[str, float]) -> None:
@@ -396,7 +396,7 @@ class _Blocks(DropsShare, Regularizer):
 
     Attributes:
         edges: the edges of a block, one for each axis of the map.
-        method: how the blocks are drawn.
+        method: the calibration, or ``"across"``; see `functional.dropblock`.
     """
 
     p: Probability = 0.1

@@ -105,7 +105,7 @@ class Foreign(Regularizer):
         return made.train()
 
     @property
-    def spatial(self) -> int | None:  # type: ignore[override]  # of each object, not of the class
+    def spatial(self) -> int | None:  # type: ignore[override]  # objects of a class may differ
         if self.grid is None:
             return None
         return len(self.grid)
@@ -243,7 +243,7 @@ class Retune(DropsShare, Regularizer):
             raise ValueError("Retune sets the rate of a layer: it takes no at, index or layout")
 
     @property
-    def random(self) -> bool:  # type: ignore[override]  # of each object, not of the class
+    def random(self) -> bool:  # type: ignore[override]  # objects of a class may differ
         return self.ours is not None
 
     @property

@@ -71,7 +71,7 @@ class ClampGrad(OnGradients, Regularizer):
 
     Raises:
         TypeError: if an argument has a wrong type.
-        ValueError: if an argument is outside its range, or both bounds are None, or `min` is
+        ValueError: if an argument is outside its range, both bounds are missing, or `min` is
             above `max`.
 
     Equation:
@@ -159,7 +159,7 @@ class ClipGradNorm(OnGradients, Regularizer):
         return self.group or super().accumulates
 
     @property
-    def channelwise(self) -> bool:  # type: ignore[override]  # of each object, not of the class
+    def channelwise(self) -> bool:  # type: ignore[override]  # objects of a class may differ
         return self.per == "channel"
 
     @property
@@ -171,7 +171,7 @@ class ClipGradNorm(OnGradients, Regularizer):
             raise ValueError(f"with group=True, per must be 'tensor', got {self.per!r}")
 
     def apply(self, x: Tensor, now: Now) -> Applied:
-        if self.group:  # of all gradients of the entry, measured before
+        if self.group:  # the common norm of the entry is measured before
             norm = now.common_norm.to(x.device)
             bound = now.max_norm * now.grad_scale
             now.norms = gradients.unscaled(norm, now.grad_scale)

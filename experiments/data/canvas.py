@@ -31,8 +31,8 @@ from experiments.seeds import own_generator
 CLASSES = 10
 COPIES = 3  # digits in an image
 TEST_IMAGES = 1000
-SIZE = 64  # of an image, in pixels
-SIDES = range(14, 25)  # of an enlarged digit, in pixels
+SIZE = 64  # the side of an image, in pixels
+SIDES = range(14, 25)  # the sides of enlarged digits, in pixels
 OCCLUDERS = (0.75, 1.0, 1.5)  # sides of the squares that hide digits, as shares of the digit's box
 GRAY = 128
 

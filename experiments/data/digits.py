@@ -92,7 +92,7 @@ def tests_of(
     hidden = images.clone()
     noisy = images.clone()
     image_side = images.shape[-1]
-    side = image_side // 2  # of the square
+    side = image_side // 2  # the side of the square
 
     for index, number in enumerate(numbers):
         generator = own_generator(number, "occluded")

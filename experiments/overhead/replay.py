@@ -6,7 +6,7 @@ import torch
 
 from experiments.overhead.memory import Step
 
-RUNS = 10  # of a step in one graph, because starting a graph takes some microseconds
+RUNS = 10  # runs of a step in one graph, because starting a graph takes some microseconds
 _WARM = 3  # runs before the capture, which compile kernels and fill torch's caches
 
 

@@ -36,7 +36,7 @@ from . import launch
 
 # the kinds of factors of the kept elements in `_apply_kernel`
 NUMBER, COUNTED, GIVEN = range(3)
-_STRIPS = 512  # of a program of `_apply_flat_kernel`
+_STRIPS = 512  # the strips of a program of `_apply_flat_kernel`
 LONGEST = 64  # edge of a block along a row; a longer one would reach over more than two words
 _BITS = ((8, torch.int8), (16, torch.int16), (32, torch.int32), (64, torch.int64))
 
@@ -619,9 +619,9 @@ class Plan:
     """How the blocks of tensors of a shape are drawn, and how their words lie in memory."""
 
     shape: tuple[int, ...]  # (N, C, D, H, W)
-    size: tuple[int, ...]  # of a map, without the axes that were added
-    edges: tuple[int, int, int]  # of a block
-    channels: int  # of the words: 1 if the channels share their blocks
+    size: tuple[int, ...]  # the size of a map, without the axes that were added
+    edges: tuple[int, int, int]  # the edges of a block
+    channels: int  # the channels of the words: 1 if all channels share their blocks
     last: bool  # whether the words of all channels lie next to each other
     across: bool  # whether blocks may reach across the border of a map
 

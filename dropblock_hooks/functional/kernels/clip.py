@@ -191,7 +191,7 @@ class UnitLayout:
         units: number of units.
         outer: number of places on the second axis.
         columns: number of places on the third axis.
-        strides: of the three axes.
+        strides: the strides of the three axes.
         order: the axes that the second and the third one consist of, the outermost first.
     """
 
@@ -261,7 +261,7 @@ def squares(
 
     Args:
         x: the tensor.
-        axis: where the units lie; None for the whole tensor.
+        axis: the axis of the units; None for the whole tensor.
         add: True gives each unit one part. Its last digits may differ from run to run, because the
             order of the additions may differ.
         scale: the divisor of the values; used with `add` only.
@@ -293,7 +293,7 @@ def clip(
         x: the gradient.
         sums: the sums from `squares`.
         bound: the largest norm; with `weights`, as a share of the norm of the weights of a unit.
-        axis: where the units lie; None for the whole tensor.
+        axis: the axis of the units; None for the whole tensor.
         scale: the factor of the loss. The norms are divided by it.
         weights: the sums from `squares` of the parameter.
         least: the smallest norm of weights.

@@ -30,7 +30,7 @@ launched = 0
 """The number of kernels that were started by this process."""
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-_MOST_PLACES = 2**31 - 2**17  # that 32 bits can count, and a program more
+_MOST_PLACES = 2**31 - 2**17  # places that 32 bits can count, less the places of a program
 _LEAST_SEED = 2**32
 _CHUNK = 4096  # counts that are allocated together, which takes one launch
 _failed = False  # whether a kernel could not be compiled
@@ -99,7 +99,7 @@ class Launch:
     longer than many of our kernels. So a compiled form is kept for each kind of arguments.
 
     Args:
-        kernel: of Triton.
+        kernel: a kernel of Triton.
         programs: the number of programs; with 0 nothing is started.
         numbers: the parameters behind the arguments of `start`.
         constants: the parameters behind the numbers, by name.
@@ -119,7 +119,7 @@ class Launch:
         """Start it on a device.
 
         Args:
-            device: where the tensors are.
+            device: the device of the tensors.
             arguments: the first parameters of the kernel: tensors, None, seeds and floats.
 
         Raises:
@@ -187,9 +187,9 @@ def start(
     """Start a kernel with a number of programs on a device.
 
     Args:
-        kernel: of Triton.
+        kernel: a kernel of Triton.
         programs: the number of programs; with 0 nothing is started.
-        device: where the tensors are.
+        device: the device of the tensors.
         arguments: the first parameters of the kernel. Integers at their end must be sizes, strides
             and other numbers with few different values.
         constants: its other parameters.

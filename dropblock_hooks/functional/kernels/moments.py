@@ -40,13 +40,13 @@ class Places:
     """Where the numbers of `functional.measures` stand, which can't be imported from here.
 
     Attributes:
-        kept: of the sums: measured calls.
-        zeros: of the sums: values that are zero.
-        bins: of the sums: where the octaves begin.
-        counted: of a state: calls of the layer in this mode.
-        off: of a state: calls in which the attachment was switched off.
-        calls: of a state: calls in which the site was on.
-        looked: of a state: values that were measured.
+        kept: in the sums, measured calls.
+        zeros: in the sums, values that are zero.
+        bins: in the sums, the begin of the octaves.
+        counted: in a state, calls of the layer in this mode.
+        off: in a state, calls in which the attachment was switched off.
+        calls: in a state, calls in which the site was on.
+        looked: in a state, values that were measured.
     """
 
     kept: int
@@ -552,7 +552,7 @@ class _Steps(NamedTuple):
     """How several programs read a tensor as one unit.
 
     Attributes:
-        programs: how many programs read the tensor.
+        programs: the number of programs that read the tensor.
         size: the number of columns that a program reads at once.
         places: the numbers of `_measure_kernel` and `_largest_kernel` that tell where.
     """
@@ -603,8 +603,8 @@ def measure(
         x: the tensor. If a value is not finite, all moments are left out.
         sums: in float64; changed.
         largest: the largest magnitude so far, in float64; changed.
-        exponents: of 2, where the octaves begin and end.
-        places: where the numbers stand.
+        exponents: the exponents of 2 where the octaves begin and end.
+        places: the places of the numbers.
         scale: the factor of the loss, by which values are divided.
         gate: decides in compiled code whether the call is measured, and counts the call.
     """
@@ -677,7 +677,7 @@ def alive(x: Tensor, flags: Tensor, zero: float, gate: Gate | None = None) -> No
 
     Args:
         x: the tensor; NaN counts.
-        flags: of each channel, boolean; changed.
+        flags: a boolean for each channel; changed.
         zero: the largest magnitude of a channel that is not alive.
         gate: whether the site is on, in compiled code.
     """
@@ -794,7 +794,7 @@ def note_gradient(gate: Gate, grad: Tensor, square: Tensor, scale: Tensor | None
     Args:
         gate: the state.
         grad: the gradient.
-        square: where its squares are added up; 0 before and after.
+        square: the sum of the squares of the gradient; 0 before and after.
         scale: the factor of the loss, by which the norm is divided; None is 1.
         at: the places of four numbers: gradients, measured gradients, the sum of their norms, and
             the first gradient with NaN or Inf.

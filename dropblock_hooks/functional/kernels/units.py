@@ -25,7 +25,7 @@ from ..masks import Mask
 from . import launch
 from .blocks import key_of, limit_of, random_bits
 
-_STRIPS = 512  # of a program, with two times 4 elements each
+_STRIPS = 512  # the strips of a program, with two times 4 elements each
 
 
 @triton.jit
@@ -185,7 +185,7 @@ class Elements:
 
     Args:
         p: chance of an element to be dropped.
-        seed: of `launch.draw_seed`.
+        seed: the seed from `launch.draw_seed`.
     """
 
     has_counts = False  # whether `drop` without a scale multiplies by all / kept elements
@@ -193,7 +193,7 @@ class Elements:
     def __init__(self, p: float, seed: int | Tensor) -> None:
         self.p = p
         self.seed = seed
-        self.strides: tuple[int, ...] | None = None  # in whose order elements are drawn
+        self.strides: tuple[int, ...] | None = None  # elements are drawn in their order
 
     def count(self, drawn: Tensor) -> Tensor:
         return drawn.view(())
@@ -331,7 +331,7 @@ class Rows:
         outer: number of places on the first axis.
         inner: number of places on the second axis.
         columns: number of places on the third axis.
-        strides: of the three axes.
+        strides: the strides of the three axes.
         last: whether the columns are the units of each outer place; otherwise each row is a unit.
     """
 
