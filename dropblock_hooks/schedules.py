@@ -473,8 +473,8 @@ class WindowSchedule(Schedule):
 class ByDepth(Schedule):
     """Spreads a rate over the sites of its spec entry, in model order: `start` first, `stop` last.
 
-    A single site gets `stop`. The linear decay rule of stochastic depth (Huang et al., 2016,
-    https://arxiv.org/abs/1603.09382) is ``StochasticDepth(p=ByDepth(0.0, 0.2))``.
+    A single site gets `stop`. ``StochasticDepth(p=ByDepth(0.0, 0.2))`` is the linear decay rule of
+    stochastic depth (Huang et al., 2016, https://arxiv.org/abs/1603.09382).
 
     Example:
         >>> [ByDepth(0.0, 0.2).at(i, 3)(0) for i in range(3)]

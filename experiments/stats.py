@@ -97,9 +97,10 @@ def scale_of(frame: pd.DataFrame) -> float:
 def compare(frame: pd.DataFrame, study: Study) -> pd.DataFrame:
     """Return all comparisons on all tests, one row each, the primary ones marked.
 
-    Columns: a, b, test, primary, n, difference (a minus b, in points), sd (of the differences),
-    low and high (the simultaneous interval), margin, word, and p (of the paired t-test, not
-    corrected for the number of comparisons).
+    The columns are a, b, test, primary, n, difference, sd, low, high, margin, word and p. The
+    difference is a minus b, in points, with its standard deviation over the seeds. The simultaneous
+    interval goes from low to high. The p-value belongs to the paired t-test. It is not corrected
+    for the number of comparisons.
     """
     tests = tests_in(frame)
     primary = study.file.primary or dict.fromkeys(tests[:1], 1.0)

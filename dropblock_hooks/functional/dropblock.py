@@ -48,9 +48,9 @@ def block_gamma(
 
     ``"exact"`` solves ``mean over positions of (1 - γ)^c = 1 - p``, where c is the number of seeds
     that cover the position. With ``border="across"`` each position is covered by as many seeds as a
-    block has elements, so ``γ = 1 - (1 - p)^(1 / block²)``. ``"paper"`` is
-    ``p / block² · size² / (size - block + 1)²`` of the paper (Ghiasi et al., 2018), which ignores
-    overlaps and drops less than p.
+    block has elements, so ``γ = 1 - (1 - p)^(1 / block²)``. ``"paper"`` is the equation of Ghiasi
+    et al., 2018, ``γ = p / block² · size² / (size - block + 1)²``. It ignores overlaps, so it drops
+    less than p.
 
     Example:
         >>> block_gamma(0.1, (14, 14), 7)
@@ -424,8 +424,8 @@ def drop_block2d(
         eps: smallest number of kept elements that the count ratio divides by.
         training: False returns `input`.
         calibration: ``"exact"`` realizes p, ``"paper"`` drops less; see `block_gamma`.
-        normalize: factor of the kept elements: ``"batch"`` all / kept elements of the batch,
-            ``"sample"`` all / kept elements of each sample, ``"expected"`` 1 / (1 - p), None no
+        normalize: factor of the kept elements. ``"batch"``: all / kept elements of the batch.
+            ``"sample"``: all / kept elements of each sample. ``"expected"``: 1 / (1 - p). None: no
             factor.
         share_channels: True draws one set of blocks for all channels of a sample.
         border: ``"inside"`` puts whole blocks inside the map, as in the paper, so elements at the
@@ -485,8 +485,8 @@ def drop_block1d(
         eps: smallest number of kept elements that the count ratio divides by.
         training: False returns `input`.
         calibration: ``"exact"`` realizes p, ``"paper"`` drops less; see `block_gamma`.
-        normalize: factor of the kept elements: ``"batch"`` all / kept elements of the batch,
-            ``"sample"`` all / kept elements of each sample, ``"expected"`` 1 / (1 - p), None no
+        normalize: factor of the kept elements. ``"batch"``: all / kept elements of the batch.
+            ``"sample"``: all / kept elements of each sample. ``"expected"``: 1 / (1 - p). None: no
             factor.
         share_channels: True draws one set of blocks for all channels of a sample.
         border: ``"inside"`` puts whole blocks inside the map, as in the paper, so elements at the
@@ -546,8 +546,8 @@ def drop_block3d(
         eps: smallest number of kept elements that the count ratio divides by.
         training: False returns `input`.
         calibration: ``"exact"`` realizes p, ``"paper"`` drops less; see `block_gamma`.
-        normalize: factor of the kept elements: ``"batch"`` all / kept elements of the batch,
-            ``"sample"`` all / kept elements of each sample, ``"expected"`` 1 / (1 - p), None no
+        normalize: factor of the kept elements. ``"batch"``: all / kept elements of the batch.
+            ``"sample"``: all / kept elements of each sample. ``"expected"``: 1 / (1 - p). None: no
             factor.
         share_channels: True draws one set of blocks for all channels of a sample.
         border: ``"inside"`` puts whole blocks inside the map, as in the paper, so elements at the

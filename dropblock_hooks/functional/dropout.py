@@ -353,7 +353,7 @@ def stochastic_depth(
         p: chance of a sample to be dropped, in [0, 1].
         mode: ``"row"`` decides for each sample, ``"batch"`` for all at once.
         training: False returns `input`.
-        shortcut: the input of the block, of the same shape; gives
+        shortcut: the input of the block, of the same shape. The result is then
             ``shortcut + drop(input - shortcut)``, so dropped samples pass the block unchanged.
         generator: source of random numbers, on the CPU or on the device of `input`; torch's global
             one by default.

@@ -8,7 +8,7 @@ new memory, and changes nothing. A row of zeros, as `new_memory` makes it, has s
     skip_update  mean of the norms up to the bound, their variance, number of norms
 
 Norms that are not finite are never remembered. `adagc` also leaves norms of 0 out, because a mean
-of 0 would be a bound of 0 for ever: the first gradient of a low-rank adapter is 0, for example.
+of 0 would be a bound of 0 for ever. The first gradient of a low-rank adapter is 0, for example.
 """
 
 import math

@@ -88,9 +88,9 @@ class Capture(Observer):
         activations: False keeps no values, which needs ``gradients=True``.
         every: keep each n-th call of the layer, at least 1; the first one is included.
         keep: the number of records, the last ones, at least 1; None keeps all, and memory grows.
-        reduce: keep the ``"mean"`` or ``"norm"`` of each tensor over all axes but the first, the
-            mean of each channel (``"channels"``, a tensor (N, C)), or the result of a function of
-            the tensor, which can't be written to a file.
+        reduce: keep less of each tensor. ``"mean"`` and ``"norm"`` reduce all axes but the first.
+            ``"channels"`` keeps the mean of each channel, a tensor (N, C). A function of the tensor
+            keeps its result, but can't be written to a file.
         device: the device of the kept tensors; None moves no tensor.
         dtype: the type of the kept tensors, such as ``"float16"``; None keeps their type.
         detach: False keeps the autograd graph of the values, which compiled code refuses.

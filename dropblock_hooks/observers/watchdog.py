@@ -67,8 +67,8 @@ class Watchdog(Observer):
 
     Attach it to blocks and to the layers inside them. It looks at its numbers when an epoch
     (``attached.step``) or the ``with`` block of the attachment ends, and at each n-th training
-    forward (`every`); for NaN and Inf also at the forwards 1, 2, 4, 8, and so on. It waits for a
-    device only then. Of several faults, it names the first as the likely cause.
+    forward (`every`). It looks for NaN and Inf also at the forwards 1, 2, 4, 8, and so on. It waits
+    for a device only then. If there are several faults, it names the first as the likely cause.
 
     It measures the forwards at which it looks, the first of each epoch, and some between them, and
     the backwards of these forwards. Statistics need at least 4 of them for each look. Its hooks

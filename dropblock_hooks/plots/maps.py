@@ -26,7 +26,7 @@ def plot_feature_maps(
         ['0', '13', '25', '38', '50', '63']
 
     Args:
-        values: activations (C, H, W) or (N, C, H, W); the first sample is drawn.
+        values: activations, (C, H, W) or (N, C, H, W). The first sample is drawn.
         n: the largest number of channels.
         ax: the matplotlib Axes; None: a new Figure.
         title: the title.

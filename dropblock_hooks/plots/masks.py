@@ -39,8 +39,8 @@ def plot_masks(
 
     Args:
         model: a model with an attachment.
-        x: the argument of the model, a tensor (N, C, H, W); or a tuple of arguments, or a mapping
-            of keyword arguments. The first tensor with 4 axes is the image.
+        x: the argument of the model, a tensor (N, C, H, W). A tuple has several arguments, and a
+            mapping has keyword arguments. The first tensor with 4 axes is the image.
         which: sites, by key or selector; None: the first four that drop parts of maps.
         channels: the number of channels for each layer, at least 1.
 

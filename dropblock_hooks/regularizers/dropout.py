@@ -479,8 +479,8 @@ class DropBlock1d(_DropBlocks):
         p: expected share of the elements to drop, a number in [0, 1] or a schedule.
         block_size: edge of the block, at least 1, or one for each spatial axis; clipped to the map.
         calibration: ``"exact"`` realizes p, ``"paper"`` drops less; see `block_gamma`.
-        normalize: factor of the kept elements: ``"batch"`` all / kept elements of the batch,
-            ``"sample"`` all / kept elements of each sample, ``"expected"`` 1 / (1 - p), None no
+        normalize: factor of the kept elements. ``"batch"``: all / kept elements of the batch.
+            ``"sample"``: all / kept elements of each sample. ``"expected"``: 1 / (1 - p). None: no
             factor.
         share_channels: True draws one set of blocks for all channels of a sample.
         at: regularize the layer's ``"output"`` or its ``"input"``.
@@ -526,8 +526,8 @@ class DropBlock2d(_DropBlocks):
         p: expected share of the elements to drop, a number in [0, 1] or a schedule.
         block_size: edge of the block, at least 1, or one for each spatial axis; clipped to the map.
         calibration: ``"exact"`` realizes p, ``"paper"`` drops less; see `block_gamma`.
-        normalize: factor of the kept elements: ``"batch"`` all / kept elements of the batch,
-            ``"sample"`` all / kept elements of each sample, ``"expected"`` 1 / (1 - p), None no
+        normalize: factor of the kept elements. ``"batch"``: all / kept elements of the batch.
+            ``"sample"``: all / kept elements of each sample. ``"expected"``: 1 / (1 - p). None: no
             factor.
         share_channels: True draws one set of blocks for all channels of a sample.
         at: regularize the layer's ``"output"`` or its ``"input"``.
@@ -574,8 +574,8 @@ class DropBlock3d(_DropBlocks):
         p: expected share of the elements to drop, a number in [0, 1] or a schedule.
         block_size: edge of the block, at least 1, or one for each spatial axis; clipped to the map.
         calibration: ``"exact"`` realizes p, ``"paper"`` drops less; see `block_gamma`.
-        normalize: factor of the kept elements: ``"batch"`` all / kept elements of the batch,
-            ``"sample"`` all / kept elements of each sample, ``"expected"`` 1 / (1 - p), None no
+        normalize: factor of the kept elements. ``"batch"``: all / kept elements of the batch.
+            ``"sample"``: all / kept elements of each sample. ``"expected"``: 1 / (1 - p). None: no
             factor.
         share_channels: True draws one set of blocks for all channels of a sample.
         at: regularize the layer's ``"output"`` or its ``"input"``.

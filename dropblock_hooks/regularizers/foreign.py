@@ -56,8 +56,8 @@ class Foreign(Regularizer):
 
     Raises:
         TypeError: if `target` is no module, class or function, or `kwargs` come without a class.
-        ValueError: if the module has parameters, or lacks the attribute that a schedule sets, or if
-            an option has a value that is not allowed.
+        ValueError: if the module has parameters, if it lacks the attribute that a schedule sets, or
+            if an option has a value that is not allowed.
     """
 
     target: Any

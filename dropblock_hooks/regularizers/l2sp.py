@@ -18,10 +18,11 @@ class L2SP(OnGradients, Regularizer):
     """Pulls parameters to the values that they had at ``attach``; see `functional.l2_sp`.
     Use it to fine-tune, on the pretrained weights, in place of weight decay.
 
-    The sum is the gradient of ``loss + weight * penalty``. With ``when="accumulated"`` it is added
-    once per update. Otherwise it is added in each backward: where the loop divides the loss by n,
-    to accumulate gradients over n backwards, the weight must be divided by n as well. A parameter
-    that gets no gradient in an update is not pulled. ``attached.state_dict()`` holds the values.
+    The sum is the gradient of ``loss + weight * penalty``. With ``when="accumulated"``, the penalty
+    is added once per update. Otherwise it is added in each backward. Then a loop that divides the
+    loss by n, to accumulate gradients over n backwards, must also divide the weight by n. A
+    parameter that gets no gradient in an update is not pulled. ``attached.state_dict()`` holds the
+    values.
 
     Example:
         >>> spec = {"param:backbone.**": L2SP(0.01)}

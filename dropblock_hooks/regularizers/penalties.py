@@ -12,8 +12,8 @@ from .base import Applied, Now, Regularizer
 class Penalty(Regularizer):
     """Base of penalties of activations, whose gradients are added to the gradients of the loss.
 
-    The sum is the gradient of ``loss + weight * penalty``. Where the loop divides the loss by n, to
-    accumulate gradients over n backwards, the weight must be divided by n as well.
+    The sum is the gradient of ``loss + weight * penalty``. A loop that divides the loss by n, to
+    accumulate gradients over n backwards, must also divide the weight by n.
 
     Args:
         weight: factor of the penalty, a number >= 0 or a schedule.

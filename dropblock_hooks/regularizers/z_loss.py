@@ -17,8 +17,8 @@ class ZLoss(Penalty):
 
     The penalty is the mean over all tokens, padding among them. The report shows it, and
     ``attached.scalars()`` has it as ``penalty``. A fused cross entropy reads the weight of
-    ``lm_head`` and does not call it. Then nothing is added, and a warning says that the layer was
-    never called: switch the fused cross entropy off.
+    ``lm_head`` and does not call the layer. Then no penalty is added, and a warning says that the
+    layer was never called. In this case, switch the fused cross entropy off.
 
     Example:
         >>> spec = {"lm_head": ZLoss(1e-4)}

@@ -76,8 +76,8 @@ class Box(NamedTuple):
 def canvas(seed: int, train_images: int = 2000, validation: float = 0.0) -> Data:
     """Make images to train on and four tests, all from the seed.
 
-    The tests are clean, occluded (each image three times, with another of its digits hidden),
-    noisy, and clutter (other patches).
+    The tests are ``clean``, ``occluded``, ``noisy`` and ``clutter``. In ``occluded`` each image
+    comes three times, each time with another digit hidden. ``clutter`` has other patches.
 
     Args:
         seed: decides which digits are in training and validation, and all their images.

@@ -116,10 +116,14 @@ def measure(
 ) -> list[dict[str, Any]]:
     """Time all variants of a work, and compare them: one row for each pair of `against`.
 
-    A row has the seconds of the first call, the median time of the variant in ms, the median and
-    the quartiles of the paired ratios, the bytes saved for the backward as a share of the
-    activation, the peak memory of a step in MB above the memory in use before, the launches of a
-    step with their budget, the number of rounds, and the reason why a variant has no time.
+    A row has these columns:
+
+    - the seconds of the first call, and the median time of the variant in ms
+    - the median and the quartiles of the paired ratios, and the number of rounds
+    - the bytes saved for the backward, as a share of the activation
+    - the peak memory of a step in MB, above the memory in use before
+    - the launches of a step, and their budget
+    - the reason why a variant has no time
 
     Args:
         work: the work to time.
