@@ -189,7 +189,7 @@ class _Side(NamedTuple):
 
     @property
     def reach(self) -> int:
-        """The distance in memory from the begin of the side to its end."""
+        """The distance in memory from the first element of the side to the place behind it."""
         return self.edge * self.stride
 
 

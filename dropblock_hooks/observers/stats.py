@@ -551,7 +551,7 @@ class WeightStats(Observer):
 
 
 class _Norms(NamedTuple):
-    """The norms of a parameter, of its change in this epoch, and of its value at the begin."""
+    """The norms of a parameter, of its change in this epoch, and of its value at the start."""
 
     now: float
     change: float

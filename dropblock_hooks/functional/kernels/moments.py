@@ -42,7 +42,7 @@ class Places:
     Attributes:
         kept: in the sums, measured calls.
         zeros: in the sums, values that are zero.
-        bins: in the sums, the begin of the octaves.
+        bins: in the sums, the start of the octaves.
         counted: in a state, calls of the layer in this mode.
         off: in a state, calls in which the attachment was switched off.
         calls: in a state, calls in which the site was on.
