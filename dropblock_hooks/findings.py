@@ -73,6 +73,7 @@ class Kind(_Described):
     NO_GRADIENT = "no_gradient", "no gradient, or only zeros, reached the layer"
     NO_UPDATE = "no_update", "trained parameters get gradients, and updates do not change them"
     EVAL_NORM = "eval_norm", "a trained BatchNorm is in evaluation mode inside a training model"
+    EQUAL_INPUTS = "equal_inputs", "all samples of the batches that enter the model are equal"
 
 
 class Severity(_Described):

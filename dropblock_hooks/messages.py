@@ -294,6 +294,10 @@ NO_PASS = Message(Kind.NO_PASS, "no shapes, since {error}")
 # the rules of a Watchdog
 
 WITH_EFFECTS = "{text}. Likely effects of it: {effects}"
+FIRST_BAD_CALL = "The first measured call with NaN or Inf was call {call} of the layer"
+FIRST_BAD_GRADIENT = "The first gradient with NaN or Inf was that of call {call} of the layer"
+ROWS_OF_OUTPUT = "Largest magnitude of its output in the last {calls} before ({numbers}): {values}"
+ROWS_OF_GRADIENT = "Norm of its gradient in the last {calls} before ({numbers}): {values}"
 
 BAD_GRADIENT = Message(
     Kind.NONFINITE,
@@ -402,6 +406,14 @@ EVAL_NORM = Message(
     "is trained",
     "Call train() on the model after each evaluation. If it is meant, freeze its weight and bias "
     "too, requires_grad_(False), or use FreezeNorm",
+)
+EQUAL_INPUTS = Message(
+    Kind.EQUAL_INPUTS,
+    "all {samples} samples of the batch that enters the model here were equal, in each of "
+    "{batches} measured forwards",
+    "Look for a data set that returns one item for each index, a transform that makes the items "
+    "equal, inputs of zeros, or one sample that is expanded. If it is meant, give watch or "
+    "Watchdog the names of the other rules",
 )
 
 # warnings without a kind

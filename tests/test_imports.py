@@ -42,6 +42,7 @@ INTERNAL = [
     "tests/sites/test_traced_functions.py",
     "tests/functional/test_disout.py",
     "tests/functional/test_sparse.py",
+    "tests/observers/test_equal_inputs.py",
     "tests/observers/test_moments.py",
     "tests/observers/test_operators.py",
     "tests/observers/test_sampling.py",

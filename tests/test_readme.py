@@ -48,7 +48,7 @@ def test_the_code_runs_and_prints_what_is_shown(capsys, tmp_path, monkeypatch):
 
 def test_every_block_of_code_is_tested():
     # those without a language are commands, which `test_commands_and_links` reads
-    assert [language for language, _ in BLOCKS] == ["", "python", "text", "", "bibtex"]
+    assert [language for language, _ in BLOCKS] == ["", "python", "text", "bibtex", ""]
 
 
 def test_the_text_is_short():

@@ -18,10 +18,18 @@ PACKAGE = Path(dropblock_hooks.__file__).parent
 PAGE = (Path(__file__).parents[1] / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
 
 TABLE = {name: value for name, value in vars(messages).items() if isinstance(value, Message)}
+# what the text of a finding may end with
+ENDINGS = (
+    "WITH_EFFECTS",
+    "FIRST_BAD_CALL",
+    "FIRST_BAD_GRADIENT",
+    "ROWS_OF_OUTPUT",
+    "ROWS_OF_GRADIENT",
+)
 WARNINGS = {
     name: value
     for name, value in vars(messages).items()
-    if isinstance(value, str) and name[0].isalpha() and name != "WITH_EFFECTS"
+    if isinstance(value, str) and name[0].isalpha() and name not in ENDINGS
 }
 CAUSES = {name: value for name, value in vars(messages).items() if isinstance(value, Cause)}
 

@@ -37,7 +37,8 @@ def watch(
         action: ``"warn"``, ``"raise"``, or a function of a `Finding`.
         every: look at each n-th training forward, and measure some of the others; 1 measures each
             forward. 0 or None: measure each forward, and look when an epoch or the block ends.
-        options: other fields of `Watchdog`, and ``grad_scaler`` and ``root`` of `attach`.
+        options: other fields of `Watchdog`, such as ``keep=3``, which shows the last 3 measured
+            calls of a layer before NaN; and ``grad_scaler`` and ``root`` of `attach`.
 
     Raises:
         TypeError, ValueError: if a rule, an action or an option does not exist.

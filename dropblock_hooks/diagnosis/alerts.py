@@ -50,6 +50,8 @@ def new_alerts(
     clock.looks += statistics
     for sight in sights:
         sight.watched.forget(statistics)
+    if statistics:
+        clock.batches.forget()
 
     new = [finding for key, finding in findings.items() if key not in before]
     return _first_cause(new, sights)
@@ -115,6 +117,7 @@ def _judge(
     Without `statistics`, the findings of the last look about statistics hold.
     """
     clock = Clock.of(run.shared)
+    clock.batches.read()
     last_findings = list(clock.alerts.values())
 
     nonfinite = list(find_nonfinite(run, with_rule(Kind.NONFINITE, sights)))

@@ -2,16 +2,19 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 
 from .. import messages
 from .._torch import local_values
 from ..findings import Finding
+from ..observers.rows import Row
 from ..observers.watchdog import Clock, Gap
 from ..quoting import listed
 from ..sites.run import Run
 from ..sites.scaler import is_enabled
+from ..tables import counted
 from .sights import Sight
 
 _SMALLEST_SCALE = 1.0  # a GradScaler below it is not recovering from its overflows
@@ -21,7 +24,17 @@ def find_nonfinite(run: Run, sights: list[Sight]) -> Iterator[Finding]:
     """Find the layer that made the first bad value, or the first that a bad gradient reaches.
 
     An output with -Inf alone may be masked logits. It is a cause only where NaN or +Inf follows.
+    The text ends with the last steps before, if the `Watchdog` keeps some.
     """
+    by_site = {sight.site.key: sight for sight in sights}
+    for finding in _find_first(run, sights):
+        sight = by_site[finding.sites[0]]
+        parts = [finding.text, *_steps_before(sight)]
+        yield replace(finding, text=". ".join(parts))
+
+
+def _find_first(run: Run, sights: list[Sight]) -> Iterator[Finding]:
+    """Find the first bad value in a forward or a backward, or the parameters that it has left."""
     if not sights:
         return
 
@@ -43,6 +56,31 @@ def find_nonfinite(run: Run, sights: list[Sight]) -> Iterator[Finding]:
         yield _of_forward(first, sights, clock)
     else:
         yield from _after_the_last_measured(sights, clock, compiled=run.ticker is not None)
+
+
+def _steps_before(sight: Sight) -> Iterator[str]:
+    """Tell the first bad call of a layer, and what was measured in the last calls before it."""
+    rows = sight.watched.rows
+    if not rows.keep:
+        return
+    if rows.first_bad < math.inf:
+        text = messages.FIRST_BAD_GRADIENT if rows.in_gradient else messages.FIRST_BAD_CALL
+        yield text.format(call=rows.first_bad)
+    if rows.outputs:
+        yield messages.ROWS_OF_OUTPUT.format(**_shown(rows.outputs))
+    if rows.gradients:
+        yield messages.ROWS_OF_GRADIENT.format(**_shown(rows.gradients))
+
+
+def _shown(rows: Sequence[Row]) -> dict[str, str]:
+    """Return how many rows there are, the numbers of their calls, and their values."""
+    numbers = [str(row.call) for row in rows]
+    values = [f"{row.value:.3g}" for row in rows]
+    return {
+        "calls": counted(len(rows), "measured call"),
+        "numbers": ", ".join(numbers),
+        "values": ", ".join(values),
+    }
 
 
 def _of_forward(first: Sight, sights: Sequence[Sight], clock: Clock) -> Finding:

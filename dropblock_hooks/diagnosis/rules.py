@@ -28,6 +28,7 @@ def judge_statistics(base: nn.Module, clock: Clock, sights: list[Sight]) -> Iter
     yield from _no_gradient(base, sights, with_rule(Kind.NO_GRADIENT, sights))
     yield from find_no_update(with_rule(Kind.NO_UPDATE, sights))
     yield from _eval_norms(sights, with_rule(Kind.EVAL_NORM, sights))
+    yield from _equal_inputs(clock, with_rule(Kind.EQUAL_INPUTS, sights))
 
 
 class _Norms(NamedTuple):
@@ -161,6 +162,18 @@ def _eval_norms(all_sights: list[Sight], sights: list[Sight]) -> Iterator[Findin
         often = most_called >= sight.dog.min_calls and forwards >= sight.dog.enough
         if often and sight.trained:
             yield sight.finding(messages.EVAL_NORM, forwards=forwards)
+
+
+def _equal_inputs(clock: Clock, sights: list[Sight]) -> Iterator[Finding]:
+    """Find batches whose samples are all equal; the first layer that returns is named."""
+    judged = [sight for sight in sights if sight.judged]
+    if not judged:
+        return
+    first = min(judged, key=lambda sight: sight.watched.at)
+    batches = clock.batches
+    if batches.are_equal(first.dog.enough):
+        numbers = {"samples": batches.size, "batches": batches.compared}
+        yield first.finding(messages.EQUAL_INPUTS, **numbers)
 
 
 def _called(sights: Sequence[Sight]) -> list[str]:

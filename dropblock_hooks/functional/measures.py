@@ -37,7 +37,10 @@ MEASURED, TURN, DISTANCE, SEEN_GRADIENTS, FOUND, SQUARE = 14, 15, 16, 17, 18, 21
 since the beginning, the distance of measured ones, and the gradients; and for kernels: three
 numbers of a call, and one of a gradient.
 """
-WATCHED = 22  # places in it
+WATCHED = 22
+"""The number of these places. After them come rows of the last measured calls, and as many rows of
+gradients, if a Watchdog keeps some: see `rows_in`.
+"""
 _ROW = 4096  # values that are added up in float32
 _TINY = 1e-12  # the magnitude up to which a Watchdog calls a channel dead
 READ = {"cpu"}
@@ -212,19 +215,22 @@ def norm_of_arguments(arguments: Sequence[Tensor]) -> Tensor:
     -inf counts in the first argument only, because masks of attention hold it.
     """
     masks = [_positive(y) for y in arguments[1:] if y.numel()]
-    return _largest_norm([*arguments[:1], *masks])
+    norms = [norm_of(x) for x in arguments[:1] if x.numel()]
+    return _largest_of([*norms, *masks])
 
 
-def extremes(tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
+def extremes(tensors: Sequence[Tensor], exact: bool = False) -> tuple[Tensor, Tensor | None]:
     """Return a number that is finite if all values are, and one if no value is NaN or +Inf.
 
-    -Inf may be a mask of logits. On a CPU, the second number is missing if all values are finite.
+    If it should be `exact`, the first number is the largest magnitude. -Inf may be a mask of
+    logits. On a CPU, the second number is missing if all values are finite.
     """
     tensors = [x for x in tensors if x.numel()]
-    largest = _largest_norm(tensors)
+    measure = largest_magnitude if exact else norm_of
+    largest = _largest_of([measure(x) for x in tensors])
     if largest.device.type == "cpu" and largest < math.inf:
         return largest, None
-    return largest, _largest_norm([_positive(x) for x in tensors])
+    return largest, _largest_of([_positive(x) for x in tensors])
 
 
 def _positive(x: Tensor) -> Tensor:
@@ -264,12 +270,19 @@ def _kernels_take(tensors: Sequence[Tensor]) -> bool:
     return takes and len({x.device for x in tensors}) == 1
 
 
-def _largest_norm(tensors: Sequence[Tensor]) -> Tensor:
-    """Return a number that is finite if all values are."""
-    norms = [norm_of(x) for x in tensors if x.numel()]
-    if len(norms) == 1:
-        return norms[0]
-    return together(norms).amax() if norms else torch.zeros(())
+def _largest_of(numbers: Sequence[Tensor]) -> Tensor:
+    """Return the largest number, or NaN if one is NaN; 0 without any."""
+    if len(numbers) == 1:
+        return numbers[0]
+    return together(numbers).amax() if numbers else torch.zeros(())
+
+
+def largest_magnitude(x: Tensor) -> Tensor:
+    """Return the largest magnitude, or NaN if there is one."""
+    if x.element_size() == 1:
+        x = x.float()  # torch has no extremes of float8
+    low, high = torch.aminmax(x)
+    return torch.maximum(high, -low)
 
 
 def norm_of(x: Tensor) -> Tensor:
@@ -295,6 +308,29 @@ def square_of(x: Tensor, scale: float | Tensor = 1.0) -> Tensor | None:
 
     square: Tensor | None = launch.or_else(lambda: moments.square_of(x, scale), lambda: None)
     return square
+
+
+def rows_in(state: Tensor) -> int:
+    """How many rows of calls, and of gradients, the tensor of `add_watched` has.
+
+    A row is the number of the call or gradient since the beginning, from 1, and what was measured.
+    """
+    return (state.shape[0] - WATCHED) // 4
+
+
+def _keep_row(new: Tensor, of_gradient: bool, value: Tensor) -> None:
+    """Add a row behind the others, if all values so far were finite. The oldest row goes."""
+    keep = rows_in(new)
+    if not keep:
+        return
+    begin = WATCHED + 2 * keep * of_gradient
+    rows = new[begin : begin + 2 * keep]
+    first_bad = new[FIRST_BAD_GRADIENT if of_gradient else FIRST_BAD]
+
+    row = torch.stack((new[TURN] + 1, value.to(new)))
+    moved = torch.cat((rows[2:], row))
+    are_finite = (value.to(new) < math.inf) & (first_bad == math.inf)
+    rows.copy_(torch.where(are_finite, moved, rows))
 
 
 def _recomputes() -> bool:
@@ -612,7 +648,7 @@ class _WatchedCall:
 
         mode = TRAINED if self.training else EVALUATED
         places = mode, OFF, CALLS, BAD_CALLS, FIRST_BAD, FIRST_MADE, FIRST_WORSE, NEAR, MEASURED
-        moments.note_call(gate, numbers, near, places)
+        moments.note_call(gate, numbers, near, (*places, WATCHED), rows_in(self.state))
 
     def add_with_torch(self) -> None:
         new = _begins(self.training, self.state, calls=True)
@@ -628,7 +664,8 @@ class _WatchedCall:
     def _measure(self, new: Tensor, due: Any) -> None:
         """Measure the call in a state, if the call is `due`."""
         before = new.clone()
-        largest, positive = extremes(self.tensors)
+        largest, positive = extremes(self.tensors, exact=rows_in(new) > 0)
+        _keep_row(new, False, largest)
         if positive is not None:
             self._note_bad(new, largest, positive)
         if self.tensors and self.tensors[0].numel():
@@ -683,8 +720,10 @@ def add_watched_gradient(grad: Tensor, scale: Tensor | None, training: bool, sta
 
         def with_kernels() -> None:
             gate = moments.Gate(state, training, False, TURN, DISTANCE, planned=True)
-            places = SEEN_GRADIENTS, GRADIENTS, GRADIENT_NORM, FIRST_BAD_GRADIENT
-            moments.note_gradient(gate, grad, state[SQUARE], scale, places)
+            keep = rows_in(state)
+            rows_at = WATCHED + 2 * keep
+            places = SEEN_GRADIENTS, GRADIENTS, GRADIENT_NORM, FIRST_BAD_GRADIENT, rows_at
+            moments.note_gradient(gate, grad, state[SQUARE], scale, places, keep)
 
         launch.or_else(with_kernels, lambda: _add_gradient(grad, scale, training, state))
     else:
@@ -710,6 +749,7 @@ def _measure_gradient(grad: Tensor, scale: Tensor | None, new: Tensor, due: Any)
     norm = norm_of(grad).to(new)
     if scale is not None:
         norm = norm / scale.to(new)
+    _keep_row(new, True, norm)
     finite = norm < math.inf
     new[GRADIENT_NORM] += torch.where(finite, norm, 0.0)
 

@@ -415,6 +415,35 @@ def drop_blocks(
     )
 
 
+def drop_and_count(
+    x: Tensor,
+    cells: Tensor,
+    counts: Tensor,
+    training: bool,
+    *,
+    block: Sequence[int],
+    method: Method,
+    normalize: Normalize,
+    share_channels: bool,
+) -> tuple[Tensor, Tensor]:
+    """Draw what is random, and call `drop_blocks`; return the tensor and the new counts."""
+    random = randomness(x, block, share_channels, method)
+    together = keeps_channels_together(x)
+    y, _, _, new_counts = drop_blocks(
+        x,
+        cells,
+        counts,
+        random,
+        training,
+        block,
+        method,
+        normalize,
+        share_channels,
+        together,
+    )
+    return y, new_counts
+
+
 def _drop_blocks_with_kernels(
     x: Tensor,
     rows: Tensor,

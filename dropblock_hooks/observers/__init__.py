@@ -6,4 +6,6 @@
 - `watchdog`: `Watchdog`, with its rules and limits, and the numbers of its sites, which
   ``diagnosis.alerts`` judges
 - `updates`: for the rules of `Watchdog` about parameters, whether updates have changed them
+- `batches`: for its rule about inputs, whether batches of the model are equal
+- `rows`: the last measured calls of a layer, which `Watchdog` shows before NaN or Inf
 """

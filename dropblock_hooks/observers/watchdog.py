@@ -38,6 +38,8 @@ from ..functional.measures import (
 from ..quoting import quote, shown
 from ..registry import register, store
 from .base import Compiled, Observer, Seen, State
+from .batches import Batches
+from .rows import Rows, rows_of
 from .updates import Updates
 
 RULES = (
@@ -49,6 +51,7 @@ RULES = (
     "no_gradient",
     "no_update",
     "eval_norm",
+    "equal_inputs",
 )
 _INF = math.inf
 _ENOUGH = 4  # measured forwards that a rule about statistics needs
@@ -96,7 +99,11 @@ class Watchdog(Observer):
     - ``eval_norm``: a BatchNorm whose weight or bias is trained is in evaluation mode, and the
       model is in training mode.
 
-    Compiled code does not see the layers, so the last two need eager mode.
+    - ``equal_inputs``: all samples of a batch are equal in each measured forward since the last
+      look, because a data loader repeats one sample, or inputs are zeros. Batches of one sample,
+      lists of tensors and graphs are not judged.
+
+    Compiled code does not see the layers, so the last three need eager mode.
 
     Example:
         >>> model, found = nn.Sequential(nn.Linear(4, 4), nn.Sigmoid(), nn.Linear(4, 2)), []
@@ -130,6 +137,9 @@ class Watchdog(Observer):
         min_calls: the fewest calls of a layer that rules other than ``nonfinite`` need; at least 1.
             They also need 4 measured calls and gradients, or `min_calls` of them if that is below
             4. A layer with fewer waits for the next look.
+        keep: how many steps before the first NaN or Inf the rule ``nonfinite`` shows of the layer
+            that it names, at least 0: the largest magnitude of its output and the norm of its
+            gradient in the last measured calls, with the numbers of these calls.
 
     Raises:
         TypeError: if an argument has a wrong type.
@@ -144,6 +154,7 @@ class Watchdog(Observer):
     max_dead: float = field(default=0.9, kw_only=True)
     max_saturated: float = field(default=0.8, kw_only=True)
     min_calls: int = field(default=10, kw_only=True)
+    keep: int = field(default=0, kw_only=True)
 
     channelwise: ClassVar[bool] = True
     whole: ClassVar[bool] = True
@@ -179,15 +190,17 @@ class Watchdog(Observer):
             raise ValueError(f"{text}, got {quote(self.action)}")
         as_count("every", self.every or 0, 0)
         as_count("min_calls", self.min_calls)
+        as_count("keep", self.keep, 0)
         as_number("max_ratio", self.max_ratio, allowed=Range(1, open_low=True))
         as_number("max_dead", self.max_dead, allowed=_SHARE)
         as_number("max_saturated", self.max_saturated, allowed=_SHARE)
 
     def start(self) -> State:
-        return {"watched": Watched()}
+        return {"watched": Watched(rows=Rows(self.keep))}
 
     def is_due(self, state: State, turn: int, training: bool, shared: dict[str, Any]) -> bool:
         state["watched"].called += 1
+        state["watched"].number += 1
         is_planned = not training or Clock.of(shared).measures
         return is_planned and not launch.is_captured()
 
@@ -223,7 +236,8 @@ class Watchdog(Observer):
         values = [0.0] * WATCHED
         for first in FIRST_BAD, FIRST_MADE, FIRST_WORSE, FIRST_BAD_GRADIENT:
             values[first] = _INF
-        return values
+        numbers_of_rows = 2 * 2 * self.keep  # of outputs and of gradients
+        return values + [0.0] * numbers_of_rows
 
     def distance(self, shared: dict[str, Any]) -> int:
         """Return how far apart compiled code measures forwards: 1 measures each of them."""
@@ -283,6 +297,7 @@ class Clock:
     closely: bool = False  # whether each forward is measured, because NaN came in such a gap
     scale: float = 0.0  # the factor of the loss at the last look
     scale_fell: bool = False  # whether the factor was larger at the look before that
+    batches: Batches = field(default_factory=Batches)  # that enter the model
 
     @classmethod
     def of(cls, shared: dict[str, Any]) -> Self:
@@ -363,6 +378,7 @@ class Watched:
     worse: float = _INF  # the time of the first output with NaN or +Inf; -Inf may be a mask
     grad_bad: float = _INF  # the time of the first gradient with NaN or Inf
     called: int = 0  # all calls
+    number: int = 0  # all calls since the beginning, in eager mode
     evaluated: int = 0  # the measured forwards in which a BatchNorm was in evaluation mode
     calls: int = 0  # the calls that were measured
     bad_calls: int = 0  # the measured calls whose output had NaN or Inf
@@ -376,6 +392,7 @@ class Watched:
     units: State = field(default_factory=dict)  # the flags of `add_alive`
     unread: list["Note"] = field(default_factory=list)
     updates: Updates = field(default_factory=Updates)
+    rows: Rows = field(default_factory=Rows)  # of the last measured calls
 
     def forget(self, statistics: bool) -> None:
         """Forget values that were not finite, and with `statistics` all counts and sums."""
@@ -384,6 +401,7 @@ class Watched:
         self.worse = _INF
         self.grad_bad = _INF
         self.gap = 0
+        self.rows.forget()
         if statistics:
             self.called = self.calls = self.bad_calls = self.grads = 0
             self.norm = self.near = 0.0
@@ -398,13 +416,10 @@ class Watched:
         self.calls += 1
 
         found = largest_of_call(seen.tensors, seen.given)
-        if found is not None:
-            self.unread.append(Note(time, found, of_call=True))
-        else:
-            worst, positive = extremes(seen.tensors)
-            if positive is not None:  # otherwise there is nothing to note
-                given = norm_of_arguments(seen.given)
-                self.unread.append(Note(time, together([worst, positive, given]), of_call=True))
+        if found is None:
+            found = self._numbers_of_call(seen)
+        if found is not None:  # otherwise there is nothing to note
+            self.unread.append(Note(time, found, self.number + self.turn, of_call=True))
         if not x.numel():
             return
 
@@ -416,21 +431,30 @@ class Watched:
         if self.bounds is not None:
             self.near = self.near + near_bounds(x, *self.bounds)
 
+    def _numbers_of_call(self, seen: Seen) -> Tensor | None:
+        """Return the numbers of a `Note`; None if all values are finite and no row is kept."""
+        keeps = self.rows.keep > 0
+        worst, positive = extremes(seen.tensors, exact=keeps)
+        if positive is not None:
+            return together([worst, positive, norm_of_arguments(seen.given)])
+        return together([worst] * 3) if keeps else None
+
     def see_gradient(self, seen: Seen, time: int) -> None:
         """Add one gradient."""
         if not seen.tensor.numel():
             return
         self.grads += 1
+        call = self.number + self.turn
 
         square = square_of(seen.tensor, seen.scale)
         if square is not None:
-            self.unread.append(Note(time, square, is_square=True))
+            self.unread.append(Note(time, square, call, is_square=True))
             return
 
         norm = norm_of(seen.tensor)
         if isinstance(seen.scale, Tensor) or seen.scale != 1.0:
             norm = norm / seen.scale
-        self.unread.append(Note(time, norm))
+        self.unread.append(Note(time, norm, call))
 
     def take(self, counted: Compiled) -> None:
         """Add the counts of compiled code.
@@ -461,6 +485,7 @@ class Watched:
         self.calls += round(values[MEASURED])
         self.bad_calls += round(values[BAD_CALLS])
         self._take_plan(values, calls)
+        self._take_rows(values, calls)
         self.bad = min(self.bad, first_bad)
         self.made = min(self.made, first_made)
         self.worse = min(self.worse, first_worse)
@@ -484,6 +509,17 @@ class Watched:
             self.gap = bad_turn - 1 - last_planned(bad_turn - 1, distance)
             self.bad_ago = turn - bad_turn
 
+    def _take_rows(self, values: Sequence[float], calls: int) -> None:
+        """Keep the rows that compiled code has kept, and note the first bad calls."""
+        middle = (WATCHED + len(values)) // 2
+        first_call = self.number + self.turn - calls + 1
+        self.rows.take(
+            rows_of(values[WATCHED:middle], self.number),
+            rows_of(values[middle:], self.number),
+            first_bad=first_call + values[FIRST_BAD],
+            first_bad_gradient=first_call + values[FIRST_BAD_GRADIENT],
+        )
+
     def read(self) -> None:
         """Count the notes; this waits for a device."""
         read_together([self])
@@ -492,11 +528,12 @@ class Watched:
         """Count a note, whose numbers come next."""
         first = next(numbers)
         if note.of_call:
+            self.rows.add(note.call, first)
             self._add_call(note.time, first, positive=next(numbers), given=next(numbers))
-        elif note.is_square:
-            self._add_gradient(note.time, math.sqrt(first))
-        else:
-            self._add_gradient(note.time, first)
+            return
+        norm = math.sqrt(first) if note.is_square else first
+        self.rows.add(note.call, norm, in_gradient=True)
+        self._add_gradient(note.time, norm)
 
     def _add_gradient(self, time: int, norm: float) -> None:
         """Add the norm of a gradient, or its time if the norm is not finite."""
@@ -524,14 +561,17 @@ class Note:
     Attributes:
         time: the time of the `Clock`.
         numbers: the norm of a gradient; or three numbers of a call. The first is finite if all
-            values of the output are. The second is finite if none of them is NaN or +Inf. The
-            third is finite if all values of the arguments are.
+            values of the output are; where rows are kept, it is the largest magnitude. The second
+            is finite if none of them is NaN or +Inf. The third is finite if all values of the
+            arguments are.
+        call: the number of the call, or of the last call before the gradient.
         of_call: True for a call, False for a gradient.
         is_square: whether the norm is still to be computed as the square root.
     """
 
     time: int
     numbers: Tensor
+    call: int
     of_call: bool = False
     is_square: bool = False
 

@@ -34,8 +34,8 @@ Applied = tuple[Tensor, Tensor | int | None]
 """What ``apply`` returns."""
 
 
-_OF_APPLY = ("function", "linear", "idle_at_zero", "traced", "counts_itself", "off", "parts")
-"""The class variables that describe ``apply``, which a class with another ``apply`` sets again."""
+_OF_APPLY = ("function", "linear", "idle_at_zero", "traced", "off", "parts", "apply_all", "counted")
+"""What belongs to one ``apply``: a class with another ``apply`` does not inherit these."""
 
 
 class Now:
@@ -160,7 +160,6 @@ class Regularizer:
 
     # how compiled code runs it
     traced: ClassVar[bool] = False  # whether ``apply`` is traced, with rates as tensors
-    counts_itself: ClassVar[bool] = False  # whether it has ``apply_counted``
 
     def __copy__(self) -> Self:
         copied = object.__new__(type(self))
@@ -190,6 +189,14 @@ class Regularizer:
         meaning.
         """
         raise NotImplementedError
+
+    def counted(self) -> Callable[..., tuple[Tensor, Tensor]] | None:
+        """Return a function that compiled code calls in place of ``apply``, or None.
+
+        It is called with the tensor, the cells and the counts of the site, and the mode of the
+        layer; see `functional.cells`. It returns the regularized tensor and the new counts.
+        """
+        return None
 
     def check(self, values: Mapping[str, float]) -> None:
         """Raise ValueError if fields contradict each other; `values` are the rates at one time.
@@ -229,8 +236,7 @@ class Regularizer:
         if not {"apply", "bind"} & vars(cls).keys():
             return
 
-        # inherited values, and an inherited `apply_all`, belong to another `apply`
-        for name in (*_OF_APPLY, "apply_all"):
+        for name in _OF_APPLY:
             if name not in vars(cls):
                 setattr(cls, name, getattr(Regularizer, name))
 

@@ -200,6 +200,7 @@ class Observed:
         if self.gradients is not None:
             self._numbers.append(self.gradients)
         _keep_addresses([*self._numbers, self.alive, self.batches])
+        self.tensors = self.state, self.gradients, self.alive
         self.write()
 
     def fits(self, device: torch.device, channels: int, has_batches: bool) -> bool:

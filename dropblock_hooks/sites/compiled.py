@@ -40,22 +40,21 @@ def note(site: LiveSite, device: torch.device, training: bool) -> None:
 
 def regularize(site: LiveSite, x: Tensor, layer_input: Any, training: bool) -> Tensor:
     """Return the regularized activation, or a copy whose gradient will be regularized."""
+    site.use_board(x.device)
+    if site.counted is not None:
+        return _regularize_counted(site, x, training)
     if site.of_gradients and not may_get_grad(x):
         site.note_no_gradient()
         note(site, x.device, training)  # the first pass of a reentrant checkpoint, say
         return x
 
-    site.use_board(x.device)
-    sure = site.reader.sure
-    view = sure if sure and len(sure.layout) == x.ndim else site.view_of(x)
+    view = _view_of(site, x)
     if site.of_gradients:
         cells = read(site, training)
         count(site.counts, cells[CALLED])
         scale = scale_tensor(site.run.scaler) if site.scaled else None
         copied: Tensor = _OnGradient.apply(x, cells, scale, site, view)
         return copied
-    if site.counts_itself:
-        return _regularize_counted(site, x, view, training)
 
     now = Now()
     now.input = layer_input
@@ -71,14 +70,25 @@ def regularize(site: LiveSite, x: Tensor, layer_input: Any, training: bool) -> T
     return y
 
 
-def _regularize_counted(site: LiveSite, x: Tensor, view: View, training: bool) -> Tensor:
+def _regularize_counted(site: LiveSite, x: Tensor, training: bool) -> Tensor:
     """The activation of a regularizer that adds to the counts itself."""
-    regularizer: Any = site.regularizer
-    plain = view is site.reader.sure
-    maps = x if plain else view.take(x)
-    y, counts = regularizer.apply_counted(maps, site.cells, site.counts, training)
+    y: Tensor
+    sure = site.reader.sure
+    if sure and len(sure.layout) == x.ndim:
+        y, counts = site.counted(x, site.cells, site.counts, training)
+        site.counts.copy_(counts)
+        return y
+
+    view = site.view_of(x)
+    y, counts = site.counted(view.take(x), site.cells, site.counts, training)
     site.counts.copy_(counts)
-    return y if plain else view.put(y, x)
+    return view.put(y, x)
+
+
+def _view_of(site: LiveSite, x: Tensor) -> View:
+    """How the axes of a tensor are read, with few functions, because dynamo traces them."""
+    sure = site.reader.sure
+    return sure if sure and len(sure.layout) == x.ndim else site.view_of(x)
 
 
 def _put_rates(now: Now, site: LiveSite, rates: Tensor) -> None:

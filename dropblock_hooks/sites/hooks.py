@@ -16,8 +16,8 @@ from torch.compiler import is_compiling, is_dynamo_compiling
 
 from .._torch import (
     COMPILING,
-    EXPORTING,
     NO_TASK,
+    constant_when_traced,
     forward_hooks,
     forward_pre_hooks,
     graph_task,
@@ -316,18 +316,33 @@ class SiteHook:
 
         Dynamo takes long for each function that is called here, so there are few.
         """
+        if not self._is_simple():
+            return self._compile_any(module, args, rest)
         site = self.site
-        if TOO_OLD or getattr(compiler, EXPORTING, False):
-            return self._export(module, args, rest)
         training = module.training and not type(module).__module__.startswith(_QUANTIZED)
         if not (training or site.is_on(False)):
             return None
 
-        if self.direct and site.traced and not transforming():
-            x = rest[-1]
-            # as `indexing.is_dense`, of tensors that dynamo traces
-            if isinstance(x, Tensor) and x.layout is torch.strided and x.is_floating_point():
-                return self._regularize(compiled.regularize, args, x, training)
+        x = rest[-1]
+        # as `indexing.is_dense`, of tensors that dynamo traces
+        if isinstance(x, Tensor) and x.layout is torch.strided and x.is_floating_point():
+            y = compiled.regularize(site, x, args[0] if args else None, training)
+            return None if y is x else y
+        return self._act(module, args, rest)
+
+    @constant_when_traced
+    def _is_simple(self) -> bool:
+        """Whether `_compile` may take an output that is one tensor; dynamo calls it as Python."""
+        is_pure = self.direct and self.site.traced
+        return is_pure and not (TOO_OLD or is_exporting() or transforming())
+
+    def _compile_any(self, module: nn.Module, args: tuple[Any, ...], rest: tuple[Any, ...]) -> Any:
+        """Run while torch.compile or torch.export traces, at any value of the layer."""
+        if TOO_OLD or is_exporting():
+            return self._export(module, args, rest)
+        training = module.training and not type(module).__module__.startswith(_QUANTIZED)
+        if not (training or self.site.is_on(False)):
+            return None
         return self._act(module, args, rest)
 
     def _export(self, module: nn.Module, args: tuple[Any, ...], rest: tuple[Any, ...]) -> Any:
@@ -348,7 +363,10 @@ class ObserveHook(SiteHook):
     def __init__(self, site: LiveSite, local: str = "") -> None:
         super().__init__(site, local)
         self.direct = False
-        self.observer: Observer = site.regularizer  # type: ignore[assignment]  # by `takes`
+        observer: Observer = site.regularizer  # type: ignore[assignment]  # by `takes`
+        self.observer = observer
+        self.always = observer.active == "always"
+        self.reads_given = observer.reads_given
 
     def _act(self, module: nn.Module, args: tuple[Any, ...], rest: tuple[Any, ...]) -> Any:
         recomputed = graph_task() != NO_TASK
@@ -385,10 +403,53 @@ class ObserveHook(SiteHook):
         return is_due(self.site, module.training)
 
     def _compile(self, module: nn.Module, args: tuple[Any, ...], rest: tuple[Any, ...]) -> Any:
-        observer = self.observer
         training = module.training
-        if not (training or observer.active == "always") or is_exporting():
+        if not (training or self.always):
             return None
+
+        output = rest[-1]
+        if self._is_simple() and isinstance(output, Tensor):
+            kwargs = rest[0] if len(rest) == 2 else None
+            return self._observe_output(module, args, kwargs, output, training)
+        if is_exporting():
+            return None
+        return self._observe_any(self.call_of(args, rest), training)
+
+    @constant_when_traced
+    def _is_simple(self) -> bool:
+        is_pure = self.takes_output and self.site.traced and not self.observer.keeps_graph
+        return is_pure and not (TOO_OLD or is_exporting() or transforming())
+
+    def _observe_output(
+        self,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any] | None,
+        output: Tensor,
+        training: bool,
+    ) -> Tensor | None:
+        """Observe an output that is one tensor, with few functions, because dynamo traces them."""
+        if not output.is_floating_point() or output.layout is not torch.strided:
+            return None
+
+        site = self.site
+        is_unchanged = len(args) == 1 and args[0] is output
+        if is_unchanged and site.guesses_channels and type(module) is nn.Identity:
+            return None  # the layer before it is watched
+
+        arguments: list[Tensor] = []
+        if self.reads_given:
+            values = (*args, *kwargs.values()) if kwargs else args
+            for x in values:
+                if isinstance(x, Tensor) and x.is_floating_point():
+                    arguments.append(x)
+
+        watched = observe(site, [output], arguments, training)
+        return watched[0] if watched else None
+
+    def _observe_any(self, call: Call, training: bool) -> Any:
+        """Observe a call in compiled code that is not as simple as that of one tensor."""
+        observer = self.observer
         if TOO_OLD:
             refuse_version()
         if observer.keeps_graph:
@@ -397,43 +458,22 @@ class ObserveHook(SiteHook):
                 "the model without torch.compile"
             )
 
-        call = self.call_of(args, rest)
-        if self.site.traced and not transforming():
-            return self._observe(module, call, training)
         tensors, put, nesting = self._observed(call)
+        arguments = self._arguments(call)
+        if self.site.traced and not transforming():
+            if not tensors:
+                return None
+            watched = observe(self.site, tensors, arguments, training)
+            return put(watched) if watched else None
         watched = operator.observe_and_watch(
             self.site.handle,
             tensors,
-            self._arguments(call),
+            arguments,
             operator.written(nesting()),
             training,
             observer.sees_gradients,
         )
         return put(watched) if watched else None
-
-    def _observe(self, module: nn.Module, call: Call, training: bool) -> Any:
-        """Observe a call in compiled code, which traces this."""
-        output = call.output
-        if self.takes_output and isinstance(output, Tensor):
-            return self._observe_output(module, call, training)
-        tensors, put, _ = self._observed(call)
-        if not tensors:
-            return None
-        watched = observe(self.site, tensors, self._arguments(call), training)
-        return put(watched) if watched else None
-
-    def _observe_output(self, module: nn.Module, call: Call, training: bool) -> Any:
-        """Observe an output that is one tensor, with few functions, which dynamo traces."""
-        output = call.output
-        if not output.is_floating_point() or output.layout is not torch.strided:
-            return None
-        is_unchanged = len(call.args) == 1 and call.args[0] is output
-        if is_unchanged and self.site.guesses_channels and type(module) is nn.Identity:
-            return None  # the layer before it is watched
-
-        arguments = self._arguments(call) if self.observer.reads_given else []
-        watched = observe(self.site, [output], arguments, training)
-        return watched[0] if watched else None
 
     def _observed(self, call: Call) -> indexing.Flattened:
         """Return the observed tensors, with what puts others in place, and their nesting."""

@@ -81,6 +81,7 @@ class ModelHook:
         dogs = [item for item in regularizers if isinstance(item, Watchdog)]
         self.every = min((dog.every for dog in dogs if dog.every), default=0)
         self.fewest = max((dog.enough for dog in dogs), default=0)  # forwards for statistics
+        self.compares = any("equal_inputs" in dog.names for dog in dogs)
 
         self._training = False  # the mode of the last forward
         self._turns = 0  # how often the mode changed to training
@@ -151,7 +152,7 @@ class ModelHook:
             self.checks.check_first(self, model, inputs)
         if run.ticker is None and not launch.is_captured():
             if self.fewest:
-                self._note_parameters(model)
+                self._note_measured(model, inputs)
             if self.every:
                 self._count(model)
 
@@ -185,10 +186,13 @@ class ModelHook:
             if owner is not None:
                 hook.look(owner, together=True)
 
-    def _note_parameters(self, model: nn.Module) -> None:
-        """Let a `Watchdog` note the parameters after a forward that it has measured."""
-        if not (Clock.of(self.run.shared).measures and torch.is_grad_enabled()):
+    def _note_measured(self, model: nn.Module, inputs: Any) -> None:
+        """Let a `Watchdog` note inputs and parameters after a forward that it has measured."""
+        clock = Clock.of(self.run.shared)
+        if not (clock.measures and torch.is_grad_enabled()):
             return
+        if self.compares:
+            clock.batches.note(*inputs)
         for hook in self.hooks:
             dog = hook.site.regularizer
             if isinstance(dog, Watchdog):

@@ -125,7 +125,7 @@ class LiveSite:
         self.draws = regularizer.random and not self.of_gradients  # numbers for activations
         self.has_map = regularizer.spatial is not None
         self.reads_axes = self.has_map or regularizer.channelwise
-        self.counts_itself = regularizer.counts_itself
+        self.counted: Any = regularizer.counted()  # what compiled code calls in place of `apply`
         self.note_scaler()
         self.moves = any(map(is_moving, regularizer.rates.values()))
         self.always = regularizer.active == "always"

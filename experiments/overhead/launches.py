@@ -73,6 +73,7 @@ AT_A_LAYER: Mapping[Any, int] = {
     ActivationStats(every=1): 3,
     GradientStats(every=1): 3,
     Watchdog(): 4,
+    Watchdog(keep=3): 4,
 }
 """The most kernels that one step may start for a regularizer or observer of a layer."""
 AT_A_PARAMETER: Mapping[Any, int] = {

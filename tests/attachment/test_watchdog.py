@@ -155,15 +155,15 @@ def test_it_looks_at_the_forwards_1_2_4_8_and_every_nth_and_raises():
         model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
         attached = watch(model, action="raise", every=7)
         for _ in range(forward - 1):
-            model(torch.ones(2, 4))
+            model(torch.eye(2, 4))
         nn.init.constant_(model[1].weight, math.nan)
         if forward in (1, 2, 4, 7, 8, 14, 16):
             with pytest.raises(WatchdogError, match="NaN") as raised:
-                model(torch.ones(2, 4))
+                model(torch.eye(2, 4))
             looks += ids(raised.value.findings)
             assert str(pickle.loads(pickle.dumps(raised.value))) == str(raised.value)
         else:
-            model(torch.ones(2, 4))
+            model(torch.eye(2, 4))
             assert ids(attached.verify()) == [("1/Watchdog", "nonfinite")]  # and tells nothing
             assert str(attached).endswith(str(attached.alerts[0]))
     assert looks == [("1/Watchdog", "nonfinite")] * 7
@@ -231,7 +231,7 @@ def test_overflows_of_a_known_scaler_are_silent_while_it_can_recover(overflows, 
     for i in range(22):
         bad = math.inf if i < overflows else 1.0
         optimizer.zero_grad()
-        scaler.scale(model(torch.ones(2, 4)).square().sum() * bad).backward()
+        scaler.scale(model(torch.eye(2, 4)).square().sum() * bad).backward()
         scaler.step(optimizer)
         scaler.update()
     optimizer.zero_grad()

@@ -112,7 +112,8 @@ def main(dtype):
                 for calls in (True, False):
                     given = tensor_scale, True, calls, 3, -27, 14, row, alive, None
                     measures.add_statistics(grad, grad, None, *given)
-                watched = torch.zeros(measures.WATCHED, dtype=torch.float64)
+                keep = 3 if scale == 1.0 else 0
+                watched = torch.zeros(measures.WATCHED + 4 * keep, dtype=torch.float64)
                 for bounds in ([], [0.0, 1.0]):
                     measures.add_watched([grad], [grad, grad], grad, True, bounds, watched, alive)
                 measures.add_watched_gradient(grad, tensor_scale, True, watched)

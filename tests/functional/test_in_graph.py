@@ -44,6 +44,7 @@ def test_the_graph_calls_kernels_in_place_of_operators(item):
 
 WATCHED = {
     "watch": (["largest", "alive", "note"], ["square", "note"]),
+    "watch with rows": (["largest", "alive", "note"], ["square", "note"]),
     "activations": (["alive", "measure", "add"], []),
     "gradients": ([], ["measure", "add"]),
 }

@@ -327,6 +327,59 @@ def test_notes_of_compiled_code(on, bad, both):
         assert state[measures.FIRST_BAD] == {None: math.inf, "mask": math.inf}.get(bad, 5)
 
 
+MEASURED = (1, 2, 3, 4, 6, 8, 9)  # of 9 calls, with a distance of 3
+BAD = (5, 6, 7)  # calls with NaN or Inf, of which only the sixth is measured
+
+
+def rows_of(values, is_bad, keep):
+    """The rows of calls: their numbers and values. There are none after the first bad one."""
+    last = BAD[0] if is_bad else 9
+    rows = [[call, values[call - 1]] for call in MEASURED if call <= last][-keep:]
+    return torch.tensor([[0, 0]] * (keep - len(rows)) + rows, dtype=torch.float64)
+
+
+@pytest.mark.usefixtures("reading")
+@pytest.mark.parametrize("is_on", [True, False], ids=["on", "off"])
+@pytest.mark.parametrize("is_bad", [True, False], ids=["bad", "finite"])
+@pytest.mark.parametrize("keep", [1, 3, 8])
+def test_rows_of_compiled_code(is_on, is_bad, keep, both):
+    torch.manual_seed(0)
+    outputs = torch.randn(9, 2, 3)
+    grads = torch.randn(9, 2, 3)
+    scales = [1.0 if i % 2 else 16.0 for i in range(9)]
+
+    def run():
+        state = torch.zeros(measures.WATCHED + 4 * keep, dtype=torch.float64)
+        first = [measures.FIRST_BAD, measures.FIRST_MADE, measures.FIRST_BAD_GRADIENT]
+        state[[*first, measures.FIRST_WORSE]] = math.inf
+        state[1] = is_on
+        state[measures.DISTANCE] = 3
+        of_gradients = state.clone()
+        for i in range(9):
+            bad = math.nan if is_bad and i + 1 in BAD else 1.0
+            measures.add_watched([outputs[i] * bad], [], None, True, [], state, None)
+            scale = torch.tensor(scales[i])
+            measures.add_watched_gradient(grads[i] * bad, scale, True, of_gradients)
+        return state, of_gradients
+
+    peaks = [x.abs().max().item() for x in outputs]
+    norms = [(g.norm() / scale).item() for g, scale in zip(grads, scales, strict=True)]
+    begin = measures.WATCHED
+    middle = begin + 2 * keep
+    for state, of_gradients in both(run):
+        rows = state[begin:middle].view(keep, 2)
+        assert not state[middle:].any()
+        rows_of_gradients = of_gradients[middle:].view(keep, 2)
+        assert not of_gradients[begin:middle].any()
+        if is_on:
+            torch.testing.assert_close(rows, rows_of(peaks, is_bad, keep), rtol=1e-6, atol=0)
+            expected = rows_of(norms, is_bad, keep)
+            torch.testing.assert_close(rows_of_gradients, expected, rtol=1e-6, atol=0)
+        else:
+            assert not rows.any()
+            assert not rows_of_gradients.any()
+
+
 def live_tensors():
     return sum(isinstance(x, torch.Tensor) for x in gc.get_objects())
 

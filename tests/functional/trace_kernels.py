@@ -29,6 +29,7 @@ ITEMS = {
     "sample": DropBlock2d(0.1, 3, normalize="sample", share_channels=True),
     "across": DropBlock2d(0.1, 3, normalize=None, border="across"),
     "watch": Watchdog(every=None),
+    "watch with rows": Watchdog(every=None, keep=3),
     "activations": ActivationStats(),
     "gradients": GradientStats(),
 }

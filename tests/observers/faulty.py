@@ -239,6 +239,10 @@ def blank_first(x, step):
     return x.index_fill(0, torch.tensor([0]), 0.0)
 
 
+def equal_samples(x, step):
+    return x[:1].expand_as(x)
+
+
 def nan_in_batch_15(x, step):
     return x.index_fill(0, torch.tensor([3]), math.nan) if step == 15 else x
 
@@ -296,8 +300,8 @@ FAULTS = (
     Fault("weights of 0", mlp, "dead", "act2", "",
           both(fill("fc2.weight", 0.0), fill("fc2.bias", 0.0))),
     Fault("BatchNorm of equal samples", lambda: named(fc1=nn.Linear(16, 16),
-          bn1=nn.BatchNorm1d(16), act1=nn.ReLU(), head=nn.Linear(16, CLASSES)), "dead", "act1", "",
-          batch=lambda x, step: x[:1].expand_as(x)),
+          bn1=nn.BatchNorm1d(16), act1=nn.ReLU(), head=nn.Linear(16, CLASSES)), "equal_inputs",
+          "fc1", "data set", batch=equal_samples),
     Fault("frozen BatchNorm with far running statistics", cnn, "dead", "block2.branch.act", "",
           frozen_far_off),
     Fault("units that a learning rate killed", mlp, "dead", "act1 act2 act3", "learning rate",
@@ -306,6 +310,12 @@ FAULTS = (
           "weights", lambda model: model.fc2.weight.data.mul_(1000)),
     Fault("inputs of a wrong scale", lambda: mlp(nn.Tanh), "saturated", "act1", "",
           batch=lambda x, step: 1e3 * x),
+    # batches whose samples are all equal
+    Fault("one image in the whole batch", cnn, "equal_inputs", "stem", "", batch=equal_samples),
+    Fault("one text in the whole batch", Recurrent, "equal_inputs", "embed", "",
+          batch=equal_samples),
+    Fault("images of zeros", vit, "equal_inputs", "patch", "zeros",
+          batch=lambda x, step: torch.zeros_like(x)),
     # gradients along the depth
     Fault("small weights", lambda: deep(nn.Tanh, 0.05), "vanishing", "fc1", "larger weights"),
     Fault("twelve sigmoids", lambda: deep(nn.Sigmoid), "vanishing", "fc1", "normalization"),

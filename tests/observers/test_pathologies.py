@@ -27,12 +27,12 @@ def alerts_of(fault, epochs=2, steps=12):
 
 
 MISSED = {
-    "BatchNorm of equal samples",  # no rule compares the samples of a batch
     "gradient times 0",  # a hook of the user, which acts behind that of the Watchdog
 }
 PLAIN = {
     "logarithm of 0",
     "NaN in one batch",
+    "one text in the whole batch",
     "root of 0",
     "bias far below 0",
     "inputs of a wrong scale",

@@ -27,6 +27,7 @@ from tests.observers.faulty import (
     code,
     cross_entropy,
     deep,
+    equal_samples,
     fill,
     mlp,
     named,
@@ -38,7 +39,7 @@ from tests.observers.faulty import (
 
 SGD = torch.optim.SGD
 ADAM = torch.optim.Adam
-FEWEST = 24  # of the 30 trainings
+FEWEST = 25  # of the 31 trainings
 LATE = 54  # a step (from 0) between the looks at the forwards 32 and 64
 
 
@@ -97,10 +98,6 @@ class Training:
 def late_batch(value, x, step):
     """Put a value into one sample of a late batch."""
     return x.index_fill(0, torch.tensor([3]), value) if step == LATE else x
-
-
-def equal_samples(x, step):
-    return x[:1].expand_as(x)
 
 
 def learning_rate_from(late, lr, model, optimizer, step):
@@ -172,6 +169,7 @@ TRAININGS = (
     Training("BatchNorm of equal samples", lambda: named(fc1=nn.Linear(16, 16),
              bn1=nn.BatchNorm1d(16), act1=nn.ReLU(), head=nn.Linear(16, CLASSES)),
              batch=equal_samples),
+    Training("one image in the whole batch", cnn, batch=equal_samples),
     # functions
     copied("logarithm of 0"),
     Training("logarithm of 0 in one late forward", mlp, log_of_zero_once),
@@ -213,7 +211,8 @@ CAUSES = {
     "huge values in a late batch": ("fc2", "nonfinite"),
     "inputs of a wrong scale": ("act1", "saturated"),
     "a blank sample divided by its norm": ("unit", "nonfinite"),
-    "BatchNorm of equal samples": None,
+    "BatchNorm of equal samples": ("fc1", "equal_inputs"),
+    "one image in the whole batch": ("stem", "equal_inputs"),
     "logarithm of 0": ("act2", "nonfinite"),
     "logarithm of 0 in one late forward": ("act2", "nonfinite"),
     "exponential without its maximum": ("block1.attention.branch.attn", "nonfinite"),

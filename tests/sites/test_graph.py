@@ -68,6 +68,7 @@ CASES = {
     "ActivationStats": ActivationStats(),
     "GradientStats": GradientStats(),
     "Watchdog": Watchdog(every=None),
+    "Watchdog with rows": Watchdog(every=None, keep=3),
 }
 SOON = ["DropBlock2d", "Dropout2d", "ClampGrad", "Watchdog"]
 LAYERS = "blocks.*.*"

@@ -436,6 +436,18 @@ def _square_kernel(
 
 
 @triton.jit
+def _keep_row(rows, is_kept, call, value, KEEP: tl.constexpr, WIDTH: tl.constexpr):
+    """Add a row behind the others if it `is_kept`, see `measures.rows_in`. The oldest row goes."""
+    place = tl.arange(0, WIDTH)
+    last = 2 * KEEP - 2  # where the new row begins
+    later = tl.load(rows + place + 2, mask=place < last, other=0.0)
+    row = tl.where(place == last, call, value)
+    tl.debug_barrier()  # all threads have read before one writes
+    exists = is_kept & (place < 2 * KEEP)
+    tl.store(rows + place, tl.where(place < last, later, row), mask=exists)
+
+
+@triton.jit
 def _note_call_kernel(
     state,  # before its part `numbers`; see `_add_kernel`
     numbers,
@@ -449,10 +461,13 @@ def _note_call_kernel(
     first_worse_at,
     near_at,
     measured_at,
+    rows_at,
     turn_at,
     distance_at,
     TRAINING: tl.constexpr,
     HAS_NEAR: tl.constexpr,
+    KEEP: tl.constexpr,
+    WIDTH: tl.constexpr,
 ):
     """Add a call to the state of a Watchdog in compiled code, and set `numbers` to 0."""
     due = _is_due(state, TRAINING, turn_at, distance_at, True, True)
@@ -465,13 +480,17 @@ def _note_call_kernel(
     measured = tl.load(state + measured_at)
     turn = tl.load(state + turn_at)
     infinite = float("inf")
-    bad = (tl.load(numbers) < infinite) == 0
+    largest = tl.load(numbers)
+    bad = (largest < infinite) == 0
     worse = (tl.load(numbers + 1) < infinite) == 0
     made = bad & (tl.load(numbers + 2) < infinite)
     on = _begin_call(state, TRAINING, counted_at, off_at, True)
     if on:
         tl.store(state + calls_at, calls + 1)
         tl.store(state + turn_at, turn + 1)
+    if KEEP > 0:
+        is_kept = due & (largest < infinite) & (first_bad == infinite)
+        _keep_row(state + rows_at, is_kept, turn + 1, largest, KEEP, WIDTH)
     if due:
         tl.store(state + measured_at, measured + 1)
         if bad:
@@ -498,10 +517,13 @@ def _note_gradient_kernel(
     gradients_at,
     norm_at,
     first_bad_at,
+    rows_at,
     turn_at,
     distance_at,
     TRAINING: tl.constexpr,
     SCALE_ON_DEVICE: tl.constexpr,
+    KEEP: tl.constexpr,
+    WIDTH: tl.constexpr,
 ):
     """Add a gradient to the state of a Watchdog in compiled code, and set `square` to 0."""
     due = _is_due(state, TRAINING, turn_at, distance_at, True, True)
@@ -517,6 +539,9 @@ def _note_gradient_kernel(
     if on > 0:
         tl.store(state + seen_at, seen + 1)
         tl.store(state + turn_at, turn + 1)
+    if KEEP > 0:
+        is_kept = due & finite & (first_bad == float("inf"))
+        _keep_row(state + rows_at, is_kept, turn + 1, norm, KEEP, WIDTH)
     if due:
         tl.store(state + gradients_at, gradients + 1)
         tl.store(square, tl.full([], 0.0, tl.float64))
@@ -761,17 +786,18 @@ def square_of(x: Tensor, scale: float | Tensor = 1.0) -> Tensor:
     return squares(x, add=True, scale=scale).view(())
 
 
-def note_call(gate: Gate, numbers: Tensor, near: Tensor | None, at: Any) -> None:
+def note_call(gate: Gate, numbers: Tensor, near: Tensor | None, at: Any, keep: int) -> None:
     """Add a call to the state of a Watchdog in compiled code.
 
     Args:
         gate: the state.
         numbers: the numbers from `largest_of_call`.
         near: the share of values near their bounds; None for layers without bounds.
-        at: the places of nine numbers: calls of the layer in this mode; calls while switched off;
+        at: the places of ten numbers: calls of the layer in this mode; calls while switched off;
             calls while switched on; measured calls with NaN or Inf; the first of these; the first
             of these with a finite input; the first call with NaN or +Inf; shares near bounds; all
-            measured calls.
+            measured calls; the rows.
+        keep: the number of rows.
     """
     launch.start(
         _note_call_kernel,
@@ -785,10 +811,14 @@ def note_call(gate: Gate, numbers: Tensor, near: Tensor | None, at: Any) -> None
         gate.every,
         TRAINING=int(gate.training),
         HAS_NEAR=near is not None,
+        KEEP=keep,
+        WIDTH=launch.power_of_two(2 * keep),
     )
 
 
-def note_gradient(gate: Gate, grad: Tensor, square: Tensor, scale: Tensor | None, at: Any) -> None:
+def note_gradient(
+    gate: Gate, grad: Tensor, square: Tensor, scale: Tensor | None, at: Any, keep: int
+) -> None:
     """Add a gradient to the state of a Watchdog in compiled code: two kernels.
 
     Args:
@@ -796,8 +826,9 @@ def note_gradient(gate: Gate, grad: Tensor, square: Tensor, scale: Tensor | None
         grad: the gradient.
         square: the sum of the squares of the gradient; 0 before and after.
         scale: the factor of the loss, by which the norm is divided; None is 1.
-        at: the places of four numbers: gradients, measured gradients, the sum of their norms, and
-            the first gradient with NaN or Inf.
+        at: the places of five numbers: gradients, measured gradients, the sum of their norms, the
+            first gradient with NaN or Inf, and the rows.
+        keep: the number of rows.
     """
     grad, unit = _one_unit(grad)
     launch.start(
@@ -826,4 +857,6 @@ def note_gradient(gate: Gate, grad: Tensor, square: Tensor, scale: Tensor | None
         gate.every,
         TRAINING=int(gate.training),
         SCALE_ON_DEVICE=scale is not None,
+        KEEP=keep,
+        WIDTH=launch.power_of_two(2 * keep),
     )

@@ -1,0 +1,93 @@
+"""What a `Watchdog` keeps of the last measured calls of a layer, to show them before NaN or Inf."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class Row(NamedTuple):
+    """A measured call of a layer, or the gradient of it.
+
+    Attributes:
+        call: the number of the call since attaching, from 1.
+        value: the largest magnitude in the output, or the norm of the gradient.
+    """
+
+    call: int
+    value: float
+
+
+@dataclass
+class Rows:
+    """The last measured calls of a layer and their gradients, before the first bad value.
+
+    Attributes:
+        keep: the largest number of rows of each kind; 0 keeps none.
+        outputs: the rows of outputs, the newest one last.
+        gradients: the rows of gradients.
+        first_bad: the number of the first call with NaN or Inf since the last look; inf without.
+        in_gradient: whether its gradient was bad, and not its output.
+    """
+
+    keep: int = 0
+    outputs: list[Row] = field(default_factory=list)
+    gradients: list[Row] = field(default_factory=list)
+    first_bad: float = math.inf
+    in_gradient: bool = False
+
+    def add(self, call: int, value: float, in_gradient: bool = False) -> None:
+        """Add a value of a call. After NaN or Inf, the rows stay what they are."""
+        if self.first_bad < math.inf:
+            return
+        if not value < math.inf:
+            self.first_bad = call
+            self.in_gradient = in_gradient
+        elif self.keep:
+            rows = self.gradients if in_gradient else self.outputs
+            rows.append(Row(call, value))
+            del rows[: -self.keep]
+
+    def take(
+        self,
+        outputs: Sequence[Row],
+        gradients: Sequence[Row],
+        first_bad: float,
+        first_bad_gradient: float,
+    ) -> None:
+        """Add what compiled code has kept, whose outputs and gradients do not stop each other.
+
+        Args:
+            outputs: the rows of outputs.
+            gradients: the rows of gradients.
+            first_bad: the number of the first call whose output was bad; inf without.
+            first_bad_gradient: the same of a gradient.
+        """
+        in_gradient = first_bad_gradient < first_bad
+        first = min(first_bad, first_bad_gradient)
+        # the output comes before the gradient of the same call
+        after_outputs = first + 1 if in_gradient else first
+        for row in outputs:
+            if row.call < after_outputs:
+                self.add(row.call, row.value)
+        for row in gradients:
+            if row.call < first:
+                self.add(row.call, row.value, in_gradient=True)
+        if first < math.inf:
+            self.add(round(first), math.inf, in_gradient)
+
+    def forget(self) -> None:
+        """Forget the first bad call, so that rows are kept again."""
+        self.first_bad = math.inf
+
+
+def rows_of(numbers: Sequence[float], before: int) -> list[Row]:
+    """Return the rows in the numbers of compiled code.
+
+    Args:
+        numbers: of each row, the number of the call in compiled code and the value. A row that was
+            not written has the number 0.
+        before: the calls before those that compiled code counts.
+    """
+    pairs = zip(numbers[::2], numbers[1::2], strict=True)
+    return [Row(before + round(call), value) for call, value in pairs if call]
