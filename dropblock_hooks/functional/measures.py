@@ -311,9 +311,9 @@ def square_of(x: Tensor, scale: float | Tensor = 1.0) -> Tensor | None:
 
 
 def rows_in(state: Tensor) -> int:
-    """How many rows of calls, and of gradients, the tensor of `add_watched` has.
+    """Return how many rows of calls, and of gradients, the tensor of `add_watched` has.
 
-    A row is the number of the call or gradient since the beginning, from 1, and what was measured.
+    A row has the number of the call or gradient since the beginning, from 1, and its value.
     """
     return (state.shape[0] - WATCHED) // 4
 

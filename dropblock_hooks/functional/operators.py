@@ -426,7 +426,7 @@ def drop_and_count(
     normalize: Normalize,
     share_channels: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Draw what is random, and call `drop_blocks`; return the tensor and the new counts."""
+    """Draw the randomness, and call `drop_blocks`; return the tensor and the new counts."""
     random = randomness(x, block, share_channels, method)
     together = keeps_channels_together(x)
     y, _, _, new_counts = drop_blocks(
