@@ -100,8 +100,8 @@ class Watchdog(Observer):
       model is in training mode.
 
     - ``equal_inputs``: all samples of a batch are equal in each measured forward since the last
-      look, because a data loader repeats one sample, or inputs are zeros. Batches with a single sample,
-      lists of tensors and graphs are not judged.
+      look, because a data loader repeats one sample, or inputs are zeros. Batches with a single
+      sample, lists of tensors and graphs are not judged.
 
     Compiled code does not see the layers, so the last three need eager mode.
 
