@@ -1,7 +1,7 @@
 """Schedules: pure functions from the epoch to a number, accepted for each rate and bound.
 
-A schedule holds no state: the Attachment holds the time, usually in epochs. Any function of one
-number is a schedule, too, but can't be written to a file.
+A schedule holds no state: the Attachment holds the time, usually in epochs. Any function of the
+time is a schedule, too, but can't be written to a file.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Schedule:
         return UNKNOWN
 
     def span_here(self) -> Span:
-        """Return the span at the site to which `at` has fitted it; before, that of all sites."""
+        """Return the span at the site of `at`; before `at`, the span over all sites."""
         return self.span()
 
     def moves(self) -> bool:
@@ -73,9 +73,12 @@ class Schedule:
         return low != high
 
     def scaled(self, factor: float) -> Schedule:
-        """Return the schedule whose values are those of this one times a factor.
+        """Return a schedule with the values of this schedule times a factor.
 
         A class of your own may define it, for the presets that scale rates.
+
+        Raises:
+            TypeError: if the class does not define it.
         """
         raise TypeError(f"{type(self).__name__} can't be scaled: define scaled(factor) in it")
 
@@ -84,9 +87,9 @@ class Schedule:
         return self
 
     def without_epochs(self, epochs: int | None) -> Schedule:
-        """Return the schedule before `at`, if its length is the one that this training gives it.
+        """Return the schedule before `at`, if its length comes from a training of `epochs`.
 
-        So the schedules of a training and of a longer one can be compared.
+        So the schedules of a training and of a longer training can be compared.
         """
         return self
 
@@ -109,14 +112,18 @@ def spread_rate(rate: Any, i: int, n: int, epochs: int | None) -> Any:
 
 
 def without_epochs(rate: Any, epochs: int | None) -> Any:
-    """Return `Schedule.without_epochs` of a rate; everything else as it is."""
+    """Return `Schedule.without_epochs` of a rate; a number or a function is returned unchanged."""
     if isinstance(rate, Schedule):
         return rate.without_epochs(epochs)
     return rate
 
 
 def scaled(rate: Any, factor: float) -> Any:
-    """Return a rate times a factor; TypeError for a function that is no `Schedule`."""
+    """Return a rate times a factor.
+
+    Raises:
+        TypeError: if the rate is a function that is no `Schedule`.
+    """
     if isinstance(rate, Schedule):
         return rate.scaled(factor)
     number = as_number("p", rate, "a number or a schedule of this package")
@@ -124,7 +131,11 @@ def scaled(rate: Any, factor: float) -> Any:
 
 
 def placed(rates: Mapping[str, Any], epochs: int | None, i: int, n: int) -> dict[str, Any]:
-    """Fit the rates of site `i` of `n` sites; ValueError for one without epochs."""
+    """Fit the rates of site `i` of `n` sites.
+
+    Raises:
+        ValueError: if a schedule needs the length of the training, but there are no `epochs`.
+    """
     fitted = {}
     for name, rate in rates.items():
         needs_epochs = length_of(rate) is None
@@ -154,7 +165,9 @@ def span_here(rate: Any) -> Span:
 def value_at(rate: Any, t: float) -> float:
     """Return the number of a rate at time `t`.
 
-    It is an error if the number is not finite, or if the function fails.
+    Raises:
+        TypeError: if a function returns no number, or fails with a TypeError.
+        ValueError: if the number is not finite, or a function fails with another error.
     """
     if not callable(rate):
         return float(rate)
@@ -192,7 +205,7 @@ def _set_numbers(schedule: Schedule, *names: str) -> None:
 
 @register
 class ConstantSchedule(Schedule):
-    """The same value at all times; a bare number means this.
+    """Has the same value at all times. A number in place of a schedule means this.
 
     Example:
         >>> ConstantSchedule(0.1)(5)
@@ -200,6 +213,10 @@ class ConstantSchedule(Schedule):
 
     Args:
         value: the value, any finite number.
+
+    Raises:
+        TypeError: if `value` is no number.
+        ValueError: if `value` is not finite.
     """
 
     value: float
@@ -234,6 +251,10 @@ class LinearSchedule(Schedule):
         epochs: number of epochs of the ramp, at least 1. None takes the length of the training,
             ``attach(..., epochs=90)``, less `delay`.
         delay: number of epochs before the ramp begins, at least 0.
+
+    Raises:
+        TypeError: if a number has a wrong type.
+        ValueError: if a number is outside its range; in a training, if `delay` leaves no epochs.
     """
 
     start: float
@@ -250,7 +271,7 @@ class LinearSchedule(Schedule):
             store(self, epochs=epochs)
 
     @property
-    def length(self) -> float | None:  # type: ignore[override]  # of each object
+    def length(self) -> float | None:  # type: ignore[override]  # objects of a class may differ
         if self.epochs is None:
             return None
         return self.delay + self.epochs
@@ -314,6 +335,10 @@ class CosineSchedule(LinearSchedule):
         epochs: number of epochs of the ramp, at least 1. None takes the length of the training,
             ``attach(..., epochs=90)``, less `delay`.
         delay: number of epochs before the ramp begins, at least 0.
+
+    Raises:
+        TypeError: if a number has a wrong type.
+        ValueError: if a number is outside its range; in a training, if `delay` leaves no epochs.
     """
 
     def _shape(self, share: float) -> float:
@@ -331,6 +356,9 @@ class StepSchedule(Schedule):
 
     Args:
         values: a mapping from times, at least 0, to values, any finite numbers. Time 0 is needed.
+
+    Raises:
+        ValueError: if `values` is not such a mapping, or has a time twice.
     """
 
     values: Mapping[float, float] | Iterable[tuple[float, float]]
@@ -363,7 +391,7 @@ class StepSchedule(Schedule):
         return sorted(steps)
 
     @property
-    def length(self) -> float:  # type: ignore[override]  # of each object
+    def length(self) -> float:  # type: ignore[override]  # objects of a class may differ
         last = max(dict(self.values))
         if last == 0:
             return 0.0
@@ -391,8 +419,10 @@ class StepSchedule(Schedule):
 
 @register
 class WindowSchedule(Schedule):
-    """`value` while ``begin <= t < end``, else `outside`: early or late dropout (Liu et al., 2023,
-    "Dropout Reduces Underfitting", https://arxiv.org/abs/2303.01500).
+    """Has the value `value` while ``begin <= t < end``, and `outside` before and after.
+
+    Early and late dropout are such schedules (Liu et al., 2023, "Dropout Reduces Underfitting",
+    https://arxiv.org/abs/2303.01500).
 
     Example:
         >>> early = WindowSchedule(0.1, begin=0, end=50)
@@ -404,6 +434,10 @@ class WindowSchedule(Schedule):
         begin: time at which the window begins, in epochs, before `end`.
         end: time at which the window ends, in epochs.
         outside: the value before and after, any finite number.
+
+    Raises:
+        TypeError: if a number has a wrong type.
+        ValueError: if a number is not finite, or `begin` is not before `end`.
     """
 
     value: float
@@ -417,7 +451,7 @@ class WindowSchedule(Schedule):
             raise ValueError(f"begin must be before end, got begin={self.begin}, end={self.end}")
 
     @property
-    def length(self) -> float:  # type: ignore[override]  # of each object
+    def length(self) -> float:  # type: ignore[override]  # objects of a class may differ
         return self.end
 
     def __call__(self, t: float) -> float:
@@ -439,8 +473,8 @@ class WindowSchedule(Schedule):
 class ByDepth(Schedule):
     """Spreads a rate over the sites of its spec entry, in model order: `start` first, `stop` last.
 
-    A single site gets `stop`. The linear decay rule of stochastic depth (Huang et al., 2016,
-    https://arxiv.org/abs/1603.09382) is ``StochasticDepth(p=ByDepth(0.0, 0.2))``.
+    A single site gets `stop`. ``StochasticDepth(p=ByDepth(0.0, 0.2))`` is the linear decay rule of
+    stochastic depth (Huang et al., 2016, https://arxiv.org/abs/1603.09382).
 
     Example:
         >>> [ByDepth(0.0, 0.2).at(i, 3)(0) for i in range(3)]
@@ -450,6 +484,10 @@ class ByDepth(Schedule):
         start: value at the first site, any number or a schedule.
         stop: value at the last site, any number or a schedule.
         share: the place of a site between the ends, in [0, 1]; ``attach`` sets it.
+
+    Raises:
+        TypeError: if an end is not a number or a schedule.
+        ValueError: if an end is a `ByDepth`, or a number is outside its range.
     """
 
     start: float | Schedule | Callable[[float], float]
@@ -477,7 +515,7 @@ class ByDepth(Schedule):
     def rising(cls, rate: Any, first: float = 0.0) -> ByDepth:
         """Return a rate that rises with depth to `rate`, from `first` times `rate`.
 
-        A `ByDepth` stays as it is.
+        A `ByDepth` is returned unchanged.
         """
         if isinstance(rate, ByDepth):
             return rate
@@ -485,7 +523,7 @@ class ByDepth(Schedule):
         return cls(start, rate)
 
     @property
-    def length(self) -> float | None:  # type: ignore[override]  # of each object
+    def length(self) -> float | None:  # type: ignore[override]  # objects of a class may differ
         start_length = length_of(self.start)
         stop_length = length_of(self.stop)
         if start_length is None or stop_length is None:

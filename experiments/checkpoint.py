@@ -1,4 +1,4 @@
-"""The state of a run at the end of an epoch, in one file that is replaced whole."""
+"""The state of a run at the end of an epoch, in one file that is replaced as a whole."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def save(folder: Path, state: dict[str, Any]) -> None:
 
 
 def load(folder: Path) -> dict[str, Any] | None:
-    """The checkpoint of a folder; None if the folder has no checkpoint.
+    """Return the checkpoint of a folder; None if the folder has no checkpoint.
 
     Raises:
         ValueError: if the file can't be read.
@@ -39,6 +39,6 @@ def load(folder: Path) -> dict[str, Any] | None:
         return None
     try:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever unpickling raises
+    except Exception as error:  # unpickling may raise any error
         raise ValueError(f"{path} can't be read: {error}. Delete it to begin anew") from error
     return state

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def changes_of(texts: Sequence[str]) -> dict[str, Any]:
-    """Fields and values of `--set FIELD=VALUE`; values are YAML.
+    """Return the fields and values of `--set FIELD=VALUE`; values are YAML.
 
     Example:
         >>> changes_of(["epochs=90", "data_args.root=/data"])
@@ -46,7 +46,7 @@ def changes_of(texts: Sequence[str]) -> dict[str, Any]:
 
 
 def seeds_of(text: str | None) -> list[int] | None:
-    """Seeds of `--seeds`.
+    """Return the seeds of `--seeds`; None if the option is missing.
 
     Example:
         >>> seeds_of("1-3,7")
@@ -72,7 +72,7 @@ class Progress:
     """Shows how far a study is: a bar in a terminal, otherwise a line for each run that ended.
 
     Args:
-        names: of the conditions of the runs.
+        names: the names of the conditions of the runs.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -112,7 +112,7 @@ class Progress:
 
 
 def _detail(folder: RunFolder) -> str:
-    """The scores of a run, or why it failed."""
+    """Return the scores of a run, or the reason of its failure."""
     result = folder.result()
     scores = result.scores if result else {}
     listed = ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
@@ -121,9 +121,12 @@ def _detail(folder: RunFolder) -> str:
 
 
 def run_all_with(options: argparse.Namespace, study: Study) -> Callable[..., None]:
-    """A function that trains runs until all are settled, as the options say.
+    """Return a function that trains runs by the options until all are settled.
 
     Failed runs are tried again, once for each start of the command.
+
+    Raises:
+        ValueError: if `--jobs` is below 1.
     """
     if options.jobs is not None and options.jobs < 1:
         raise ValueError(f"--jobs must be at least 1, got {options.jobs}")
@@ -197,7 +200,7 @@ def begin_report(study: Study, folder: Path) -> None:
 
 
 def imports_of(folder: Path) -> Path:
-    """The folder of the study file of a report, where its own factories are."""
+    """Return the folder of the study file of a report, where its own factories are."""
     note = folder / SOURCE
     if not note.exists():
         return Path.cwd()
@@ -226,7 +229,7 @@ def show(path: Path, frame: pd.DataFrame) -> int:
 
 
 def mixed_versions(folders: Sequence[tuple[str, RunFolder]]) -> str:
-    """A warning where runs were made with different versions or devices, otherwise nothing."""
+    """Return a warning if runs have different versions or devices, otherwise an empty text."""
     notes: list[dict[str, Any]] = []
     for _, folder in folders:
         notes += folder.attempts()[-1:]
@@ -246,7 +249,7 @@ def searched(study: Study, results: Sequence[Found], folder: Path) -> str:
     """Write the choices of a search beside the study, and all candidates into a folder.
 
     Returns:
-        What to print.
+        The text to print.
     """
     target = study.path.with_name(f"{study.name}.chosen.yaml")
     write_whole(target, _choices(study, results).encode())
@@ -263,7 +266,7 @@ def searched(study: Study, results: Sequence[Found], folder: Path) -> str:
 
 
 def _choices(study: Study, results: Sequence[Found]) -> str:
-    """The best values of each condition as YAML, with the runs and sentences as comments."""
+    """Return the best values of each condition as YAML, with the runs and sentences as comments."""
     lines = [
         f"# The choices of a search, by the validation set. {study.path.name} reads this file."
     ]

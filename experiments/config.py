@@ -32,20 +32,22 @@ class Run(BaseModel):
         data: digits (the default), canvas, cifar10, cifar100, imagefolder, or your own
             `package.module:factory`.
         data_args: arguments of the data set, such as `train_images` or `root`.
-        loss: factory of the loss: it is called once, and returns a function of outputs and targets.
+        loss: factory of the loss, which is called once and returns a function of outputs and
+            targets.
         loss_args: arguments of the loss.
         metric: `accuracy`, or a factory of a function of outputs and targets, or of a
             `torchmetrics.Metric`.
         metric_args: arguments of the metric.
-        spec: what to attach: selector -> regularizer(s), or the path of a spec file.
+        spec: the spec to attach: selector -> regularizer(s), or the path of a spec file.
         epochs: passes over the training images. Schedules take their length from here.
         batch_size: images in each step.
         optimizer: name of a timm optimizer.
         optimizer_args: further arguments of the optimizer.
         lr: largest learning rate.
-        momentum: of optimizers that have one. The schedule `onecycle` moves it.
-        weight_decay: of all weights but biases and norms.
-        schedule: of the learning rate, in steps: `onecycle`, `cosine` (to 0) or `constant`.
+        momentum: momentum of optimizers that have one. The schedule `onecycle` moves it.
+        weight_decay: weight decay of all weights except biases and norms.
+        schedule: schedule of the learning rate, in steps: `onecycle`, `cosine` (to 0) or
+            `constant`.
         clip_grad_norm: largest norm of the gradient of all parameters. None does not clip.
         seed: decides the split, the weights, the order, the augmentation and the masks.
         replica: changes weights, order, augmentation and masks, but not the split.
@@ -84,7 +86,7 @@ class Run(BaseModel):
 
 
 def run_hash(run: Run) -> str:
-    """The name of a run: a hash of its fields and of the files of its own factories.
+    """Return the name of a run: a hash of its fields and of the files of its own factories.
 
     Files that a factory imports, and the files of a data set, are not in the hash. Give a factory
     an argument such as `version: 2` when they change.
@@ -96,12 +98,12 @@ def run_hash(run: Run) -> str:
 
 
 def problems_of(error: Exception, where: str, model: type[BaseModel] = Run) -> list[str]:
-    """Every fault that pydantic found, one line each: the place, the fault, the given value.
+    """Return a line for each fault that pydantic found: the place, the fault, the value.
 
     Args:
-        error: of pydantic, or another one, which is one fault.
+        error: an error of pydantic. Any other error is one fault.
         where: name of the faulty value.
-        model: whose fields are known.
+        model: the class whose fields are known.
     """
     errors = getattr(error, "errors", None)
     if errors is None:
@@ -110,7 +112,7 @@ def problems_of(error: Exception, where: str, model: type[BaseModel] = Run) -> l
 
 
 def _problem_of(detail: dict[str, Any], where: str, model: type[BaseModel]) -> str:
-    """A fault that pydantic found, as one line."""
+    """Return a fault that pydantic found, as one line."""
     path = ".".join(str(part) for part in (where, *detail["loc"]) if part != "")
     if detail["type"] == "extra_forbidden":
         return f"{path}: unknown field; known: {', '.join(model.model_fields)}"

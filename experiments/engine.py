@@ -45,24 +45,24 @@ def work(
     """Train runs until all are settled.
 
     Args:
-        folders: of the runs, in order.
+        folders: the folders of the runs, in order.
         workers: processes that load items.
         tests: whether the tests are scored.
-        leave: asked between runs and epochs; true ends the worker.
+        leave: called between runs and epochs; a true result ends the worker.
     """
     while not leave():
         remaining = [folder for folder in folders if folder.status == "open"]
         if not remaining:
             return
         if not any(_attempt(folder, workers, tests, leave) for folder in remaining):
-            time.sleep(WAIT)  # others work on all that is left
+            time.sleep(WAIT)  # other workers have all open runs
 
 
 def _attempt(folder: RunFolder, workers: int, tests: bool, leave: Callable[[], bool]) -> bool:
     """Train a run, if nobody else works on it and it is still open.
 
     Returns:
-        Whether to look for the next run at once: false where another worker has the run.
+        Whether to look for the next run at once: false if another worker has the run.
     """
     if leave():
         return True
@@ -93,7 +93,7 @@ def _train(folder: RunFolder, workers: int, tests: bool, leave: Callable[[], boo
 
 
 def _any_open(folders: Sequence[RunFolder]) -> bool:
-    """Whether a run is not settled."""
+    """Return whether a run is not settled."""
     return any(folder.status == "open" for folder in folders)
 
 
@@ -107,8 +107,8 @@ def launch(
     """Start workers on this machine, and start again those that die, until all runs are settled.
 
     Args:
-        folders: of the runs.
-        jobs: how many workers.
+        folders: the folders of the runs.
+        jobs: the number of workers.
         on_progress: called now and then, to show the progress.
         workers: processes that load items, for each worker.
         tests: whether the tests are scored.
@@ -138,11 +138,15 @@ class _Crew:
         self.tests = tests
         self.context = multiprocessing.get_context("spawn")
         self.processes: list[SpawnProcess] = []
-        self.begins = 0  # of all runs, when a worker died last
+        self.begins = 0  # the begins of all runs when a worker died last
         self.useless = 0  # workers that died since a run was begun
 
     def check(self) -> None:
-        """Stop the study if no run can be written, or if workers die again and again."""
+        """Stop the study if no run can be written, or if workers die again and again.
+
+        Raises:
+            LaunchError: in these two cases.
+        """
         died = [process for process in self.processes if process.exitcode not in (None, 0)]
         if any(process.exitcode == UNWRITABLE for process in died):
             pool = self.folders[0].path.parent
@@ -214,7 +218,7 @@ def launch_on_ray(
     Ray reads the token of a cluster from RAY_AUTH_TOKEN or from ~/.ray/auth_token.
 
     Args:
-        folders: of the runs.
+        folders: the folders of the runs.
         address: HOST:PORT of a cluster, or "local" to start one on this machine.
         jobs: tasks at once; None takes one for each CPU that a run needs.
         imports: folder of the study, which holds its factories.
@@ -307,7 +311,7 @@ def _check_answers(address: str) -> None:
 
 
 def default_jobs(threads: int) -> int:
-    """One worker for each GPU; without a GPU, one for each CPU that a run needs."""
+    """Return the number of GPUs; without a GPU, the number of runs that fit on the CPUs."""
     gpus = torch.cuda.device_count()
     if gpus:
         return gpus

@@ -1,4 +1,4 @@
-"""What `package.module:name` stands for: a model, a data set, a loss or a metric of your own."""
+"""Factories `package.module:name`, which make a model, a data set, a loss or a metric of yours."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class FactoryError(ValueError):
 
 
 def load(reference: str) -> Callable[..., Any]:
-    """The object that a reference names.
+    """Return the object that a reference names.
 
     Example:
         >>> load("torch.nn:Linear")
@@ -56,7 +56,7 @@ def load(reference: str) -> Callable[..., Any]:
 
 
 def _import(reference: str, module: str) -> ModuleType:
-    """The module of a reference."""
+    """Return the module of a reference."""
     with as_factory_error(f"{reference!r} can't be imported"):
         try:
             return importlib.import_module(module)
@@ -69,12 +69,12 @@ def _import(reference: str, module: str) -> ModuleType:
             raise
 
 
-def call(reference: str, given: Mapping[str, Any], **offered: Any) -> Any:
-    """The result of a factory, called with the given arguments and the offered ones that it names.
+def call(reference: str, arguments: Mapping[str, Any], **offered: Any) -> Any:
+    """Call a factory with the arguments of a study and the offered ones that it has names for.
 
     Args:
-        reference: of the factory.
-        given: arguments of a study. They win over those on offer.
+        reference: the reference of the factory.
+        arguments: arguments of a study. They replace offered arguments of the same name.
         offered: arguments that a factory gets if it has a parameter of this name.
 
     Raises:
@@ -86,9 +86,9 @@ def call(reference: str, given: Mapping[str, Any], **offered: Any) -> Any:
         parameters = inspect.signature(factory).parameters
 
     taken = {name: value for name, value in offered.items() if name in parameters}
-    arguments = {**taken, **given}
+    combined = {**taken, **arguments}
     with as_factory_error(f"{reference!r} failed"):
-        return factory(**arguments)
+        return factory(**combined)
 
 
 @contextmanager
@@ -96,7 +96,10 @@ def as_factory_error(what: str) -> Iterator[None]:
     """Turn an error of the user's code into a FactoryError that names its file and line.
 
     Args:
-        what: begins the message.
+        what: the beginning of the message.
+
+    Raises:
+        FactoryError: if the code in the ``with`` block fails.
     """
     try:
         yield
@@ -105,13 +108,13 @@ def as_factory_error(what: str) -> Iterator[None]:
     except SyntaxError as error:
         where = f"({error.filename}:{error.lineno})"
         raise FactoryError(f"{what}: {error.msg} {where}") from error
-    except Exception as error:  # whatever the user's code raises
+    except Exception as error:  # the user's code may raise any error
         where = _place_of(error)
         raise FactoryError(f"{what}: {type(error).__name__}: {error} ({where})") from error
 
 
 def _place_of(error: Exception) -> str:
-    """The file and line of the user's code that failed last."""
+    """Return the file and line of the user's code that failed last."""
     frames = traceback.extract_tb(error.__traceback__)
     others = ("site-packages", "importlib", f"{Path(__file__).parent}{os.sep}")
     of_user = [frame for frame in frames if not any(part in frame.filename for part in others)]
@@ -120,7 +123,7 @@ def _place_of(error: Exception) -> str:
 
 
 def digest(reference: str) -> str:
-    """SHA-256 of the file of your own factory; the reference itself for an installed package."""
+    """Return the SHA-256 of the file of a factory; for an installed package, the reference."""
     if ":" not in reference or reference in SHORT:
         return reference
     try:

@@ -1,4 +1,4 @@
-"""Batches whose order and augmentation no mask can move.
+"""Batches whose order and augmentation do not depend on masks.
 
 The order of an epoch follows from seed, replica and epoch. Random numbers that a data set draws
 for an item follow from these and the number of the item. So two conditions with the same
@@ -43,7 +43,7 @@ class Seeded(Dataset[Any]):
             return self.dataset[index]
 
     def batch(self, indices: list[int]) -> Any:
-        """The items with these numbers, as one batch."""
+        """Return the items with these numbers, as one batch."""
         if hasattr(self.dataset, "batch"):
             return self.dataset.batch(indices)
         return default_collate([self[index] for index in indices])
@@ -71,7 +71,7 @@ def _seeded(seed: int) -> Iterator[None]:
 
 
 def batches(dataset: Any, run: Run, epoch: int, workers: int = 0) -> Iterable[Any]:
-    """The training batches of an epoch, in the order of the seed."""
+    """Return the training batches of an epoch, in the order of the seed."""
     generator = own_generator(run.seed, f"order/{epoch}", run.replica)
     order = torch.randperm(len(dataset), generator=generator)
     seeded = Seeded(dataset, run.seed, epoch, run.replica)
@@ -79,14 +79,14 @@ def batches(dataset: Any, run: Run, epoch: int, workers: int = 0) -> Iterable[An
 
 
 def in_order(dataset: Any, run: Run, workers: int = 0) -> Iterable[Any]:
-    """All items once, in batches four times as large as in training."""
+    """Return all items once, in batches four times as large as in training."""
     order = torch.arange(len(dataset))
     seeded = Seeded(dataset, run.seed, -1, run.replica)
     return _loader(seeded, order.split(4 * run.batch_size), workers)
 
 
 def _loader(dataset: Seeded, order: Sequence[Tensor], workers: int) -> DataLoader[Any]:
-    """Batches of the items with these numbers."""
+    """Return batches of the items with these numbers."""
     return DataLoader(
         dataset,
         batch_sampler=[numbers.tolist() for numbers in order],

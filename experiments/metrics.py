@@ -1,4 +1,4 @@
-"""Metrics: of all outputs and targets of a data set, or batch by batch."""
+"""Metrics of all outputs and targets of a data set, or batch by batch."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from experiments.loading import in_order
 
 
 def accuracy() -> Callable[[Tensor, Tensor], float]:
-    """The metric that is used by default: the share of items whose largest output is right."""
+    """Return the default metric, the share of items whose largest output is right."""
     return lambda outputs, targets: (outputs.argmax(dim=1) == targets).double().mean().item()
 
 
 class Metric:
-    """The metric of a run, which is given batches. A `torchmetrics.Metric` keeps none of them.
+    """The metric of a run, which gets batches. A `torchmetrics.Metric` keeps no batches.
 
     Args:
-        run: whose metric it is.
+        run: the run with the metric.
     """
 
     def __init__(self, run: Run) -> None:
@@ -47,10 +47,10 @@ class Metric:
             self.outputs.append(outputs)
 
     def value(self, name: str) -> float:
-        """The metric of all batches.
+        """Return the metric of all batches.
 
         Args:
-            name: of the data set, for messages.
+            name: the name of the data set, for messages.
 
         Raises:
             FactoryError: if the metric fails, or returns no number.
@@ -68,7 +68,7 @@ class Metric:
             ) from None
 
     def chance(self) -> float | None:
-        """The metric of a model that always says the most frequent class; None without classes."""
+        """Return the metric of always the most frequent class; None without classes."""
         constant = Metric(self.run)
         try:
             with as_factory_error("there is no level of chance"):

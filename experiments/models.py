@@ -23,7 +23,7 @@ from experiments.seeds import derive_seed
 def make_model(
     run: Run, data: Data, grad_scaler: Any = None
 ) -> tuple[nn.Module, Attachment | None]:
-    """The initialized model, and its attachment. Torch's generator is not changed.
+    """Return the initialized model, and its attachment. Torch's generator is not changed.
 
     Raises:
         FactoryError: if the model can't be made, or does not take the data or the loss.
@@ -41,7 +41,7 @@ def make_model(
 
 
 def _build(run: Run, data: Data) -> nn.Module:
-    """A model of timm, of torchvision or of your own factory."""
+    """Return a model of timm, of torchvision or of your own factory."""
     channels = _channels(data)
     source, colon, name = run.model.partition(":")
     if not colon:
@@ -59,7 +59,7 @@ def _build(run: Run, data: Data) -> nn.Module:
 
 
 def _build_timm(run: Run, data: Data, channels: int | None) -> nn.Module:
-    """A model of timm; a name that timm does not know is refused with similar ones."""
+    """Return a model of timm; a name that timm does not know is refused with similar ones."""
     if not timm.is_model(run.model):
         similar = difflib.get_close_matches(run.model, timm.list_models(), 3)
         hint = f" (closest: {', '.join(similar)})" if similar else ""
@@ -74,7 +74,7 @@ def _build_timm(run: Run, data: Data, channels: int | None) -> nn.Module:
 
 
 def _channels(data: Data) -> int | None:
-    """The number of channels of the first image; None where inputs are no images."""
+    """Return the number of channels of the first image; None where inputs are no images."""
     with as_factory_error("the first item of the training set can't be read"):
         first = data.train[0][0]
     if isinstance(first, Tensor) and first.ndim == 3:
@@ -106,7 +106,7 @@ def _try(model: nn.Module, run: Run, data: Data) -> None:
 
 
 def _shape_of(inputs: Any) -> tuple[int, ...] | str:
-    """The shape of an item of a batch; the type of inputs that are no tensor."""
+    """Return the shape of an item of a batch; the type of inputs that are no tensor."""
     if isinstance(inputs, Tensor):
         return tuple(inputs.shape[1:])
     return type(inputs).__name__

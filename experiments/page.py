@@ -33,20 +33,20 @@ PAGES = {
 
 @cache
 def _report(name: str) -> tuple[Study, pd.DataFrame]:
-    """The study of a report, and its runs."""
+    """Return the study of a report, and its runs."""
     study, frame, _ = read_report(RESULTS / name)
     return study, frame
 
 
 @cache
 def _compared(name: str) -> pd.DataFrame:
-    """The comparisons of a report."""
+    """Return the comparisons of a report."""
     study, frame = _report(name)
     return compare(frame, study)
 
 
 def blocks() -> dict[str, str]:
-    """The text of each generated part, by name."""
+    """Return the text of each generated part, by name."""
     both = of_both()
     against_none = both[both["primary"] & (both["b"] == "none")]
     verdicts = []
@@ -84,7 +84,7 @@ def blocks() -> dict[str, str]:
 
 
 def of_both() -> pd.DataFrame:
-    """The comparisons of both networks, one below the other."""
+    """Return the comparisons of both networks, one below the other."""
     tables = []
     for name, network in NETWORKS.items():
         table = _compared(name)
@@ -93,7 +93,7 @@ def of_both() -> pd.DataFrame:
 
 
 def _results(rows: pd.DataFrame) -> str:
-    """A sign for each regularizer, network and test: better, worse, same or open."""
+    """Return a sign for each regularizer, network and test: better, worse, same or open."""
     tests = list(dict.fromkeys(rows["test"]))
     columns = [(network, test) for network in NETWORKS.values() for test in tests]
     heads = [f"{network}, {test}" for network, test in columns]
@@ -106,63 +106,63 @@ def _results(rows: pd.DataFrame) -> str:
 
 
 def _words(rows: pd.DataFrame) -> str:
-    """How many comparisons have each verdict."""
+    """Return how many comparisons have each verdict."""
     counts = rows["word"].value_counts()
     return ", ".join(f"{counts[word]} {word}" for word in COLORS if word in counts)
 
 
 def _for_each(text_of: Callable[[str], str]) -> str:
-    """The text of each network's study, behind the name of the network."""
+    """Return the text of each network's study, behind the name of the network."""
     texts = [f"{network}: {text_of(name)}" for name, network in NETWORKS.items()]
     return "; ".join(texts)
 
 
 def _pair(name: str, a: str, b: str) -> str:
-    """Differences on primary tests, such as `clean +0.29 [-0.16, +0.73] same`."""
+    """Return differences on primary tests, such as `clean +0.29 [-0.16, +0.73] same`."""
     rows = _compared(name).query("primary and a == @a and b == @b")
     texts = [f"{row['test']} {cell(row)} {row['word']}" for _, row in rows.iterrows()]
     return ", ".join(texts)
 
 
 def _baseline(name: str) -> str:
-    """The accuracy without a regularizer on the primary tests."""
+    """Return the accuracy without a regularizer on the primary tests."""
     _, frame = _report(name)
     runs = frame[frame["condition"] == "none"]
     return ", ".join(f"{test} {runs[test].mean():.1%}" for test in ("clean", "occluded"))
 
 
 def _rates(name: str) -> str:
-    """The rates that the search for DropBlock2d tried, with their validation accuracy."""
+    """Return the rates that the search for DropBlock2d tried, with their validation accuracy."""
     return _tried(_searched(name, "rates"), "rate")
 
 
 def _learning_rates(name: str) -> str:
-    """The learning rate of the study, and those that were tried besides, at the best rate."""
+    """Return the learning rate of the study, and the others that were tried at the best rate."""
     study, _ = _report(name)
     used = _searched(name, "rates").head(1).assign(lr=study.conditions["none"].lr)
     return _tried(pd.concat([used, _searched(name, "lrs")]), "lr")
 
 
 def _searched(name: str, table: str) -> pd.DataFrame:
-    """The candidates of a search for DropBlock2d, the best first."""
+    """Return the candidates of a search for DropBlock2d, the best first."""
     return pd.read_csv(RESULTS / name / f"{table}.csv").query("condition == 'DropBlock2d'")
 
 
 def _tried(candidates: pd.DataFrame, field: str) -> str:
-    """The values of a field, with their validation accuracy."""
+    """Return the values of a field, with their validation accuracy."""
     rows = candidates.to_dict("records")
     return ", ".join(f"{row[field]:g} ({row['mean']:.1%})" for row in rows)
 
 
 def _certainty(name: str) -> str:
-    """The number of seeds, and half the width of the intervals on occluded images."""
+    """Return the number of seeds, and half the width of the intervals on occluded images."""
     rows = _compared(name).query("primary and test == 'occluded'")
     halves = (rows["high"] - rows["low"]) / 2
     return f"{rows['n'].min()} seeds, ±{halves.min():.0f} to {halves.max():.0f} points"
 
 
 def pages() -> dict[Path, str]:
-    """Each page as it should be."""
+    """Return the text of each page with new generated parts."""
     texts = blocks()
     made = {}
     for path, names in PAGES.items():

@@ -33,8 +33,8 @@ def forest(compared: pd.DataFrame, unit: str = "points") -> Figure:
     """Draw each difference with its simultaneous interval; margins are gray bands.
 
     Args:
-        compared: what `experiments.stats.compare` returned.
-        unit: of the differences.
+        compared: the table of `experiments.stats.compare`.
+        unit: the unit of the differences.
     """
     tests = compared["test"].unique().tolist()
     number_of_tests = len(tests)
@@ -69,7 +69,7 @@ def _labels_of(compared: pd.DataFrame) -> pd.Series:
 
 
 def _draw_differences(axes: Axes, rows: pd.DataFrame, labels: list[str]) -> None:
-    """Draw the intervals of one test; the place of a label is its height."""
+    """Draw the intervals of a test; the place of a label is its height."""
     axes.axvline(0, color="0.5", lw=0.8)
     margin = rows["margin"].max()
     if not math.isnan(margin):
@@ -91,7 +91,7 @@ def learning(epochs: pd.DataFrame) -> Figure:
     """Draw the training loss of each condition, and its nominal and realized rates.
 
     Args:
-        epochs: what `experiments.stats.epochs_of` returned.
+        epochs: the table of `experiments.stats.epochs_of`.
     """
     figure = Figure()
     losses, rates = figure.subplots(1, 2)

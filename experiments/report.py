@@ -30,7 +30,7 @@ from experiments.study import Study, read_study
 
 
 def read_report(folder: Path) -> tuple[Study, pd.DataFrame, pd.DataFrame]:
-    """The study, the runs and the epochs of a report's folder. Before a report there are no runs.
+    """Return the study, the runs and the epochs in a report's folder; no runs before a report.
 
     Raises:
         OSError: if a file is missing.
@@ -56,8 +56,8 @@ def write_report(
     """Write the report and its data; return the path of report.md.
 
     Args:
-        folder: of the report, made if need be.
-        study: that was run.
+        folder: the folder of the report, made if need be.
+        study: the study of the report.
         frame: one row for each run.
         epochs: means for each condition and epoch.
         notes: warnings about the runs, such as mixed versions.
@@ -87,7 +87,7 @@ def write_report(
 
 
 def settings_of(study: Study) -> str:
-    """The study as YAML, with all placeholders filled."""
+    """Return the study as YAML, with all placeholders filled."""
     return yaml.safe_dump(study.plain(), sort_keys=False, allow_unicode=True, width=100)
 
 
@@ -98,7 +98,7 @@ def make_report(
     pictures: list[str] | tuple[str, ...] = (),
     notes: str = "",
 ) -> str:
-    """The report as Markdown."""
+    """Return the report as Markdown."""
     parts = [f"# {study.name}"]
     if study.file.question:
         question = " ".join(study.file.question.split())
@@ -120,7 +120,7 @@ def make_report(
 
 
 def warnings(study: Study, frame: pd.DataFrame) -> list[str]:
-    """The first lines of a report: unfinished, failed or diverged runs, and chance level."""
+    """Return the first lines of a report: unfinished, failed or diverged runs, and chance level."""
     runs = len(frame)
     finished = int((frame["status"] == "finished").sum())
     if runs == finished:
@@ -135,7 +135,7 @@ def warnings(study: Study, frame: pd.DataFrame) -> list[str]:
 
 
 def _failures(frame: pd.DataFrame) -> list[str]:
-    """A line for each run that failed or diverged, with the reason."""
+    """Return a line for each run that failed or diverged, with the reason."""
     lines = []
     for row in frame[frame["status"].isin(["failed", "diverged"])].itertuples():
         has_reason = isinstance(row.error, str) and row.error
@@ -145,7 +145,7 @@ def _failures(frame: pd.DataFrame) -> list[str]:
 
 
 def _chance_level(study: Study, frame: pd.DataFrame) -> list[str]:
-    """A warning if no condition is better than always the most frequent class."""
+    """Return a warning if no condition is better than to answer with the most frequent class."""
     tests = tests_in(frame)
     if not tests:
         return []
@@ -164,7 +164,7 @@ def _chance_level(study: Study, frame: pd.DataFrame) -> list[str]:
 
 
 def answer(compared: pd.DataFrame, frame: pd.DataFrame) -> list[str]:
-    """One sentence for each primary comparison."""
+    """Return one sentence for each primary comparison."""
     rows = compared[compared["primary"]]
     sentences = [f"- {sentence(row, frame)}" for _, row in rows.iterrows()]
     comparisons = "1 primary comparison" if len(rows) == 1 else f"{len(rows)} primary comparisons"
@@ -175,7 +175,7 @@ def answer(compared: pd.DataFrame, frame: pd.DataFrame) -> list[str]:
 
 
 def sentence(row: pd.Series, frame: pd.DataFrame) -> str:
-    """A comparison in one sentence."""
+    """Return a comparison in one sentence."""
     unit = _unit(frame)
     margin = f"{row['margin']:g} {unit}"
     if row["margin"] == 1:
@@ -194,7 +194,7 @@ def sentence(row: pd.Series, frame: pd.DataFrame) -> str:
 
 
 def cell(row: pd.Series) -> str:
-    """A difference with its interval, such as `+0.28 [-0.12, +0.69]`."""
+    """Return a difference with its interval, such as `+0.28 [-0.12, +0.69]`."""
     difference = f"{row['difference']:+.2f}"
     if not math.isnan(row["low"]):
         return f"{difference} [{row['low']:+.2f}, {row['high']:+.2f}]"
@@ -204,7 +204,7 @@ def cell(row: pd.Series) -> str:
 
 
 def difference_table(compared: pd.DataFrame, frame: pd.DataFrame) -> str:
-    """The comparisons as rows and the tests as columns; bold intervals leave out 0."""
+    """Return the comparisons as rows and the tests as columns; bold intervals leave out 0."""
     tests = list(dict.fromkeys(compared["test"]))
     primary = set(compared.loc[compared["primary"], "test"])
     heads = [test if test in primary else f"{test} (not primary)" for test in tests]
@@ -218,7 +218,7 @@ def difference_table(compared: pd.DataFrame, frame: pd.DataFrame) -> str:
 
 
 def _verdict(row: pd.Series) -> str:
-    """A difference, its interval and its word; bold if the interval leaves out 0."""
+    """Return a difference, its interval and its word; bold if the interval leaves out 0."""
     text = cell(row)
     if row["low"] > 0 or row["high"] < 0:
         text = f"**{text}**"
@@ -226,7 +226,7 @@ def _verdict(row: pd.Series) -> str:
 
 
 def mean_table(study: Study, frame: pd.DataFrame) -> str:
-    """Means and standard deviations of each condition, its rates and the time of an epoch."""
+    """Return a table of conditions: means and deviations, rates, and the time of an epoch."""
     tests = tests_in(frame)
     scale = scale_of(frame) if tests else 1.0
     finished = frame[frame["status"] == "finished"]
@@ -251,7 +251,7 @@ def mean_table(study: Study, frame: pd.DataFrame) -> str:
 
 
 def _mean_and_deviation(scores: pd.Series, scale: float) -> str:
-    """The mean of scores, and the standard deviation of two or more."""
+    """Return the mean of scores, and the standard deviation of two or more."""
     if not len(scores):
         return ""
     mean = f"{scale * scores.mean():.2f}"
@@ -260,7 +260,7 @@ def _mean_and_deviation(scores: pd.Series, scale: float) -> str:
 
 
 def _number(rows: pd.DataFrame, column: str, style: str) -> str:
-    """The mean of a column; nothing if it has no values."""
+    """Return the mean of a column; nothing if it has no values."""
     if column not in rows or not len(rows):
         return ""
     value = rows[column].mean()
@@ -268,7 +268,7 @@ def _number(rows: pd.DataFrame, column: str, style: str) -> str:
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown: its first column is aligned to the left, the others to the right."""
+    """Return a table in Markdown, the first column aligned left, the others aligned right."""
     rule = ["---", *["---:"] * (len(heads) - 1)]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in [heads, rule, *rows])
 
@@ -282,7 +282,7 @@ def _escaped(text: object) -> str:
 
 
 def insert(page: str, blocks: Mapping[str, str]) -> str:
-    """A page with the text between `<!-- name -->` and `<!-- end -->` replaced by a block.
+    """Return a page with the text between `<!-- name -->` and `<!-- end -->` replaced by a block.
 
     Example:
         >>> insert("a <!-- x -->old<!-- end --> b", {"x": "new"})

@@ -6,8 +6,8 @@
 | lock | held by the process that works on the run; the system frees it when the process dies |
 | attempts.jsonl | one line for each begin: when, where, with which versions |
 | checkpoint.pt | the state at the end of the last epoch |
-| result.json | what came of the run, written last |
-| error.txt | why the run failed |
+| result.json | the result of the run, written last |
+| error.txt | the reason why the run failed |
 """
 
 from __future__ import annotations
@@ -59,7 +59,11 @@ class RunFolder:
         return "failed" if (self.path / "error.txt").exists() else "open"
 
     def result(self) -> Result | None:
-        """What came of the run; None while it is not finished. A result is final, and read once."""
+        """Return the result; None before the run is finished. A result is final, and read once.
+
+        Raises:
+            ValueError: if the file of the result can't be read.
+        """
         if self._result is not None:
             return self._result
 
@@ -74,12 +78,12 @@ class RunFolder:
         return self._result
 
     def error(self) -> str:
-        """The first line of why the run failed."""
+        """Return the first line of the reason why the run failed."""
         lines = _lines_of(self.path / "error.txt")
         return lines[0] if lines else ""
 
     def attempts(self) -> list[dict[str, Any]]:
-        """The notes of each begin. A full disk may have cut off a line before the next one."""
+        """Return the notes of each begin. A full disk may have cut off some lines."""
         notes = []
         for line in _lines_of(self.path / "attempts.jsonl"):
             if line.endswith("}"):
@@ -112,7 +116,7 @@ class RunFolder:
             lock.release()
 
     def begin(self) -> bool:
-        """Note a begin; false if the process died in the last begins, again and again.
+        """Note a begin; return false if the process died in each of the last begins.
 
         The lock must be held.
         """
@@ -162,7 +166,7 @@ class RunFolder:
 
 
 def _lines_of(path: Path) -> list[str]:
-    """The lines of a file; none if there is no such file."""
+    """Return the lines of a file; none if there is no such file."""
     if not path.exists():
         return []
     return path.read_text(encoding="utf-8").splitlines()
@@ -175,12 +179,12 @@ def _append(path: Path, fields: dict[str, Any]) -> None:
 
 
 def folders_of(study: Study, pool: Path) -> list[tuple[str, RunFolder]]:
-    """The folders of all runs of a study, with the names of their conditions."""
+    """Return the folders of all runs of a study, with the names of their conditions."""
     return [(name, RunFolder(pool, run)) for name, run in study.runs()]
 
 
 def versions(run: Run) -> dict[str, str]:
-    """The versions that decide results, and the device of a run."""
+    """Return the versions that decide results, and the device of a run."""
     device: str = run.accelerator
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"

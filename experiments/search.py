@@ -1,9 +1,9 @@
 """The search of a study: the same number of runs for each condition, ranked over seeds.
 
-A space of lists with few combinations is tried whole. Otherwise the candidates are drawn at random,
-with a seed of their own. All of them run with two seeds, the best third with three more, and
-the best two with five more (as far as `seeds` allows). A condition that has fewer candidates runs
-them with more seeds, so that it has as many runs. Only the validation set is scored. The run
+If a space of lists has few combinations, all are tried. Otherwise the candidates are drawn at
+random, with a seed of their own. All candidates run with two seeds, the best third with three more,
+and the best two with five more (as far as `seeds` allows). A condition that has fewer candidates
+runs them with more seeds, so that it has as many runs. Only the validation set is scored. The run
 folders are the only store: after an interruption the same candidates are made again, and
 finished runs are read.
 
@@ -33,7 +33,7 @@ from experiments.stats import at_chance, interval
 from experiments.study import Search, Study, StudyError
 from experiments.train import Result
 
-FIRST_SEED = 1001  # so that a search has no seed of a study
+FIRST_SEED = 1001  # above the seeds of studies
 
 Values = dict[str, Any]
 RunAll = Callable[[Sequence[RunFolder], Sequence[str]], None]
@@ -45,11 +45,11 @@ class Found:
     """The result of a search for one condition.
 
     Attributes:
-        condition: its name.
+        condition: the name of the condition.
         table: one row for each candidate: its values, n, mean and sd of the validation metric.
         best: the values of the best candidate.
-        sentence: how far it leads.
-        runs: how many runs were made.
+        sentence: how far the best candidate leads.
+        runs: the number of runs of the search.
     """
 
     condition: str
@@ -63,9 +63,9 @@ def search(study: Study, pool: Path, run_all: RunAll) -> list[Found]:
     """Search each condition, and return the results.
 
     Args:
-        study: with `search`.
+        study: a study with the field `search`.
         pool: folder of the runs.
-        run_all: trains runs, until all are settled.
+        run_all: trains runs until all are settled.
 
     Raises:
         StudyError: if the study has no search, a space is wrong, or there is no validation set.
@@ -79,7 +79,7 @@ def search(study: Study, pool: Path, run_all: RunAll) -> list[Found]:
 
 
 def rounds_of(settings: Search) -> tuple[int, int, int]:
-    """The runs of a condition in each of the three rounds."""
+    """Return the runs of a condition in each of the three rounds."""
     candidates = settings.candidates
     seeds_of_first = min(2, settings.seeds)
     seeds_of_second = min(5, settings.seeds)
@@ -91,7 +91,7 @@ def rounds_of(settings: Search) -> tuple[int, int, int]:
 
 
 def _kept(candidates: int) -> int:
-    """The best third of the candidates, but at least two."""
+    """Return the best third of the candidates, but at least two."""
     third = math.ceil(candidates / 3)
     return min(candidates, max(2, third))
 
@@ -100,7 +100,7 @@ def check(study: Study) -> Search:
     """Refuse a search that can't be made.
 
     Raises:
-        StudyError: with everything that is wrong.
+        StudyError: with all faults.
     """
     settings = study.file.search
     if settings is None:
@@ -118,13 +118,13 @@ def check(study: Study) -> Search:
 
 
 def _space_problems(settings: Search) -> list[str]:
-    """The faults of the lists and ranges of a space."""
+    """Return the faults of the lists and ranges of a space."""
     problems = (_level_problem(name, levels) for name, levels in settings.space.items())
     return [problem for problem in problems if problem is not None]
 
 
 def _level_problem(name: str, levels: Any) -> str | None:
-    """The fault of a list or range."""
+    """Return the fault of a list or range."""
     where = f"search.space.{name}"
     if isinstance(levels, list):
         repeated = [value for index, value in enumerate(levels) if value in levels[:index]]
@@ -143,7 +143,7 @@ def _level_problem(name: str, levels: Any) -> str | None:
 
 
 def _unknown_names(study: Study, settings: Search) -> list[str]:
-    """The names of a space that are neither parameters nor fields of a run."""
+    """Return the names of a space that no parameter and no field of a run has."""
     parameters: set[str] = set()
     for condition in study.conditions:
         parameters |= set(study.fields[condition]["params"])
@@ -160,7 +160,7 @@ def _unknown_names(study: Study, settings: Search) -> list[str]:
 
 
 def _taken_seeds(study: Study, settings: Search) -> list[str]:
-    """The seeds of the study that a search may use as well."""
+    """Return the seeds of the study that a search may use as well."""
     largest_count = sum(rounds_of(settings))  # if one candidate has all runs
     of_search = range(FIRST_SEED, FIRST_SEED + largest_count)
     taken = sorted(set(study.seeds) & set(of_search))
@@ -168,7 +168,7 @@ def _taken_seeds(study: Study, settings: Search) -> list[str]:
 
 
 def _missing_validation(study: Study) -> list[str]:
-    """The first condition whose data have no validation set."""
+    """Return the first condition whose data have no validation set."""
     for name, run in study.conditions.items():
         if load_data(run).validation is None:
             return [
@@ -179,7 +179,7 @@ def _missing_validation(study: Study) -> list[str]:
 
 
 class _Condition:
-    """The search of one condition: its candidates, and their scores by seed."""
+    """The search of a condition: its candidates, and their scores by seed."""
 
     def __init__(
         self, study: Study, settings: Search, name: str, pool: Path, run_all: RunAll
@@ -197,7 +197,7 @@ class _Condition:
         self.chance = math.nan
 
     def search(self) -> Found:
-        """Spend the runs of all rounds, and return what was found."""
+        """Run the candidates in all rounds, and return the result."""
         if not self.space:
             return Found(self.name, pd.DataFrame(), {}, "there is nothing to search", 0)
 
@@ -218,7 +218,7 @@ class _Condition:
         return Found(self.name, self._table(), values, sentence, runs)
 
     def _spend(self, numbers: Sequence[int], runs: int) -> None:
-        """Share so many more runs among candidates, with the next seeds, and read the scores."""
+        """Share more runs among candidates, with the next seeds, and read the scores."""
         for_each, remainder = divmod(runs, len(numbers))
         folders: dict[tuple[int, int], RunFolder] = {}
         for place, number in enumerate(numbers):
@@ -238,18 +238,18 @@ class _Condition:
                 self.chance = result.chance
 
     def _mean(self, number: int) -> float:
-        """The mean, negative if less is better. A candidate that failed or diverged loses."""
+        """Return the mean score, negative if less is better; -inf for a failed candidate."""
         mean = float(np.mean(list(self.scores[number].values())))
         return -math.inf if math.isnan(mean) else self.sign * mean
 
     def _best(self, count: int) -> list[int]:
-        """The best of the candidates that are left; the others are out."""
+        """Return the best of the remaining candidates, and drop the others."""
         remaining = self.left or self.scores
         self.left = sorted(remaining, key=self._mean, reverse=True)[:count]
         return self.left
 
     def _table(self) -> pd.DataFrame:
-        """The candidates that are left, and then the others by runs and mean."""
+        """Return the remaining candidates, and then the others by runs and mean."""
 
         def runs_and_mean(number: int) -> tuple[int, float]:
             return len(self.scores[number]), self._mean(number)
@@ -260,7 +260,7 @@ class _Condition:
         return pd.DataFrame(rows)
 
     def _row(self, number: int) -> dict[str, Any]:
-        """The values of a candidate, and n, mean and standard deviation of its scores."""
+        """Return the values of a candidate, and n, mean and standard deviation of its scores."""
         scores = list(self.scores[number].values())
         deviation = float(np.std(scores, ddof=1)) if len(scores) > 1 else None
         return {
@@ -271,7 +271,7 @@ class _Condition:
         }
 
     def _lead(self, best: Sequence[int]) -> str:
-        """How far the winner leads the second, in units of the metric, paired by seed."""
+        """Return how far the winner leads the second, in units of the metric, paired by seed."""
         best_mean = self.sign * self._mean(best[0])
         if at_chance(best_mean, self.chance, self.sign):
             return "all candidates are at chance level: they are not ranked"
@@ -294,21 +294,21 @@ class _Condition:
 
 
 def _space_of(study: Study, settings: Search, name: str) -> dict[str, Any]:
-    """The space without the parameters that only other conditions have."""
-    own = set(study.fields[name]["params"])
+    """Return the space without the parameters that only other conditions have."""
+    params = set(study.fields[name]["params"])
     of_others: set[str] = set()
     for condition in study.conditions:
-        of_others |= set(study.fields[condition]["params"]) - own
+        of_others |= set(study.fields[condition]["params"]) - params
     return {key: levels for key, levels in settings.space.items() if key not in of_others}
 
 
 def candidates_of(space: dict[str, Any], count: int, name: str) -> list[Values]:
-    """All combinations of a space that has at most `count`; otherwise so many random draws.
+    """Return all combinations of a space if there are at most `count`, otherwise random draws.
 
     Args:
         space: name -> list or range.
         count: largest number of candidates.
-        name: of the condition. The draws follow from it.
+        name: the name of the condition, from which the draws follow.
 
     Example:
         >>> candidates_of({"lr": [0.1, 0.2]}, 8, "none")
@@ -334,7 +334,7 @@ def candidates_of(space: dict[str, Any], count: int, name: str) -> list[Values]:
 
 
 def _choices_in(levels: Any) -> Sequence[Any] | None:
-    """The values of a list or of a range of whole numbers; None for a range of real numbers."""
+    """Return the values of a list or of a range of whole numbers; None for real numbers."""
     if isinstance(levels, list):
         return levels
     if _is_whole(levels):
@@ -343,17 +343,17 @@ def _choices_in(levels: Any) -> Sequence[Any] | None:
 
 
 def _is_whole(levels: dict[str, Any]) -> bool:
-    """Whether a range has whole numbers only."""
+    """Return whether a range has whole numbers only."""
     return isinstance(levels["low"], int) and isinstance(levels["high"], int)
 
 
 def _draw(levels: Any, generator: torch.Generator) -> Any:
-    """A value of a list or range: uniform, or uniform in its logarithm."""
+    """Return a value of a list or range: uniform, or uniform in its logarithm."""
     share = torch.rand((), generator=generator, dtype=torch.float64).item()
     if isinstance(levels, list):
         return levels[int(share * len(levels))]
 
-    # Each whole number stands for all that is rounded to it.
+    # each whole number stands for all numbers that are rounded to it
     margin = 0.5 if _is_whole(levels) else 0.0
     begin = levels["low"] - margin
     end = levels["high"] + margin

@@ -8,7 +8,7 @@ import torch
 
 
 def derive_seed(seed: int, purpose: str, replica: int = 0) -> int:
-    """A seed for one purpose ("split", "weights", ...), unrelated to the seeds of other purposes.
+    """Return a seed for one purpose ("split", "weights", ...), unrelated to other purposes.
 
     Example:
         >>> derive_seed(0, "order") == derive_seed(0, "order")
@@ -22,6 +22,6 @@ def derive_seed(seed: int, purpose: str, replica: int = 0) -> int:
 
 
 def own_generator(seed: int, purpose: str, replica: int = 0) -> torch.Generator:
-    """A generator for one purpose, independent of torch's global one."""
+    """Return a generator for one purpose, independent of torch's global one."""
     own_seed = derive_seed(seed, purpose, replica)
     return torch.Generator().manual_seed(own_seed)

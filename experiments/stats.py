@@ -7,7 +7,7 @@ Their intervals hold together with 95 % (Bonferroni), and so do the words:
 | --- | --- |
 | better, worse | the interval is above, or below, 0 |
 | same | the interval is within the margin on both sides |
-| open | neither: the data do not tell |
+| open | the data do not decide |
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ LEVEL = 0.95
 
 
 def frame_of(folders: Sequence[tuple[str, RunFolder]]) -> pd.DataFrame:
-    """One row for each run of a study: its status, its scores, its rates and its cost.
+    """Return one row for each run of a study: its status, its scores, its rates and its cost.
 
     Args:
-        folders: what `experiments.runs.folders_of` returned.
+        folders: the list of `experiments.runs.folders_of`.
     """
     rows = [_row_of(name, folder) for name, folder in folders]
     return pd.DataFrame(rows)
 
 
 def _row_of(condition: str, folder: RunFolder) -> dict[str, object]:
-    """What a report needs to know of a run."""
+    """Return the columns of a run that a report needs."""
     row: dict[str, object] = {
         "condition": condition,
         "seed": folder.run.seed,
@@ -60,10 +60,10 @@ def _row_of(condition: str, folder: RunFolder) -> dict[str, object]:
 
 
 def epochs_of(folders: Sequence[tuple[str, RunFolder]]) -> pd.DataFrame:
-    """Means over the seeds for each condition and epoch: the training loss and the rates.
+    """Return means over the seeds for each condition and epoch: the training loss and the rates.
 
     Args:
-        folders: what `experiments.runs.folders_of` returned.
+        folders: the list of `experiments.runs.folders_of`.
     """
     keys = ["condition", "epoch"]
     values = ["loss", "nominal", "realized"]
@@ -82,12 +82,12 @@ def epochs_of(folders: Sequence[tuple[str, RunFolder]]) -> pd.DataFrame:
 
 
 def tests_in(frame: pd.DataFrame) -> list[str]:
-    """The names of the tests: all columns with scores."""
+    """Return the names of the tests: all columns with scores."""
     return [name for name in frame.columns if name not in RESERVED]
 
 
 def scale_of(frame: pd.DataFrame) -> float:
-    """100 where all scores are shares, so that differences are in points; otherwise 1."""
+    """Return 100 if all scores are shares, so that differences are in points; otherwise 1."""
     scores = frame[tests_in(frame)].to_numpy(dtype=float)
     scores = scores[~np.isnan(scores)]
     are_shares = np.all((scores >= 0) & (scores <= 1))
@@ -95,11 +95,12 @@ def scale_of(frame: pd.DataFrame) -> float:
 
 
 def compare(frame: pd.DataFrame, study: Study) -> pd.DataFrame:
-    """All comparisons on all tests, one row each, the primary ones marked.
+    """Return all comparisons on all tests, one row each, the primary ones marked.
 
-    Columns: a, b, test, primary, n, difference (a minus b, in points), sd (of the differences),
-    low and high (the simultaneous interval), margin, word, and p (of the paired t-test, not
-    corrected for the number of comparisons).
+    The columns are a, b, test, primary, n, difference, sd, low, high, margin, word and p. The
+    difference is a minus b, in points, with its standard deviation over the seeds. The simultaneous
+    interval goes from low to high. The p-value belongs to the paired t-test. It is not corrected
+    for the number of comparisons.
     """
     tests = tests_in(frame)
     primary = study.file.primary or dict.fromkeys(tests[:1], 1.0)
@@ -120,7 +121,7 @@ def compare(frame: pd.DataFrame, study: Study) -> pd.DataFrame:
 
 
 def _judged(differences: np.ndarray, level: float, margin: float, sign: int) -> dict[str, object]:
-    """The statistics of the differences of a comparison, and its word."""
+    """Return the statistics of the differences of a comparison, and its word."""
     low, high = interval(differences, level)
     series = pd.Series(differences)
 
@@ -141,7 +142,7 @@ def _judged(differences: np.ndarray, level: float, margin: float, sign: int) -> 
 
 
 def paired(frame: pd.DataFrame, a: str, b: str, test: str) -> np.ndarray:
-    """The differences a minus b of the seeds for which both have a score."""
+    """Return the differences a minus b of the seeds for which both have a score."""
     wide = frame.pivot(index="seed", columns="condition", values=test)
     if a not in wide or b not in wide:
         return np.array([])
@@ -150,7 +151,7 @@ def paired(frame: pd.DataFrame, a: str, b: str, test: str) -> np.ndarray:
 
 
 def interval(differences: np.ndarray, level: float) -> tuple[float, float]:
-    """The interval of the mean, by Student's t; NaN for fewer than two differences.
+    """Return the interval of the mean, by Student's t; NaN for fewer than two differences.
 
     Example:
         >>> [round(x, 2) for x in interval(np.array([1.0, 2.0, 3.0]), 0.95)]
@@ -166,7 +167,7 @@ def interval(differences: np.ndarray, level: float) -> tuple[float, float]:
 
 
 def word(low: float, high: float, margin: float) -> str:
-    """The verdict of an interval: same, better, worse or open.
+    """Return the verdict of an interval: same, better, worse or open.
 
     Example:
         >>> word(0.2, 0.8, 1.0), word(0.2, 1.8, 1.0), word(-0.2, 1.8, 1.0)
@@ -184,7 +185,7 @@ def word(low: float, high: float, margin: float) -> str:
 
 
 def at_chance(best: float, chance: float, sign: int) -> bool:
-    """Whether the best score is within two points of the most frequent class alone.
+    """Return whether the best score is within two points of always the most frequent class.
 
     Args:
         best: score of a condition.

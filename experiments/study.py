@@ -1,4 +1,4 @@
-"""A study: a YAML file as conditions and seeds, or everything that is wrong with the file.
+"""A study: a YAML file as conditions and seeds, or a list of all faults of the file.
 
 `experiments/README.md` lists the fields of a study file.
 
@@ -26,7 +26,7 @@ _PLACEHOLDER = re.compile(r"\$\{(\w+)\}")
 
 
 class StudyError(ValueError):
-    """Everything that is wrong with a study, in one message."""
+    """A study has faults, which the message lists."""
 
     def __init__(self, source: object, problems: Sequence[str]) -> None:
         self.problems = list(problems)
@@ -62,7 +62,7 @@ Levels = Annotated[list[Any] | dict[str, Any], BeforeValidator(_levels)]
 
 
 class Search(BaseModel):
-    """How a search goes: its space, and the number of candidates and of seeds."""
+    """The options of a search: its space, and the number of candidates and of seeds."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -92,13 +92,13 @@ class Study:
     """The runs and comparisons of a study.
 
     Attributes:
-        name: of the file, without its suffix.
-        file: its fields, as they were read.
-        path: of the file. Its own factories are beside it.
+        name: the name of the file, without its suffix.
+        file: the fields of the file, without changes.
+        path: the path of the file. Its own factories are beside it.
         fields: name of a condition -> its fields and the fields of the base, before its
             parameters are filled in.
-        conditions: name -> run. Its seed is replaced by each of the seeds.
-        seeds: run with every condition.
+        conditions: name -> run. Each of the `seeds` replaces the seed of the run.
+        seeds: the seeds of every condition.
     """
 
     name: str
@@ -123,12 +123,12 @@ class Study:
                 yield name, run.model_copy(update={"seed": seed})
 
     def with_values(self, condition: str, values: Mapping[str, Any], seed: int) -> Run:
-        """The run of a condition with other parameters or fields, as a search tries them."""
+        """Return the run of a condition with other parameters or fields, as a search tries them."""
         run = _run_of(self.fields[condition], values, self.path.parent)
         return run.model_copy(update={"seed": seed})
 
     def plain(self) -> dict[str, Any]:
-        """The study as plain data, with all placeholders filled."""
+        """Return the study as plain data, with all placeholders filled."""
         conditions = {}
         for name, run in self.conditions.items():
             conditions[name] = run.model_dump(exclude_defaults=True)
@@ -150,13 +150,13 @@ def read_study(
     """Read a study file, and the choices of a search beside it (STUDY.chosen.yaml).
 
     Args:
-        path: of the file.
+        path: the path of the file.
         changes: fields of the base to replace; `data_args.root` names a field inside a mapping.
-        seeds: to run instead of the file's seeds.
-        only: names of conditions. An empty list keeps all.
+        seeds: the seeds to run instead of the file's seeds.
+        only: names of conditions. An empty list keeps all conditions.
 
     Raises:
-        StudyError: with all that is wrong in the file. `fit` then tries the models.
+        StudyError: with all faults of the file. `fit` then tries the models.
         OSError: if the file can't be read.
     """
     problems: list[str] = []
@@ -209,7 +209,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 
 
 def _read_file(path: Path, problems: list[str]) -> StudyFile:
-    """The fields of a study file. Wrong fields are added to the problems, and have defaults."""
+    """Return the fields of a study file. A wrong field is a problem, and gets its default."""
     plain = _read_yaml(path)
     try:
         return StudyFile.model_validate(plain)
@@ -237,12 +237,12 @@ def _valid_fields(plain: Mapping[str, Any], error: ValidationError) -> dict[str,
 def _fields_of(
     file: StudyFile, base: Mapping[str, Any], problems: list[str]
 ) -> dict[str, dict[str, Any]]:
-    """Name of a condition -> the fields of the base and its own; parameters are joined."""
+    """Return name of a condition -> the fields of the base and its own; parameters are joined."""
     fields = {}
-    for name, own in _conditions_of(file, problems).items():
+    for name, condition in _conditions_of(file, problems).items():
         params = dict(base.get("params", {}))
-        params.update(own.get("params", {}))
-        fields[name] = {**base, **own, "params": params}
+        params.update(condition.get("params", {}))
+        fields[name] = {**base, **condition, "params": params}
     return fields
 
 
@@ -277,7 +277,7 @@ class _Level:
 
 
 def _cells_of(grid: Mapping[str, Levels]) -> list[tuple[_Level, ...]]:
-    """Every combination of the levels of a grid."""
+    """Return every combination of the levels of a grid."""
     if not grid:
         return []
 
@@ -297,18 +297,18 @@ def _runs_of(
     folder: Path,
     problems: list[str],
 ) -> dict[str, Run]:
-    """Name of a condition -> its run. Conditions that can't be read are added to the problems."""
+    """Return name of a condition -> its run. A condition that can't be read is a problem."""
     runs = {}
-    for name, own in fields.items():
+    for name, condition in fields.items():
         try:
-            runs[name] = _run_of(own, chosen.get(name, {}), folder)
+            runs[name] = _run_of(condition, chosen.get(name, {}), folder)
         except (ValidationError, ValueError, OSError) as error:
             problems += problems_of(error, f"conditions.{name}")
     return runs
 
 
 def _outdated(chosen: Mapping[str, Any], fields: Mapping[str, dict[str, Any]]) -> list[str]:
-    """The conditions for which a search chose what the study does not have."""
+    """Return the conditions whose chosen values do not belong to the study."""
     outdated = []
     for name, values in chosen.items():
         params = fields.get(name, {}).get("params", ())
@@ -321,7 +321,7 @@ def _outdated(chosen: Mapping[str, Any], fields: Mapping[str, dict[str, Any]]) -
 
 
 def _unknown_conditions(where: str, names: Iterable[str], known: Iterable[str]) -> list[str]:
-    """A problem for each name that no condition has."""
+    """Return a problem for each name that no condition has."""
     unknown = [name for name in dict.fromkeys(names) if name not in known]
     listed = ", ".join(known)
     return [f"{where}: there is no condition {name!r}; known: {listed}" for name in unknown]
@@ -335,7 +335,7 @@ def _numbers_of(seeds: int | Sequence[int]) -> tuple[int, ...]:
 
 
 def _changed(fields: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy with other values; `a.b` is the key b of the mapping a."""
+    """Return a copy with other values; `a.b` is the key b of the mapping a."""
     copy = dict(fields)
     for path, value in changes.items():
         first, dot, rest = path.partition(".")
@@ -351,7 +351,7 @@ def _changed(fields: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str,
 
 
 def _run_of(fields: Mapping[str, Any], chosen: Mapping[str, Any], folder: Path) -> Run:
-    """The run of a condition, in which chosen values replace parameters or fields."""
+    """Return the run of a condition, in which chosen values replace parameters or fields."""
     changes = {}
     for name, value in chosen.items():
         path = f"params.{name}" if name in fields["params"] else name
@@ -371,7 +371,7 @@ def _filled(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _fill(data: Any, params: Mapping[str, Any]) -> Any:
-    """Plain data with parameters in place of their names."""
+    """Return plain data with parameters in place of their names."""
     if isinstance(data, dict):
         return {_fill(key, params): _fill(item, params) for key, item in data.items()}
     if isinstance(data, list):
@@ -392,7 +392,11 @@ def _fill(data: Any, params: Mapping[str, Any]) -> Any:
 
 
 def read_spec(fields: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """The fields with their spec as plain data, so that the hash of a run has its content."""
+    """Return the fields with the spec as plain data, so that the hash of a run includes it.
+
+    Raises:
+        ValueError: if the spec has a fault.
+    """
     spec = fields.get("spec")
     if not spec:
         return {**fields, "spec": None}
@@ -409,7 +413,7 @@ def fit(study: Study) -> None:
     """Try each condition on its data: the model, the spec, the loss, the metric and the optimizer.
 
     Raises:
-        StudyError: with everything that does not fit.
+        StudyError: with all faults.
     """
     faults = faults_of(study.conditions, study.seeds[0], study.file.primary)
     if faults:

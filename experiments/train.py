@@ -43,7 +43,7 @@ from experiments.seeds import derive_seed
 
 @dataclass(frozen=True)
 class Result:
-    """What came of a run.
+    """The result of a run.
 
     Attributes:
         status: finished, or diverged: the loss was no longer finite.
@@ -69,8 +69,8 @@ def train(
     """Train a fresh model, or go on at the end of the last epoch, and test it.
 
     Args:
-        run: what to do.
-        folder: of the checkpoint that is written after each epoch. None writes none.
+        run: the fields of the run.
+        folder: the folder of the checkpoint after each epoch. None writes no checkpoint.
         on_epoch: called after each epoch with its numbers.
         workers: processes that load items.
         tests: whether the tests are scored. A search scores the validation set alone.
@@ -109,7 +109,7 @@ def seeded(device: torch.device, seed: int) -> Iterator[None]:
 
 
 class _Training:
-    """All that changes in a run."""
+    """The objects that change in a run, such as the model and the optimizer."""
 
     def __init__(self, run: Run, data: Data, device: torch.device, workers: int) -> None:
         self.run = run
@@ -183,7 +183,7 @@ class _Training:
         return outputs.float() if isinstance(outputs, Tensor) else outputs
 
     def scores(self, tests: bool) -> dict[str, float]:
-        """The metric of every test, and of the validation set."""
+        """Return the metric of every test, and of the validation set."""
         sets = dict(self.data.tests) if tests else {}
         if self.data.validation is not None:
             sets["validation"] = self.data.validation
@@ -191,7 +191,7 @@ class _Training:
 
     @torch.no_grad()
     def _score(self, name: str, dataset: Any) -> float:
-        """The metric of a data set. Masks drawn in evaluation have a seed of their own."""
+        """Return the metric of a data set. Masks drawn in evaluation have a seed of their own."""
         run = self.run
         cpu = torch.device("cpu")
         metric = Metric(run)
@@ -212,7 +212,7 @@ class _Training:
         return value
 
     def state(self) -> dict[str, Any]:
-        """All that a checkpoint holds at the end of an epoch."""
+        """Return the content of a checkpoint at the end of an epoch."""
         cuda = self.device.type == "cuda"
         return {
             "epochs": self.epochs,
@@ -226,7 +226,7 @@ class _Training:
         }
 
     def load(self, state: Mapping[str, Any] | None) -> None:
-        """Go on where a checkpoint was written."""
+        """Load a checkpoint, to continue from it."""
         if state is None:
             return
         self.epochs = state["epochs"]
@@ -243,10 +243,10 @@ class _Training:
 
 
 def device_of(run: Run) -> torch.device:
-    """The device of a run; `auto` takes a GPU if the machine has one.
+    """Return the device of a run; `auto` takes a GPU if the machine has one.
 
     Raises:
-        FactoryError: if the device is not there.
+        FactoryError: if there is no such device.
     """
     has_cuda = torch.cuda.is_available()
     if run.accelerator == "auto":
@@ -259,7 +259,7 @@ def device_of(run: Run) -> torch.device:
 
 
 def moved(value: Any, device: torch.device) -> Any:
-    """A value with all its tensors on a device; those of lists, tuples and mappings are found."""
+    """Move all tensors of a value, also those in lists, tuples and mappings, to a device."""
     if isinstance(value, Tensor):
         return value.to(device)
 
@@ -278,7 +278,7 @@ def moved(value: Any, device: torch.device) -> Any:
 
 
 def make_optimizer(run: Run, model: nn.Module) -> torch.optim.Optimizer:
-    """An optimizer of timm. Biases and norms have no weight decay; `sgd` is SGD with Nesterov.
+    """Make an optimizer of timm. Biases and norms have no weight decay; `sgd` has Nesterov.
 
     Raises:
         FactoryError: if timm has no such optimizer, or it does not take `optimizer_args`.
@@ -297,11 +297,11 @@ def make_optimizer(run: Run, model: nn.Module) -> torch.optim.Optimizer:
 
 
 def make_schedule(run: Run, optimizer: torch.optim.Optimizer, steps: int) -> LRScheduler:
-    """The schedule of the learning rate over all steps of the training.
+    """Return the schedule of the learning rate over all steps of the training.
 
     Args:
-        run: of the schedule and the epochs.
-        optimizer: whose learning rate moves.
+        run: the run with the schedule and the epochs.
+        optimizer: the optimizer whose learning rate moves.
         steps: number of steps of an epoch.
     """
     total_steps = run.epochs * steps
@@ -313,7 +313,7 @@ def make_schedule(run: Run, optimizer: torch.optim.Optimizer, steps: int) -> LRS
 
 
 def mean_rates(attached: Attachment | None) -> dict[str, float | None]:
-    """The mean rate of the sites that drop, and the mean share that they dropped in this epoch."""
+    """Return the mean rate of the sites that drop, and their mean dropped share in this epoch."""
     dropping = [
         site
         for site in attached or ()
@@ -326,6 +326,6 @@ def mean_rates(attached: Attachment | None) -> dict[str, float | None]:
 
 
 def _mean(rates: list[float | None]) -> float | None:
-    """The mean of the rates that are known."""
+    """Return the mean of the rates that are known."""
     known = [rate for rate in rates if rate is not None]
     return sum(known) / len(known) if known else None

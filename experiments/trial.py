@@ -1,4 +1,4 @@
-"""A trial of the conditions of a study before their first run: what does not fit, in all of them.
+"""A trial of the conditions of a study before their first run, which finds all faults at once.
 
 Each condition is tried with a few items: its loss, its metric, its data, its model with the spec,
 and its optimizer.
@@ -24,7 +24,7 @@ def faults_of(conditions: Mapping[str, Run], seed: int, primary: Iterable[str]) 
 
     Args:
         conditions: name -> run.
-        seed: of the trial.
+        seed: the seed of the trial.
         primary: names of the primary tests, which the data must have.
     """
     trial = _Trial(seed, primary)
@@ -70,7 +70,7 @@ class _Trial:
         self._find_equal(name, run)
 
     def faults(self) -> list[str]:
-        """All faults, one line each. Conditions that fail alike share a line."""
+        """Return all faults, one line each. Conditions that fail alike share a line."""
         lines = []
         for message, names in self.failed.items():
             where = ", ".join(dict.fromkeys(names))
@@ -79,14 +79,14 @@ class _Trial:
 
     @contextmanager
     def _keep_fault(self, name: str) -> Iterator[None]:
-        """Keep the message of an error, and go on."""
+        """Keep the message of an error, and continue."""
         try:
             yield
         except ValueError as error:
             self.failed.setdefault(str(error), []).append(name)
 
     def _load(self, name: str, run: Run) -> Data | None:
-        """The data of a run, or None if they can't be loaded."""
+        """Return the data of a run, or None if they can't be loaded."""
         key = _data_key(run)
         if key not in self.loaded:
             self.loaded[key] = None
@@ -95,7 +95,7 @@ class _Trial:
         return self.loaded[key]
 
     def _make_model(self, name: str, run: Run, data: Data | None) -> nn.Module | None:
-        """The model with its spec attached, or None if it can't be made."""
+        """Return the model with its spec attached, or None if it can't be made."""
         if data is None:
             return None
         with self._keep_fault(name):
@@ -130,5 +130,5 @@ class _Trial:
 
 
 def _data_key(run: Run) -> str:
-    """A text that is the same for all conditions with the same data."""
+    """Return a text that is the same for all conditions with the same data."""
     return repr((run.data, run.data_args))

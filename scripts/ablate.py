@@ -1,4 +1,4 @@
-"""Run a study, or go on with it, and report what came of it.
+"""Run a study, or continue it, and write its report.
 
 Example: python scripts/ablate.py experiments/configs/quick.yaml
 """
@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 
 def read_options(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The options of the command line; `--help` answers before anything large is imported."""
+    """Return the options. `--help` answers before anything large is imported."""
     parser = argparse.ArgumentParser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -52,8 +52,8 @@ def main(arguments: list[str] | None = None) -> int:
         from experiments.commands import searched
         from experiments.search import search
 
-        found = search(study, pool, run_all)
-        print(searched(study, found, folder))
+        results = search(study, pool, run_all)
+        print(searched(study, results, folder))
         return 0
 
     names, folders = zip(*folders_of(study, pool), strict=True)
@@ -62,7 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def called(work: object) -> int:
-    """The exit status of a command; errors of users are one message without a traceback."""
+    """Return the exit status of a command; errors of users are one message without a traceback."""
     try:
         return work()  # type: ignore[operator, no-any-return]
     except KeyboardInterrupt:

@@ -21,14 +21,14 @@ from experiments.overhead.sets import GROUPS, SETS, sets_of
 
 
 def read_options(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The options of the command line."""
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
     add(
         "--set", choices=[*SETS, *GROUPS], default="kernels",
-        help="what is timed (kernels); all: each set that runs on a CPU; gpu: those for a GPU",
+        help="the works to time (kernels); all: each set for a CPU; gpu: each set for a GPU",
     )  # fmt: skip
     add("--model", help="your own case: a timm model, or package.module:factory; with --spec")
     add("--spec", help="a spec file, or YAML")
@@ -42,7 +42,11 @@ def read_options(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Time, print the table, and write the files; return the exit status: 1 if a variant failed."""
+    """Time, print the table, and write the files; return the exit status: 1 if a variant failed.
+
+    Raises:
+        ValueError: if only one of `--model` and `--spec` is given, or the device does not fit.
+    """
     options = read_options(arguments)
     if (options.model is None) != (options.spec is None):
         raise ValueError("--model and --spec go together")
@@ -79,17 +83,19 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def device_of(options: argparse.Namespace) -> Any:
-    """The device to measure on.
+    """Return the device to measure on.
 
     Raises:
-        ValueError: if it is not there, or does not fit the set.
+        ValueError: if there is no such device, or if it does not fit the set.
     """
     import torch
 
-    needs_gpu = options.model is None and any(
-        each.needs_gpu for each in sets_of(options.set).values()
-    )
-    name = options.device or ("cuda" if needs_gpu else "cpu")
+    needs_gpu = False
+    if options.model is None:
+        sets = sets_of(options.set).values()
+        needs_gpu = any(members.needs_gpu for members in sets)
+    default = "cuda" if needs_gpu else "cpu"
+    name = options.device or default
     if needs_gpu and name != "cuda":
         raise ValueError(f"--set {options.set} measures a GPU: leave out --device {name}")
     if name == "cuda" and not torch.cuda.is_available():
@@ -102,7 +108,7 @@ def device_of(options: argparse.Namespace) -> Any:
 
 
 def measured(options: argparse.Namespace, device: Any) -> Iterator[dict[str, Any]]:
-    """The rows of what the options ask for, as they are measured."""
+    """Measure the works of the options, and yield each row once it is measured."""
     import yaml
 
     from experiments.overhead import models
@@ -110,16 +116,19 @@ def measured(options: argparse.Namespace, device: Any) -> Iterator[dict[str, Any
     from experiments.study import read_spec
 
     if options.model is not None:
-        spec = read_spec({"spec": yaml.safe_load(options.spec)}, Path.cwd())["spec"]
+        fields = {"spec": yaml.safe_load(options.spec)}
+        spec = read_spec(fields, Path.cwd())["spec"]
         size = tuple(int(edge) for edge in options.size.split("x"))
         work = models.own_case(options.model, spec, size, options.backend)
         yield from measure(work, options.rounds, device)
         return
-    for name, each in sets_of(options.set).items():
+    for name, members in sets_of(options.set).items():
         began = time.monotonic()
-        for work in each.works():
-            yield from measure(work, options.rounds, device, began + each.seconds)
-        print(f"{name}: {time.monotonic() - began:.0f} s", file=sys.stderr)
+        deadline = began + members.seconds
+        for work in members.works():
+            yield from measure(work, options.rounds, device, deadline)
+        seconds = time.monotonic() - began
+        print(f"{name}: {seconds:.0f} s", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Write the report; return the exit status."""
+    """Write the report; return the exit status.
+
+    Raises:
+        ValueError: if the folder has no study.yaml, or there are no runs.
+    """
     parser = argparse.ArgumentParser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -12,7 +12,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Train the run; return the exit status."""
+    """Train the run; return the exit status.
+
+    Raises:
+        ValueError: if the fields of the run have faults.
+    """
     parser = argparse.ArgumentParser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -5,11 +5,13 @@ They are what ``help()`` shows, and the source of the documentation site.
 
 import importlib
 import inspect
+import math
 import pydoc
 import re
 from typing import Literal, get_args, get_origin, get_type_hints
 
 import pytest
+import torch
 
 import dropblock_hooks
 from dropblock_hooks import (
@@ -46,6 +48,17 @@ ATTACHED = {
     name: cls
     for name, cls in CLASSES.items()
     if issubclass(cls, Regularizer) and cls not in (Regularizer, Observer)
+}
+FUNCTIONS_OF_P = sorted(
+    name
+    for name, value in CALLED.items()
+    if name.startswith("functional.")
+    and {"input", "p"} <= inspect.signature(value).parameters.keys()
+)
+BLOCK = {
+    name: {"block_size": 3}
+    for name in FUNCTIONS_OF_P
+    if "block_size" in inspect.signature(CALLED[name]).parameters
 }
 
 
@@ -131,6 +144,37 @@ def test_where_to_use_it_and_its_equation(name):
         ATTACHED[name], Observer | Foreign | Retune
     ):  # which compute as the layer does
         assert sections(ATTACHED[name])["Equation"].strip()
+
+
+def rate_of(cls):
+    """The name of the first argument of a class that has a range, or None."""
+    hints = get_type_hints(cls, include_extras=True)
+    for name in inspect.signature(cls).parameters:
+        parts = [hints.get(name), *get_args(hints.get(name))]
+        if any(getattr(part, "__metadata__", ()) for part in parts):
+            return name
+    return None
+
+
+RATED = sorted(name for name, cls in ATTACHED.items() if rate_of(cls))
+
+
+@pytest.mark.parametrize("value", ["text", math.nan], ids=["text", "nan"])
+@pytest.mark.parametrize("name", RATED)
+def test_the_errors_of_wrong_rates_are_documented(name, value):
+    cls = ATTACHED[name]
+    with pytest.raises((TypeError, ValueError)) as caught:
+        cls(**{rate_of(cls): value})
+    assert caught.type.__name__ in described(cls, "Raises")
+
+
+@pytest.mark.parametrize("value", ["text", math.nan], ids=["text", "nan"])
+@pytest.mark.parametrize("name", FUNCTIONS_OF_P)
+def test_the_errors_of_functions_are_documented(name, value):
+    x = torch.ones(2, 3)
+    with pytest.raises((TypeError, ValueError)) as caught:
+        CALLED[name](x, p=value, **BLOCK.get(name, {}))
+    assert caught.type.__name__ in described(CALLED[name], "Raises")
 
 
 SHARED = ("at", "index", "layout", "grid", "prefix_tokens", "active", "when")

@@ -18,7 +18,7 @@ from dropblock_hooks import Observer, OnGradients, Regularizer
 SHARED = ("at", "index", "layout", "grid", "prefix_tokens", "active", "when")
 DESCRIBE_THEM = (Regularizer, Observer, OnGradients)
 RATES = ("Rate", "Probability", "NonNegative", "Positive")
-ARGUMENT = re.compile(r"^    (\w+): ((?:.*\n)(?: {8}.*\n)*)", re.MULTILINE)
+ARGUMENT = re.compile(r"^    (?!\w+Error: )(\w+): ((?:.*\n)(?: {8}.*\n)*)", re.MULTILINE)
 NAME = re.compile(rf"(?<!`)`(functional\.\w+|{'|'.join(dropblock_hooks.__all__)})`(?!`)")
 
 

@@ -1,7 +1,7 @@
 """Judges the numbers of a `Watchdog` when it looks, and finds the first cause of its findings."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -72,11 +72,16 @@ def new_alerts(
     if statistics:
         clock.batches.forget()
 
+    return _first_cause(_not_in(before, findings), sights)
+
+
+def _not_in(before: Mapping[Any, Finding], findings: Mapping[Any, Finding]) -> list[Finding]:
+    """Return the findings that the last look did not have."""
     new = []
     for key, finding in findings.items():
         if key not in before:
             new.append(finding)
-    return _first_cause(new, sights)
+    return new
 
 
 def _note_scale(run: Run, clock: Clock) -> None:

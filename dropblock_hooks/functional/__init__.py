@@ -1,23 +1,25 @@
 """The equations of the regularizers as pure functions of tensors. Their rates are floats.
 
-A value outside the range that a docstring states is a ValueError, and another type a TypeError.
+All functions raise a ValueError for a value outside the range that the docstring states, and a
+TypeError for a value of another type.
 
-dropout     dropout of elements, channels, samples and residual branches; Gaussian noise
-dropblock   dropout and noise (Disout) in blocks; the seed rate at which blocks drop a given share
-clamping    bounds of activations: a clamp, or a soft cap
-embeddings  noise on the embeddings of tokens
-gradients   bounds of gradients by value and by norm, adaptive clipping, centralization
-penalties   penalties of activations and parameters, and their gradients
-foreach     the same by norm, for all gradients of an update in a constant number of operators
-memory      bounds of norms that follow from the norms of earlier updates
-masks       random masks and noise, and their application to a tensor
-operators   operators of compiled code: blocks, and the counts of a site
-cells       the rows of numbers that tell these operators the rates, and what to count
-measures    measurements of tensors for observers, eager and in compiled code
-outliers    kurtosis, values far from the mean, and channels far above the others, for observers
-residual    the size of a residual branch relative to its shortcut, for observers
-sparse      large tensors on the CPU: blocks, whole channels and samples
-kernels     Triton kernels for tensors on a GPU, and where they can run
+- `dropout`: dropout of elements, channels, samples and residual branches; Gaussian noise
+- `dropblock`: dropout and noise (Disout) in blocks; the seed rate at which blocks drop a share
+- `clamping`: bounds of activations, by a clamp or a soft cap
+- `embeddings`: noise on the embeddings of tokens
+- `gradients`: bounds of gradients by value and by norm, adaptive clipping, centralization
+- `foreach`: the functions of `gradients` for all gradients of an update at once
+- `penalties`: penalties of activations and parameters, and their gradients
+- `memory`: bounds of norms that follow from the norms of earlier updates
+- `masks`: random masks and noise, and their application to a tensor
+- `operators`: operators of compiled code for blocks, and for the counts of a site
+- `in_graph`: operators whose kernels become a part of the compiled graph
+- `cells`: the rows of numbers that give these operators the rates and the counts
+- `measures`: measurements of tensors for observers, eager and in compiled code
+- `outliers`: kurtosis, values far from the mean, and channels far above the others
+- `residual`: the size of a residual branch relative to its shortcut
+- `sparse`: large tensors on the CPU, with blocks, whole channels or samples to drop
+- `kernels`: Triton kernels for tensors on a GPU, and the conditions under which they run
 """
 
 from .clamping import clamp_activation

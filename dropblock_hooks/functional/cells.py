@@ -3,10 +3,10 @@
 A board (`sites.board`) holds the cells and counts of all sites. The rows of the cells are:
 
 RATES       whether the site is on, and then its rates, in the order of its fields
-CALLED      what each call of the layer adds to the counts
-GRADIENT    what each gradient adds to the counts
-ELEMENTS    what each element of a tensor adds to the counts
-CHANGED     what each dropped or changed element adds to the counts
+CALLED      the numbers to add to the counts in each call of the layer
+GRADIENT    the numbers to add for each gradient
+ELEMENTS    the numbers to add for each element of a tensor
+CHANGED     the numbers to add for each dropped or changed element
 """
 
 from collections.abc import Sequence
@@ -23,12 +23,12 @@ TRAINED, EVALUATED, ACTIVE, OFF, AFFECTED, TOTAL, EXPECTED, SIZE = range(8)
 WIDTH = 8
 MOST_RATES = WIDTH - FIRST_RATE
 LARGEST = 2
-"""The last places of a histogram of norms: the largest norm of all, and that of the window."""
-_EDGES = 2**17  # an edge of a map is shorter
+"""The places at the end of a histogram of norms: the largest norm of all, and in the window."""
+_EDGES = 2**17  # above the edges of all maps
 
 
 def added(call: Tensor, elements: Tensor, changed: Tensor, number: int, affected: Any) -> Tensor:
-    """What a call with `number` elements, of which `affected` were changed, adds to the counts.
+    """Return the row that a call with `number` elements, `affected` changed ones, adds to counts.
 
     Args:
         call: the row CALLED or GRADIENT of the cells.
@@ -41,24 +41,24 @@ def added(call: Tensor, elements: Tensor, changed: Tensor, number: int, affected
 
 
 def norms_together(first: Tensor, second: Tensor) -> Tensor:
-    """The histogram of all norms of two histograms."""
+    """Return the histogram of all norms of two histograms."""
     larger = torch.maximum(first, second)
     return torch.where(_holds_largest(first), larger, first + second)
 
 
 def with_largest(norms: Tensor, largest: Tensor) -> Tensor:
-    """A histogram of norms to which norms were added, the largest of which is given."""
+    """Return a histogram of norms that also knows the `largest` of the norms added to it."""
     return torch.where(_holds_largest(norms), torch.maximum(norms, largest), norms)
 
 
 def _holds_largest(norms: Tensor) -> Tensor:
-    """Which places of a histogram hold a largest norm."""
+    """Return which places of a histogram hold a largest norm."""
     places = torch.arange(len(norms), device=norms.device)
     return places >= len(norms) - LARGEST
 
 
 def code_of(size: Sequence[int]) -> int:
-    """The edges of a map as one number, which a float64 holds; `size_of` is the inverse."""
+    """Return the edges of a map as one number, which a float64 holds; `size_of` is the inverse."""
     number = 0
     for edge in size:
         number = number * _EDGES + edge
@@ -66,7 +66,7 @@ def code_of(size: Sequence[int]) -> int:
 
 
 def size_of(code: int) -> tuple[int, ...]:
-    """The edges of a map from the number that `code_of` makes of them."""
+    """Return the edges of a map from the number that `code_of` makes of them."""
     edges = []
     while code:
         code, edge = divmod(code, _EDGES)

@@ -10,7 +10,12 @@ from .gradients import Bound, fit
 
 
 def check_bounds(min: float | None, max: float | None, cap: float | None) -> None:
-    """Check that there is a bound, and that the bounds do not contradict each other."""
+    """Check the bounds of activations.
+
+    Raises:
+        ValueError: if all bounds are missing, `cap` comes with another one, or `min` is above
+            `max`.
+    """
     is_clamp = min is not None or max is not None
     if is_clamp == (cap is not None):
         raise ValueError("give min, max or both; or cap alone")
@@ -23,7 +28,7 @@ def clamp_counted(
 ) -> tuple[Tensor, Tensor]:
     """Bound an activation; return it, and the number of values beyond the bounds.
 
-    A bound in a tensor is that of compiled code, which has one graph for all bounds.
+    Compiled code passes bounds as tensors, so that one graph serves all bounds.
     """
     if cap is None:
         low = fit(min, x.dtype)
@@ -37,9 +42,9 @@ def clamp_counted(
 
 
 def _number_beyond(x: Tensor, low: Any, high: Any) -> Tensor:
-    """The number of values below `low` or above `high`, one of which may be None.
+    """Return the number of values below `low` or above `high`. A bound may be None.
 
-    NaN is neither.
+    NaN is not counted.
     """
     if low is None:
         beyond = x > high
@@ -60,7 +65,7 @@ def clamp_activation(
 ) -> Tensor:
     """Clamps each value to [min, max], or caps it softly: ``cap * tanh(input / cap)``.
 
-    NaN passes. The gradient is that of the function: a clamped value gets none.
+    NaN passes. A clamped value gets no gradient. A capped value gets the gradient of the tanh.
 
     Example:
         >>> clamp_activation(torch.tensor([-8.0, 0.5, 8.0]), -6.0, 6.0)
@@ -73,6 +78,11 @@ def clamp_activation(
         min: lower bound, any number; None for no bound.
         max: upper bound, any number, not below `min`; None for no bound.
         cap: bound of the magnitude, above 0, in place of `min` and `max`.
+
+    Raises:
+        TypeError: if `input` is no floating-point tensor, or a number has a wrong type.
+        ValueError: if an argument is outside its range, or the bounds are missing or contradict
+            each other.
 
     Reference:
         Gemma Team, 2024, "Gemma 2", section 2 (https://arxiv.org/abs/2408.00118), for the cap.

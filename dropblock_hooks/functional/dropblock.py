@@ -30,7 +30,7 @@ from .sparse import Blocks, drop_drawn, grow, takes
 Calibration: TypeAlias = Literal["exact", "paper"]
 Border: TypeAlias = Literal["inside", "across"]
 Method: TypeAlias = Literal["exact", "paper", "across"]
-"""A calibration of blocks that lie inside the map, or blocks that may reach across its border."""
+"""How blocks are drawn: inside the map with a calibration, or across its border."""
 _CALIBRATIONS = get_args(Calibration)
 _BORDERS = get_args(Border)
 Normalize: TypeAlias = Literal["batch", "sample", "expected", None]
@@ -44,13 +44,13 @@ def block_gamma(
     calibration: Calibration = "exact",
     border: Border = "inside",
 ) -> float:
-    """The seed rate γ at which blocks drop the share `p` of a map.
+    """Return the seed rate γ at which blocks drop the share `p` of a map.
 
     ``"exact"`` solves ``mean over positions of (1 - γ)^c = 1 - p``, where c is the number of seeds
     that cover the position. With ``border="across"`` each position is covered by as many seeds as a
-    block has elements, so ``γ = 1 - (1 - p)^(1 / block²)``. ``"paper"`` is
-    ``p / block² · size² / (size - block + 1)²`` of the paper (Ghiasi et al., 2018), which ignores
-    overlaps and drops less than p.
+    block has elements, so ``γ = 1 - (1 - p)^(1 / block²)``. ``"paper"`` is the equation of Ghiasi
+    et al., 2018, ``γ = p / block² · size² / (size - block + 1)²``. It ignores overlaps, so it drops
+    less than p.
 
     Example:
         >>> block_gamma(0.1, (14, 14), 7)
@@ -62,6 +62,11 @@ def block_gamma(
         block_size: edge of the block, in elements, or one per axis; clipped to the map.
         calibration: ``"exact"`` or ``"paper"``.
         border: ``"inside"`` or ``"across"``; see `drop_block2d`.
+
+    Raises:
+        TypeError: if `p` is no number.
+        ValueError: if an argument is outside its range, or ``calibration="paper"`` comes
+            with ``border="across"``.
     """
     edges = size if isinstance(size, Sequence) else (size,)
     sizes = tuple(as_count("size", edge) for edge in edges)
@@ -73,7 +78,11 @@ def block_gamma(
 
 
 def method_of(calibration: str, border: str) -> Method:
-    """Check two options, and return how blocks are drawn."""
+    """Check two options, and return how blocks are drawn.
+
+    Raises:
+        ValueError: if an option has a value that is not allowed, or both can't be combined.
+    """
     check_option("calibration", calibration, _CALIBRATIONS)
     check_option("border", border, _BORDERS)
     if border == "inside":
@@ -86,7 +95,7 @@ def method_of(calibration: str, border: str) -> Method:
 
 
 def places_of(size: Sequence[int], block: Sequence[int], method: Method) -> list[int]:
-    """The number of positions on each axis where a block may begin."""
+    """Return the number of positions on each axis where a block may begin."""
     if method == "across":
         return [length + edge - 1 for length, edge in zip(size, block, strict=True)]
     return [length - edge + 1 for length, edge in zip(size, block, strict=True)]
@@ -94,7 +103,10 @@ def places_of(size: Sequence[int], block: Sequence[int], method: Method) -> list
 
 @constant_when_traced
 def gamma_of(p: float, size: tuple[int, ...], block: tuple[int, ...], method: Method) -> float:
-    """`block_gamma` of checked arguments and a block that fits; torch.compile keeps the result."""
+    """Return `block_gamma` of checked arguments and a block that fits.
+
+    torch.compile keeps the result as a constant.
+    """
     area = math.prod(block)
     if method == "paper":
         seeds = math.prod(places_of(size, block, method))
@@ -109,7 +121,10 @@ def gamma_of(p: float, size: tuple[int, ...], block: tuple[int, ...], method: Me
 
 @functools.lru_cache(maxsize=4096)
 def _exact_gamma(p: float, size: tuple[int, ...], block: tuple[int, ...]) -> float:
-    """Newton's method on the convex ``log(mean of exp(-c·u)) = log(1 - p)``, u = -log(1 - γ)."""
+    """Solve ``log(mean of exp(-c·u)) = log(1 - p)`` for u = -log(1 - γ) by Newton's method.
+
+    It converges because the left side is convex in u.
+    """
     coverage = _coverage(size, block)
     target = math.log1p(-p)
     u = 0.0
@@ -134,7 +149,7 @@ def _exact_gamma(p: float, size: tuple[int, ...], block: tuple[int, ...]) -> flo
 
 @functools.lru_cache(maxsize=1024)
 def _coverage(size: tuple[int, ...], block: tuple[int, ...]) -> list[tuple[int, float]]:
-    """Each number of seeds that can cover a position, and the share of such positions."""
+    """Return each number of seeds that can cover a position, and the share of such positions."""
     axes = []
     for length, edge in zip(size, block, strict=True):
         last_place = length - edge
@@ -155,7 +170,7 @@ def _coverage(size: tuple[int, ...], block: tuple[int, ...]) -> list[tuple[int, 
     return [(seeds, number / total) for seeds, number in sorted(positions.items())]
 
 
-_NODES = 1024  # of a table of seed rates; between two of them it is linear
+_NODES = 1024  # the nodes of a table of seed rates, which is linear between them
 
 
 @functools.lru_cache(maxsize=256)
@@ -166,10 +181,11 @@ def gamma_table(
     device: torch.device,
     dtype: torch.dtype,
 ) -> Tensor:
-    """The ratio of ``log(1 - γ)`` and ``log(1 - p)``, at p = 0, 1/1024, ... 1.
+    """Return the ratio of ``log(1 - γ)`` and ``log(1 - p)``, at p = 0, 1/1024, ... 1.
 
-    It hardly changes with p: from 1 / mean(c) at p = 0 to 1 / min(c) at 1, where c is the number of
-    seeds that cover a position. So `gamma_on` finds γ by a look-up, without waiting for the device.
+    The ratio hardly changes with p. It goes from 1 / mean(c) at p = 0 to 1 / min(c) at p = 1, where
+    c is the number of seeds that cover a position. So `gamma_on` finds γ by a look-up, without
+    waiting for the device.
     """
     if method == "across":
         return torch.full((_NODES + 1,), 1 / math.prod(block), dtype=dtype, device=device)
@@ -195,7 +211,7 @@ def gamma_table(
 
 
 def gamma_on(p: Tensor, size: tuple[int, ...], block: tuple[int, ...], method: Method) -> Tensor:
-    """`gamma_of` for a rate that lies on a device, in torch operations."""
+    """Return `gamma_of` for a rate that lies on a device, in torch operations."""
     if method == "paper":
         return p * gamma_of(1.0, size, block, method)
 
@@ -212,7 +228,7 @@ def gamma_on(p: Tensor, size: tuple[int, ...], block: tuple[int, ...], method: M
 def expected_share(
     p: float, size: tuple[int, ...] | None, edges: Sequence[int], method: Method
 ) -> float | None:
-    """The expected dropped share of a map: p, or less for the paper's γ; None if unknown."""
+    """Return the expected dropped share of a map: p, or less for the paper's γ; None if unknown."""
     if method != "paper" or p == 0.0:
         return p
     if size is None:
@@ -235,7 +251,7 @@ def drop_blocks(
     eps: float = 1e-6,
     generator: torch.Generator | None = None,
 ) -> tuple[Tensor, Tensor | int]:
-    """Drop blocks. Returns the new tensor, and the number of dropped elements."""
+    """Drop blocks; return the new tensor, and the number of dropped elements."""
     if p == 0.0 or x.numel() == 0:
         return x, 0
 
@@ -274,7 +290,7 @@ def distort_blocks(
     generator: torch.Generator | None = None,
     method: Method = "exact",
 ) -> tuple[Tensor, Tensor | int]:
-    """Distort blocks. Returns the new tensor, and the number of distorted elements."""
+    """Distort blocks; return the new tensor, and the number of distorted elements."""
     if p == 0.0 or alpha == 0.0 or x.numel() == 0:
         return x, 0
 
@@ -286,14 +302,14 @@ def distort_blocks(
 
 
 def distort(x: Tensor, mask: Tensor, alpha: Tensor) -> Tensor:
-    """``x + mask * alpha * std(x) * z`` with standard normal z, in compiled code."""
+    """Return ``x + mask * alpha * std(x) * z`` with standard normal z, in compiled code."""
     noise = normal_like(x, alpha * _spread(x), None)
     noise_in_blocks = noise.masked_fill_(~mask, 0.0)
     return (x + noise_in_blocks).to(x.dtype)
 
 
 def _spread(x: Tensor) -> Tensor:
-    """The standard deviation of all elements."""
+    """Return the standard deviation of all elements."""
     wide = torch.promote_types(x.dtype, torch.float32)
     return x.detach().to(wide).std(correction=0)
 
@@ -307,7 +323,7 @@ def draw_blocks(
     generator: torch.Generator | None,
     per_sample: bool = False,
 ) -> tuple[Any, Tensor]:
-    """Draw the blocks of a tensor (N, C, ...): the object that applies them, and what was drawn.
+    """Draw the blocks of a tensor (N, C, ...); return the object that applies them, and the draw.
 
     The object is a `Blocks` on a CPU, a `kernels.blocks.Words` on a GPU, or a `Mask`.
     """
@@ -342,7 +358,7 @@ def draw_blocks(
 
 
 def blocks_of(seeds: Tensor, block: Sequence[int], method: Method) -> Tensor:
-    """The mask of the blocks that begin at these seeds; see `places_of`."""
+    """Return the mask of the blocks that begin at these seeds; see `places_of`."""
     if method != "across":  # a position at the border has fewer seeds
         borders: list[int] = []
         for edge in reversed(block):  # `pad` takes the last axis first
@@ -408,14 +424,20 @@ def drop_block2d(
         eps: smallest number of kept elements that the count ratio divides by.
         training: False returns `input`.
         calibration: ``"exact"`` realizes p, ``"paper"`` drops less; see `block_gamma`.
-        normalize: factor of the kept elements: ``"batch"`` all / kept elements of the batch,
-            ``"sample"`` the same of each sample, ``"expected"`` 1 / (1 - p), None no factor.
+        normalize: factor of the kept elements. ``"batch"``: all / kept elements of the batch.
+            ``"sample"``: all / kept elements of each sample. ``"expected"``: 1 / (1 - p). None: no
+            factor.
         share_channels: True draws one set of blocks for all channels of a sample.
         border: ``"inside"`` puts whole blocks inside the map, as in the paper, so elements at the
             border are dropped less often than those in the center. With ``"across"`` blocks may
             reach across the border, and each element is dropped with chance p.
         generator: source of random numbers, on the CPU or on the device of `input`; torch's global
             one by default.
+
+    Raises:
+        TypeError: if `input` is no floating-point tensor, or a number has a wrong type.
+        ValueError: if an argument is outside its range, `input` has another number of axes, or
+            ``calibration="paper"`` comes with ``border="across"``.
 
     Reference:
         Ghiasi, Lin and Le, 2018 (https://arxiv.org/abs/1810.12890).
@@ -463,14 +485,20 @@ def drop_block1d(
         eps: smallest number of kept elements that the count ratio divides by.
         training: False returns `input`.
         calibration: ``"exact"`` realizes p, ``"paper"`` drops less; see `block_gamma`.
-        normalize: factor of the kept elements: ``"batch"`` all / kept elements of the batch,
-            ``"sample"`` the same of each sample, ``"expected"`` 1 / (1 - p), None no factor.
+        normalize: factor of the kept elements. ``"batch"``: all / kept elements of the batch.
+            ``"sample"``: all / kept elements of each sample. ``"expected"``: 1 / (1 - p). None: no
+            factor.
         share_channels: True draws one set of blocks for all channels of a sample.
         border: ``"inside"`` puts whole blocks inside the map, as in the paper, so elements at the
             border are dropped less often than those in the center. With ``"across"`` blocks may
             reach across the border, and each element is dropped with chance p.
         generator: source of random numbers, on the CPU or on the device of `input`; torch's global
             one by default.
+
+    Raises:
+        TypeError: if `input` is no floating-point tensor, or a number has a wrong type.
+        ValueError: if an argument is outside its range, `input` has another number of axes, or
+            ``calibration="paper"`` comes with ``border="across"``.
 
     Reference:
         Ghiasi, Lin and Le, 2018 (https://arxiv.org/abs/1810.12890).
@@ -518,14 +546,20 @@ def drop_block3d(
         eps: smallest number of kept elements that the count ratio divides by.
         training: False returns `input`.
         calibration: ``"exact"`` realizes p, ``"paper"`` drops less; see `block_gamma`.
-        normalize: factor of the kept elements: ``"batch"`` all / kept elements of the batch,
-            ``"sample"`` the same of each sample, ``"expected"`` 1 / (1 - p), None no factor.
+        normalize: factor of the kept elements. ``"batch"``: all / kept elements of the batch.
+            ``"sample"``: all / kept elements of each sample. ``"expected"``: 1 / (1 - p). None: no
+            factor.
         share_channels: True draws one set of blocks for all channels of a sample.
         border: ``"inside"`` puts whole blocks inside the map, as in the paper, so elements at the
             border are dropped less often than those in the center. With ``"across"`` blocks may
             reach across the border, and each element is dropped with chance p.
         generator: source of random numbers, on the CPU or on the device of `input`; torch's global
             one by default.
+
+    Raises:
+        TypeError: if `input` is no floating-point tensor, or a number has a wrong type.
+        ValueError: if an argument is outside its range, `input` has another number of axes, or
+            ``calibration="paper"`` comes with ``border="across"``.
 
     Reference:
         Ghiasi, Lin and Le, 2018 (https://arxiv.org/abs/1810.12890).
@@ -559,9 +593,10 @@ def disout(
 ) -> Tensor:
     """Adds noise to blocks of feature maps (N, C, H, W).
 
-    Returns ``input + m * alpha * std(input) * z``. m is 1 in blocks as of `drop_block2d` and 0
-    elsewhere; z is standard normal. The gradient passes unchanged. Inf or NaN make every distorted
-    element NaN. The noise of the authors also depends on the weights of the next layer.
+    Returns ``input + m * alpha * std(input) * z``. The mask m is 1 in blocks, which are drawn as by
+    `drop_block2d`, and 0 elsewhere. The noise z is standard normal. The gradient passes unchanged.
+    Inf or NaN make every distorted element NaN. The noise of the authors also depends on the
+    weights of the next layer.
 
     Example:
         >>> y = disout(torch.ones(2, 8, 14, 14), 0.2, 5)
@@ -578,6 +613,10 @@ def disout(
             reach across the border, and each element is dropped with chance p.
         generator: source of random numbers, on the CPU or on the device of `input`; torch's global
             one by default.
+
+    Raises:
+        TypeError: if `input` is no floating-point tensor, or a number has a wrong type.
+        ValueError: if an argument is outside its range, or `input` has another number of axes.
 
     Reference:
         Tang et al., 2020 (https://arxiv.org/abs/2002.11022); https://github.com/huawei-noah/Disout.

@@ -16,7 +16,7 @@ from .masks import Mask, bernoulli, check_call, in_format_of, keep_scale, normal
 from .sparse import Blocks, UnitMask, draw_units, drop_drawn, takes
 
 Mode: TypeAlias = Literal["row", "batch"]
-_LARGE = 64  # elements of a unit, from which a number for each unit is less than a bit per element
+_LARGE = 64  # elements of a unit; for larger units a random number is below one bit per element
 
 
 def drop_units(
@@ -28,10 +28,10 @@ def drop_units(
     inplace: bool = False,
     generator: torch.Generator | None = None,
 ) -> tuple[Tensor, Tensor | int]:
-    """Drop units: one decision for each place on the first `axes` axes; None stands for all.
+    """Drop units: one decision for each place on the first `axes` axes; None means all axes.
 
-    Returns the new tensor, and the number of dropped elements. A rate in a tensor is that of
-    compiled code, which has one graph for all rates.
+    Returns the new tensor, and the number of dropped elements. Compiled code passes the rate as a
+    tensor, so that one graph serves all rates.
     """
     shape = _shape_of_units(x, axes)
     if isinstance(p, Tensor):
@@ -61,7 +61,7 @@ def _drop_with_kernels(
     scale: float | None,
     generator: torch.Generator | None,
 ) -> tuple[Tensor, Tensor | int]:
-    """`drop_units` on a GPU."""
+    """Drop units on a GPU; see `drop_units`."""
     from .kernels import units
 
     places: Any
@@ -80,7 +80,7 @@ def _drop_with_mask(
     scale: float | None,
     generator: torch.Generator | None,
 ) -> tuple[Tensor, Tensor | int]:
-    """`drop_units` by a mask of this shape, or in the sparse form on a CPU."""
+    """Drop units by a mask of this shape, or in the sparse form on a CPU; see `drop_units`."""
     places: Blocks | Mask
     are_large = x.numel() // math.prod(shape) >= _LARGE
     if not takes(x, "units" if are_large else "blocks"):
@@ -98,7 +98,7 @@ def _drop_with_mask(
 
 
 def _shape_of_units(x: Tensor, axes: int | None) -> tuple[int, ...]:
-    """The shape of a mask with one decision for each place on the first `axes` axes; None: all."""
+    """Return the shape of a mask with one decision for each place on the first `axes` axes."""
     if axes is None:
         return tuple(x.shape)
     return (*x.shape[:axes], *[1] * (x.ndim - axes))
@@ -114,6 +114,9 @@ def drop_residual(
     """Drop the branch ``block - shortcut`` of samples, or of the whole batch.
 
     Returns the new output of the block, and the number of dropped elements.
+
+    Raises:
+        ValueError: if the input and the output of the block have different shapes.
     """
     if block.shape != shortcut.shape:
         raise ValueError(
@@ -135,7 +138,7 @@ def drop_residual(
 def _drop_residual_traced(
     block: Tensor, shortcut: Tensor, p: Tensor, mode: Mode
 ) -> tuple[Tensor, Tensor | int]:
-    """`drop_residual` in compiled code; a rate of 0 gives the block itself, to the bit."""
+    """Drop residual branches in compiled code; a rate of 0 returns the block itself, to the bit."""
     shape = _shape_of_units(block, int(mode == "row"))
     mask = bernoulli(shape, p, block.device)
     dropped = Mask(block.numel()).count(mask)
@@ -191,6 +194,10 @@ def dropout(
         generator: source of random numbers, on the CPU or on the device of `input`; torch's global
             one by default.
 
+    Raises:
+        TypeError: if `input` is no floating-point tensor, or a number has a wrong type.
+        ValueError: if an argument is outside its range.
+
     Reference:
         Srivastava et al., 2014, "Dropout" (https://jmlr.org/papers/v15/srivastava14a.html).
     """
@@ -218,6 +225,10 @@ def dropout1d(
         inplace: write the result into `input`.
         generator: source of random numbers, on the CPU or on the device of `input`; torch's global
             one by default.
+
+    Raises:
+        TypeError: if `input` is no floating-point tensor, or a number has a wrong type.
+        ValueError: if an argument is outside its range, or `input` has another number of axes.
 
     Reference:
         Srivastava et al., 2014, "Dropout" (https://jmlr.org/papers/v15/srivastava14a.html).
@@ -247,6 +258,10 @@ def dropout2d(
         generator: source of random numbers, on the CPU or on the device of `input`; torch's global
             one by default.
 
+    Raises:
+        TypeError: if `input` is no floating-point tensor, or a number has a wrong type.
+        ValueError: if an argument is outside its range, or `input` has another number of axes.
+
     Reference:
         Tompson et al., 2015 (https://arxiv.org/abs/1411.4280).
     """
@@ -274,6 +289,10 @@ def dropout3d(
         inplace: write the result into `input`.
         generator: source of random numbers, on the CPU or on the device of `input`; torch's global
             one by default.
+
+    Raises:
+        TypeError: if `input` is no floating-point tensor, or a number has a wrong type.
+        ValueError: if an argument is outside its range, or `input` has another number of axes.
 
     Reference:
         Tompson et al., 2015 (https://arxiv.org/abs/1411.4280).
@@ -303,6 +322,10 @@ def drop_path(
         generator: source of random numbers, on the CPU or on the device of `input`; torch's global
             one by default.
 
+    Raises:
+        TypeError: if `input` is no floating-point tensor, or a number has a wrong type.
+        ValueError: if an argument is outside its range.
+
     Reference:
         Larsson et al., 2017, "FractalNet" (https://arxiv.org/abs/1605.07648).
     """
@@ -330,10 +353,14 @@ def stochastic_depth(
         p: chance of a sample to be dropped, in [0, 1].
         mode: ``"row"`` decides for each sample, ``"batch"`` for all at once.
         training: False returns `input`.
-        shortcut: the input of the block, of the same shape; gives
+        shortcut: the input of the block, of the same shape. The result is then
             ``shortcut + drop(input - shortcut)``, so dropped samples pass the block unchanged.
         generator: source of random numbers, on the CPU or on the device of `input`; torch's global
             one by default.
+
+    Raises:
+        TypeError: if `input` is no floating-point tensor, or a number has a wrong type.
+        ValueError: if an argument is outside its range, or `shortcut` has another shape.
 
     Reference:
         Huang et al., 2016 (https://arxiv.org/abs/1603.09382).
@@ -360,6 +387,10 @@ def gaussian_noise(
         generator: source of random numbers, on the CPU or on the device of `input`; torch's global
             one by default.
 
+    Raises:
+        TypeError: if `input` is no floating-point tensor, or a number has a wrong type.
+        ValueError: if an argument is outside its range.
+
     Reference:
         Bishop, 1995, "Training with Noise is Equivalent to Tikhonov Regularization".
     """
@@ -384,6 +415,10 @@ def gaussian_dropout(
         training: False returns `input`.
         generator: source of random numbers, on the CPU or on the device of `input`; torch's global
             one by default.
+
+    Raises:
+        TypeError: if `input` is no floating-point tensor, or a number has a wrong type.
+        ValueError: if an argument is outside its range.
 
     Reference:
         Srivastava et al., 2014, section 10 (https://jmlr.org/papers/v15/srivastava14a.html).

@@ -10,7 +10,12 @@ from .masks import uniform_like
 def add_embedding_noise(
     x: Tensor, alpha: float | Tensor, generator: torch.Generator | None = None
 ) -> Tensor:
-    """Add uniform noise to embeddings (N, L, d); a rate in a tensor is that of compiled code."""
+    """Add uniform noise to embeddings (N, L, d); compiled code passes the rate as a tensor.
+
+    Raises:
+        TypeError: if the embeddings are no floating-point tensor.
+        ValueError: if the embeddings have another number of axes.
+    """
     check_floating(x)
     if x.ndim != 3:
         raise ValueError(f"needs embeddings of the shape (N, L, d), got shape {tuple(x.shape)}")
@@ -40,6 +45,10 @@ def neftune(
         training: False returns `input`.
         generator: source of random numbers, on the CPU or on the device of `input`; torch's global
             one by default.
+
+    Raises:
+        TypeError: if `input` is no floating-point tensor, or a number has a wrong type.
+        ValueError: if an argument is outside its range, or `input` has another number of axes.
 
     Reference:
         Jain et al., 2023, "NEFTune: Noisy Embeddings Improve Instruction Finetuning"

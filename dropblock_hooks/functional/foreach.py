@@ -8,8 +8,9 @@
 These functions change lists of gradients in place. The gradients of a list are on one device, have
 one dtype and at least one element each.
 
-On a CPU nothing is launched, so an operator loops over the tensors, as ``torch._foreach_*`` do. On
-a GPU the units of all tensors are measured as segments of one buffer in float64.
+On a CPU there are no launches to save, so an operator loops over the tensors, as
+``torch._foreach_*`` do. On a GPU, one buffer in float64 holds all tensors, and the units are its
+segments.
 """
 
 import functools
@@ -40,17 +41,17 @@ DEVICES = {"cpu", "cuda"}
 DTYPES = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 PLAIN = (Tensor, nn.Parameter)
 LARGEST = 2**26
-"""How many elements a list may have, because of the buffer in float64."""
+"""The largest number of elements of a list, which bounds the buffer in float64."""
 
 
 def in_lists(
     tensors: Sequence[Tensor], keys: Sequence[Hashable]
 ) -> tuple[list[list[int]], list[int]]:
-    """The positions of tensors that these functions take together, and of all others.
+    """Return the positions of tensors that these functions take together, and of all others.
 
-    Tensors with equal keys stand in one list, if their device and dtype are equal. Subclasses of
-    tensors, tensors without elements and unknown devices and dtypes stand in none. A tensor that
-    comes twice stands in one list only.
+    Tensors with equal keys are in one list if their device and dtype are equal. Subclasses of
+    Tensor, tensors without elements, and unknown devices and dtypes are in no list. A tensor that
+    comes twice is in one list only.
     """
     parts_by_key: dict[Hashable, list[list[int]]] = {}
     elements: Counter[Hashable] = Counter()  # in the last part of each key
@@ -78,7 +79,7 @@ def in_lists(
 
 
 def _may_be_listed(x: Tensor) -> bool:
-    """Whether a tensor is plain and has elements of a type and on a device that are known."""
+    """Return whether a tensor is plain, has elements, and has a known type and device."""
     known = x.device.type in DEVICES and x.dtype in DTYPES
     return known and type(x) in PLAIN and x.numel() > 0
 
@@ -107,20 +108,20 @@ class UnitsOfList:
         return len(self.rows) == len(self.lengths) and set(self.rows) == {1}
 
     def sum_by_tensor(self, numbers: Tensor) -> Tensor:
-        """The sums of numbers of the units over the units of each tensor."""
+        """Return the sums of numbers of the units over the units of each tensor."""
         if self.whole:
             return numbers
         return torch.segment_reduce(numbers, "sum", lengths=self.counts, unsafe=True)
 
 
 def whole_tensors(tensors: Sequence[Tensor]) -> UnitsOfList:
-    """Each tensor is one unit."""
+    """Return the units of tensors that are one unit each."""
     ones = (1,) * len(tensors)
     return _units(ones, _numels(tensors), tensors[0].device)
 
 
 def rows_of(tensors: Sequence[Tensor], least_axes: int) -> UnitsOfList:
-    """Rows of axis 0; a tensor with fewer axes than `least_axes` is one unit."""
+    """Return the rows of axis 0 as units; with fewer than `least_axes` axes, one unit each."""
     rows = []
     for x in tensors:
         rows.append(x.shape[0] if x.ndim >= least_axes else 1)
@@ -134,7 +135,7 @@ def _numels(tensors: Sequence[Tensor]) -> tuple[int, ...]:
 @functools.lru_cache(maxsize=64)  # a copy to the device waits for it, so there is one in a training
 @torch.inference_mode(False)
 def _units(rows: tuple[int, ...], numels: tuple[int, ...], device: torch.device) -> UnitsOfList:
-    """The units of tensors with these numbers of units and of elements."""
+    """Return the units of tensors with these numbers of units and of elements."""
     lengths_of_units = []
     for units, numel in zip(rows, numels, strict=True):
         lengths_of_units.append(numel // max(units, 1))
@@ -146,7 +147,7 @@ def _units(rows: tuple[int, ...], numels: tuple[int, ...], device: torch.device)
 
 
 def unit_norms(tensors: Sequence[Tensor], units: UnitsOfList, norm_type: float) -> Tensor:
-    """The norms of all units, in float64."""
+    """Return the norms of all units, in float64."""
     first = tensors[0]
     safe = norm_type <= SAFE_POWER and first.dtype is not torch.float64  # no overflow in float64
     has_operator = norm_type == math.inf or (safe and norm_type in (1.0, 2.0))
@@ -163,7 +164,7 @@ def unit_norms(tensors: Sequence[Tensor], units: UnitsOfList, norm_type: float) 
 def _norms_of_segments(
     tensors: Sequence[Tensor], units: UnitsOfList, norm_type: float, safe: bool
 ) -> Tensor:
-    """The norms of all units, from one buffer; unless `safe`, each unit is divided by its peak."""
+    """Return the norms of all units from one buffer; unless `safe`, scale each unit by its peak."""
     flat = _joined(tensors, wide_dtype(tensors[0].device))
     if norm_type != 2.0:
         flat.abs_()
@@ -180,7 +181,7 @@ def _norms_of_segments(
 
 
 def _norms_of_magnitudes(flat: Tensor, units: UnitsOfList, norm_type: float) -> Tensor:
-    """The norms of the units of a buffer, which is overwritten."""
+    """Return the norms of the units of a buffer, which is overwritten."""
     powers = flat.pow_(norm_type)
     sums = _reduce(powers, "sum", units)
     return sums.sqrt_() if norm_type == 2.0 else sums.pow_(1 / norm_type)
@@ -223,7 +224,7 @@ def clip_adaptive_(
 ) -> tuple[Tensor, Tensor, UnitsOfList]:
     """Clip gradients of a loss times `scale` by the norms of the parameters.
 
-    Of sharded gradients, `whole_norms` makes norms of their units from those of the parts.
+    For sharded gradients, `whole_norms` turns norms of the parts into norms of whole units.
 
     Returns:
         The number of changed elements of each gradient, the ratios of the norms, and their units.
@@ -261,7 +262,7 @@ def centralize_(grads: Sequence[Tensor]) -> None:
 
 
 def norms_of(grads: Sequence[Tensor], norm_type: float) -> Tensor:
-    """The norm of each gradient, in order, on the device of the first."""
+    """Return the norm of each gradient, in order, on the device of the first."""
     lists, others = in_lists(grads, [None] * len(grads))
     by_position: dict[int, Tensor] = {}
     for positions in lists:
@@ -277,7 +278,7 @@ def norms_of(grads: Sequence[Tensor], norm_type: float) -> Tensor:
 
 
 def common_norm(grads: Sequence[Tensor], norm_type: float) -> Tensor:
-    """One norm over gradients of any devices and dtypes, on the device of the first."""
+    """Return one norm over gradients of any devices and dtypes, on the device of the first."""
     lists, others = in_lists(grads, [None] * len(grads))
     norms = []
     for position in others:
@@ -298,7 +299,7 @@ def common_norm(grads: Sequence[Tensor], norm_type: float) -> Tensor:
 
 
 def _wide(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-    """The tensors, or copies in float32 of tensors in lower precision."""
+    """Return the tensors, or copies in float32 of tensors in lower precision."""
     if tensors[0].element_size() >= 4:
         return tensors
     return _parts(_joined(tensors, torch.float32), tensors)
@@ -310,7 +311,7 @@ def _write(tensors: Sequence[Tensor], wide: Sequence[Tensor]) -> None:
 
 
 def _joined(tensors: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-    """A buffer with the elements of all tensors, row by row."""
+    """Return a buffer with the elements of all tensors, row by row."""
     device = tensors[0].device
     buffer = torch.empty(sum(_numels(tensors)), dtype=dtype, device=device)
     foreach_copy_(_parts(buffer, tensors), tensors)
@@ -318,7 +319,7 @@ def _joined(tensors: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
 
 
 def _parts(buffer: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """The parts of a buffer as tensors of these shapes, and of their strides if they are dense.
+    """Return the parts of a buffer in the shapes of tensors, and in their strides if dense.
 
     Equal strides let a GPU work on all tensors at once.
     """
@@ -328,7 +329,7 @@ def _parts(buffer: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _shaped_as(x: Tensor, part: Tensor) -> Tensor:
-    """A flat tensor in the shape of another one, and in its memory format if that is dense."""
+    """Return a flat tensor in the shape of another one, and in its memory format if dense."""
     is_last = x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last)
     if is_last and not x.is_contiguous():
         return part.as_strided(x.shape, x.stride())
@@ -340,12 +341,15 @@ def _reduce(buffer: Tensor, how: str, units: UnitsOfList) -> Tensor:
 
 
 def _spread(numbers: Tensor, units: UnitsOfList) -> Tensor:
-    """The number of its unit for each element of a buffer."""
+    """Return for each element of a buffer the number of its unit."""
     return numbers.repeat_interleave(units.lengths, output_size=sum(units.numels))
 
 
 def _views(numbers: Tensor, units: UnitsOfList, like: Sequence[Tensor]) -> list[Tensor]:
-    """The numbers of units as tensors that broadcast to these; on a GPU they have equal shapes."""
+    """Return the numbers of units as tensors that broadcast to these.
+
+    On a GPU the tensors have equal shapes.
+    """
     if numbers.device.type not in LOOPS:
         spread = _spread(numbers, units)
         return _parts(spread, like)
@@ -366,7 +370,7 @@ def _fake_norms(tensors: Sequence[Tensor], rows: Sequence[int], norm_type: float
     "norms_in_loop(Tensor[] tensors, int[] rows, float norm_type) -> Tensor", fake=_fake_norms
 )
 def norms_in_loop(tensors: Sequence[Tensor], rows: Sequence[int], norm_type: float) -> Tensor:
-    """The norms of the units of all tensors, one tensor after the other."""
+    """Return the norms of the units of all tensors, one tensor after the other."""
     norms = []
     for x, row in zip(tensors, rows, strict=True):
         if not x.numel():
@@ -379,7 +383,7 @@ def norms_in_loop(tensors: Sequence[Tensor], rows: Sequence[int], norm_type: flo
 
 
 def _fake_centralize(grads: Sequence[Tensor]) -> None:
-    """The fake implementation of an operator that only changes its arguments."""
+    """Do nothing: the fake implementation of an operator that only changes its arguments."""
 
 
 @operator("centralize_in_loop_(Tensor(a!)[] grads) -> ()", fake=_fake_centralize)

@@ -46,12 +46,12 @@ def clamp_measured(
 
 
 def _kernels_take(grad: Tensor) -> bool:
-    """Whether the kernels for gradients, which compute in float32, are used for this one."""
+    """Return whether the kernels for gradients, which compute in float32, are used for this one."""
     return grad.numel() > 0 and grad.dtype is not torch.float64 and launch.takes(grad)
 
 
 def clamp_counted(grad: Tensor, min: Bound | None, max: Bound | None) -> tuple[Tensor, Tensor]:
-    """Clamp a gradient. Returns the new gradient, and the number of changed values."""
+    """Clamp a gradient; return the new gradient, and the number of changed values."""
     low = fit(min, grad.dtype)
     high = fit(max, grad.dtype)
     clamped = torch.where(grad.isinf(), grad, grad.clamp(low, high))
@@ -63,9 +63,9 @@ def clamp_counted(grad: Tensor, min: Bound | None, max: Bound | None) -> tuple[T
 
 
 def fit(bound: Bound | None, dtype: torch.dtype) -> Any:
-    """A bound within the finite numbers of a type: torch refuses a larger number.
+    """Return a bound within the finite numbers of a type, because torch refuses a larger number.
 
-    A bound in a tensor is returned as it is, because torch casts a larger one to Inf.
+    A bound in a tensor is returned unchanged, because torch casts a larger tensor to Inf.
     """
     if not isinstance(bound, float):
         return bound
@@ -74,7 +74,7 @@ def fit(bound: Bound | None, dtype: torch.dtype) -> Any:
 
 
 def largest_magnitude(grad: Tensor, below: bool, above: bool) -> Tensor:
-    """The largest absolute value; with one bound only, that towards the bound."""
+    """Return the largest magnitude; with one bound only, the largest one on its side."""
     if grad.numel() == 0:
         return grad
 
@@ -86,7 +86,7 @@ def largest_magnitude(grad: Tensor, below: bool, above: bool) -> Tensor:
 
 
 def unscaled(norms: Tensor, scale: Bound) -> Tensor:
-    """Norms of the gradient of a loss that was multiplied by `scale`, in units of the loss."""
+    """Return norms in units of the loss, from norms of a loss that was multiplied by `scale`."""
     if isinstance(scale, Tensor) or scale != 1.0:
         norms = norms.to(wide_dtype(norms.device)) / scale
     return norms
@@ -144,7 +144,7 @@ def clip_measured(
 
 
 def _axis_of(grad: Tensor, per: Per, channel_axis: int) -> int | None:
-    """The axis of the groups, each of which has its norm; None for one norm of the gradient."""
+    """Return the axis whose places have a norm each; None for one norm of the gradient."""
     if per == "tensor" or grad.ndim == 0:
         return None
 
@@ -195,7 +195,7 @@ def _clip_adaptive_with_torch(
 
 
 def common_norm(grads: Sequence[Tensor], norm_type: float) -> Tensor:
-    """The norm of all gradients together, on the device of the first."""
+    """Return the norm of all gradients together, on the device of the first."""
     norms = [group_norm(grad, norm_type, "tensor").reshape(1) for grad in grads]
     device = norms[0].device
     row = torch.cat([norm.to(device) for norm in norms])
@@ -203,7 +203,7 @@ def common_norm(grads: Sequence[Tensor], norm_type: float) -> Tensor:
 
 
 def group_norm(grad: Tensor, norm_type: float, per: Per, channel_axis: int = 1) -> Tensor:
-    """The norms of the groups, in float64; a group keeps its axes, with size 1."""
+    """Return the norms of the groups, in float64; a group keeps its axes, with size 1."""
     wide = wide_dtype(grad.device)
     if grad.numel() == 0:
         return torch.zeros((), dtype=wide, device=grad.device)
@@ -229,7 +229,11 @@ def group_norm(grad: Tensor, norm_type: float, per: Per, channel_axis: int = 1) 
 
 
 def check_bounds(min: float | None, max: float | None) -> None:
-    """Check that there is a bound, and that the lower one is not above the upper one."""
+    """Check the bounds of gradients.
+
+    Raises:
+        ValueError: if both bounds are missing, or `min` is above `max`.
+    """
     if min is None and max is None:
         raise ValueError("min or max must be given")
     if min is not None and max is not None and min > max:
@@ -237,7 +241,12 @@ def check_bounds(min: float | None, max: float | None) -> None:
 
 
 def check_norm(norm_type: float, per: str) -> float:
-    """Check the options of a norm, and return its order as a float."""
+    """Check the options of a norm, and return its order as a float.
+
+    Raises:
+        TypeError: if `norm_type` is no number.
+        ValueError: if `norm_type` is not above 0, or `per` has no allowed value.
+    """
     if norm_type != math.inf and as_number("norm_type", norm_type) <= 0:
         raise ValueError(f"norm_type must be > 0 or inf, got {norm_type}")
     check_option("per", per, get_args(Per))
@@ -255,6 +264,11 @@ def clamp_grad(grad: Tensor, min: float | None = None, max: float | None = None)
         grad: a gradient of any shape.
         min: lower bound, any number; None for no bound.
         max: upper bound, any number >= `min`; None for no bound. One of the two is needed.
+
+    Raises:
+        TypeError: if a bound is no number.
+        ValueError: if an argument is outside its range, both bounds are missing, or `min` is
+            above `max`.
     """
     low = None if min is None else as_number("min", min)
     high = None if max is None else as_number("max", max)
@@ -288,6 +302,10 @@ def clip_grad_norm(
             ``"channel"`` (over samples and space).
         channel_axis: the axis of the channels.
 
+    Raises:
+        TypeError: if a number has a wrong type.
+        ValueError: if an argument is outside its range, or `channel_axis` is no axis of `grad`.
+
     Reference:
         Pascanu et al., 2013 (https://arxiv.org/abs/1211.5063).
     """
@@ -319,6 +337,10 @@ def adaptive_clip_grad(
         clip_factor: largest ratio of the norms, a number > 0.
         eps: least norm of weights, above 0, so that zero weights can learn.
         norm_type: order of the norm, above 0; inf allowed.
+
+    Raises:
+        TypeError: if a number has a wrong type.
+        ValueError: if an argument is outside its range, or the shapes differ.
 
     Reference:
         Brock et al., 2021 (https://arxiv.org/abs/2102.06171), section 4.

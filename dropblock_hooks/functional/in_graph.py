@@ -1,10 +1,10 @@
 """Operators whose kernels become a part of the graph that torch.compile makes.
 
-An operator of ``torch.library`` is opaque: compiled code calls its Python at each step. On a GPU
-AOTAutograd traces into the operators that call `look_into`, as into those of
-``torch.library.triton_op``. Then inductor starts their kernels from the code that it writes.
+An operator of ``torch.library`` is opaque: compiled code calls its Python at each step. On a GPU,
+AOTAutograd traces into an operator that calls `look_into`, like into a
+``torch.library.triton_op``. Then inductor starts the kernels from the code that it writes.
 
-Where such an operator can't be traced, it stays opaque, and a warning tells the reason.
+An operator that can't be traced stays opaque, and a warning tells the reason.
 """
 
 import inspect
@@ -27,7 +27,7 @@ enabled = os.environ.get(SWITCH) != "0"
 """Whether operators are traced; a test or a comparison changes it."""
 CHANGED = ("state", "alive", "batches", "tails", "peaks", "branch")
 """The names of the arguments that operators change."""
-_told: set[str] = set()  # the operators of which a warning has told that they can't be traced
+_warned: set[str] = set()  # the operators that can't be traced, after a warning about each
 
 
 def look_into(
@@ -36,24 +36,25 @@ def look_into(
     """Have AOTAutograd trace into an operator on a GPU.
 
     Args:
-        name: of the operator, without the namespace.
-        run: its implementation, which consists of torch operations and `launch.start`. It changes
-            no arguments but those with a name in `CHANGED`.
-        fits: tells from the arguments, which it gets by name, whether `run` can be traced.
-        library: that has defined the operator.
+        name: the name of the operator, without the namespace.
+        run: the implementation of the operator, which consists of torch operations and
+            `launch.start`. It changes only arguments with a name in `CHANGED`.
+        fits: gets the arguments by name, and returns whether `run` can be traced.
+        library: the library that has defined the operator.
     """
 
     def rule(mode: Any, operator: Any, types: Any, args: Any, kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        given = {**dict(zip(names, args, strict=False)), **kwargs}
-        if enabled and not is_exporting() and fits(**given):
+        arguments = dict(zip(names, args, strict=False))
+        arguments.update(kwargs)
+        if enabled and not is_exporting() and fits(**arguments):
             analyze_kernels_once(launch.is_ours)
             with mode, allowing_constants(), launch.tracing():
-                changed = [x for key, x in given.items() if key in CHANGED and x is not None]
-                before = [x.clone() for x in changed]  # the graph leaves out what is not used
+                changed = [x for key, x in arguments.items() if key in CHANGED and x is not None]
+                before = [x.clone() for x in changed]  # the graph leaves out unused results
                 try:
                     return run(*args, **kwargs)
-                except Exception as error:  # of a compiler
+                except Exception as error:  # compilers raise many kinds
                     for x, value in zip(changed, before, strict=True):
                         x.copy_(value)
                     _tell(name, error)
@@ -65,22 +66,22 @@ def look_into(
 
 def _tell(name: str, error: Exception) -> None:
     """Warn, once for each operator, that it can't be traced."""
-    if name in _told:
+    if name in _warned:
         return
-    _told.add(name)
+    _warned.add(name)
     reason = f"{type(error).__name__}: {str(error)[:500]}"
     warn(messages.NOT_IN_GRAPH.format(operator=name, error=reason))
 
 
 def kernels_run(x: Tensor, *others: Tensor | None) -> bool:
-    """Whether kernels can be traced that read or change these tensors; the first is not empty."""
+    """Return whether kernels that work on these tensors can be traced, and `x` is not empty."""
     together = all(other is None or other.device == x.device for other in others)
     has_elements = launch.is_on(x.device, x.dtype) and x.numel() > 0
     return together and has_elements and are_static([x, *others])
 
 
 def are_static(tensors: Iterable[Tensor | None]) -> bool:
-    """Whether all tensors have sizes that a trace knows, so that they may be numbers of kernels."""
+    """Return whether a trace knows the sizes of all tensors, so that kernels can take them."""
     for x in tensors:
         if x is None:
             continue

@@ -13,7 +13,12 @@ _COARSE = 2.0**-10  # below it, the 24 bits of a float32 draw change a rate by m
 
 
 def check_call(input: Any, p: float, training: bool, spatial: int | None = None) -> float:
-    """Check the arguments, and return the rate to apply: 0 in evaluation."""
+    """Check the arguments, and return the rate to apply: 0 in evaluation.
+
+    Raises:
+        TypeError: if `input` is no floating-point tensor, or `p` is no number.
+        ValueError: if `p` is outside [0, 1], or `input` has another number of axes.
+    """
     if isinstance(input, torch.fx.Proxy):
         raise TypeError(
             "torch.fx can't trace this function, which computes with the shape of its input: make "
@@ -34,12 +39,12 @@ def check_call(input: Any, p: float, training: bool, spatial: int | None = None)
 
 
 def wide_dtype(device: torch.device) -> torch.dtype:
-    """float64, or float32 on a device that has no float64."""
+    """Return float64, or float32 on a device that has no float64."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
 def generator_on(device: torch.device, generator: torch.Generator | None) -> torch.Generator | None:
-    """A generator for tensors on a device; a CPU generator draws the seed of a new one there."""
+    """Return a generator for a device; a CPU generator draws the seed of a new one there."""
     if generator is None or generator.device.type == device.type:
         return generator
     if generator.device.type != "cpu" or device.type == "meta":
@@ -54,7 +59,7 @@ def bernoulli(
     device: torch.device,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """A boolean tensor, True with chance p. Drawn in float32, or in float64 for a small p.
+    """Draw a boolean tensor that is True with chance p, in float32, or in float64 for a small p.
 
     A chance in a tensor is not read. The numbers are then drawn in float32, so the chance is wrong
     by up to 6e-8.
@@ -75,7 +80,7 @@ def bernoulli(
 def normal_like(
     x: Tensor, std: float | Tensor, generator: torch.Generator | None, mean: float = 0.0
 ) -> Tensor:
-    """Normal noise, drawn in row-major order in at least float32; in the memory format of `x`."""
+    """Draw normal noise in row-major order in at least float32, in the memory format of `x`."""
     dtype = torch.promote_types(x.dtype, torch.float32)
     generator = generator_on(x.device, generator)
     if not isinstance(std, Tensor):
@@ -96,7 +101,7 @@ def normal_like(
 def uniform_like(
     x: Tensor, bound: float | Tensor, generator: torch.Generator | None = None
 ) -> Tensor:
-    """Uniform noise in ±bound, drawn as by `normal_like`; in the memory format of `x`."""
+    """Draw uniform noise in ±bound in the same order, in the memory format of `x`."""
     dtype = torch.promote_types(x.dtype, torch.float32)
     generator = generator_on(x.device, generator)
     if not isinstance(bound, Tensor):
@@ -109,7 +114,7 @@ def uniform_like(
 
 
 def in_format_of(x: Tensor, y: Tensor) -> Tensor:
-    """`y` in the memory format of ``torch.empty_like(x)``: itself, or a copy."""
+    """Return `y` in the memory format of ``torch.empty_like(x)``: itself, or a copy."""
     like = torch.empty_like(x, dtype=y.dtype)
     if like.stride() == y.stride():
         return y
@@ -117,14 +122,14 @@ def in_format_of(x: Tensor, y: Tensor) -> Tensor:
 
 
 def keep_scale(p: Any) -> Any:
-    """The factor 1 / (1 - p) of what is kept, as a number or a tensor, as p is."""
+    """Return the factor 1 / (1 - p) of the kept elements, as a number or a tensor like `p`."""
     if isinstance(p, Tensor):  # at p = 1 it is finite, because a gradient of 0 is multiplied by it
         return 1 / (1 - p).clamp_min(1e-30)
     return 1 / (1 - p) if p < 1 else 0.0
 
 
 def count_ratio(total: int, kept: Tensor | int, eps: float) -> Tensor | float:
-    """The ratio total / kept, where `kept` is at least `eps`; 0 for kept = 0."""
+    """Return the ratio total / kept, where `kept` is at least `eps`; 0 for kept = 0."""
     least = max(eps, 1e-30)
     if isinstance(kept, int):
         return total / max(kept, least) if kept else 0.0
@@ -135,7 +140,7 @@ def count_ratio(total: int, kept: Tensor | int, eps: float) -> Tensor | float:
 
 
 def scaled(x: Tensor, scale: float | Tensor | None) -> Tensor:
-    """A new tensor ``x * scale``. The product is taken in at least float32 and rounded once."""
+    """Return a new tensor ``x * scale``, computed in at least float32 and rounded once."""
     if scale is None:
         return x.clone()
     if isinstance(scale, float):
@@ -155,18 +160,18 @@ class Mask:
         self.numel = numel
 
     def count(self, drawn: Tensor) -> Tensor:
-        """The number of dropped elements."""
+        """Return the number of dropped elements."""
         elements_each = self.numel // max(drawn.numel(), 1)
         return drawn.sum() * elements_each
 
     def mask(self, drawn: Tensor) -> Tensor:
-        """The mask itself, which is what was drawn."""
+        """Return `drawn`, which is the mask itself."""
         return drawn
 
     def drop(self, x: Tensor, scale: float | Tensor | None, drawn: Tensor) -> Tensor:
-        """``x * scale`` with 0 where the mask is True."""
-        return scaled(x, scale).masked_fill_(drawn, 0.0)  # it keeps the memory format
+        """Return ``x * scale`` with 0 where the mask is True, in the memory format of `x`."""
+        return scaled(x, scale).masked_fill_(drawn, 0.0)
 
     def keep(self, noise: Tensor, drawn: Tensor) -> Tensor:
-        """The tensor, which is overwritten, with 0 where nothing was drawn."""
+        """Write 0 into a tensor where the mask is False; return the tensor."""
         return noise.masked_fill_(~drawn, 0.0)

@@ -21,7 +21,9 @@ from .masks import wide_dtype
 from .operators import operator
 
 KEPT, COUNT, SUM, SQUARES, NORMS, ZEROS, NONFINITE, BINS = range(8)
-"""The places in ``state["sums"]``: kept calls, their values, sums of these; shares; the bins."""
+"""The places in ``state["sums"]``: kept calls, the number and the sums of their values, the
+numbers of zeros and of values that are not finite, and where the bins begin.
+"""
 ON, TRAINED, EVALUATED, OFF, CALLS, LOOKED, LARGEST, SUMS = range(1, 9)
 """The places in the tensor of `add_statistics`: whether the site is on, in evaluation (0) and in
 training (1), calls of the layer by its mode, those in which the attachment was off, those in which
@@ -43,7 +45,7 @@ _ROW = 4096  # values that are added up in float32
 _TINY = 1e-12  # the magnitude up to which a Watchdog calls a channel dead
 READ = {"cpu"}
 """The types of devices whose tensors are read to decide what to do; a test takes the CPU out."""
-_NEAR = 0.01  # how near to a bound a value is saturated, as a share of the distance of both
+_NEAR = 0.01  # the distance from a bound at which a value is saturated, as a share of the range
 
 
 def add_measured(
@@ -93,7 +95,7 @@ def add_moments(state: dict[str, Any], x: Tensor, scale: float | Tensor = 1.0) -
 
 
 def _sum_and_norm(x: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
-    """The sum of a tensor and its norm, in a wide type."""
+    """Return the sum of a tensor and its norm, in a wide type."""
     wide = wide_dtype(x.device)
     # float32 would overflow at other magnitudes
     on_cpu = x.device.type == "cpu" and x.dtype.itemsize <= 4
@@ -108,7 +110,7 @@ def _sum_and_norm(x: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _sum_and_norm_by_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The sum and the norm of rows of some thousand values in float32, added up in float64.
+    """Return the sum and the norm of rows of some thousand values in float32, added up in float64.
 
     On a CPU, torch adds up float32 in float64 ten times slower than in float32.
     """
@@ -171,26 +173,26 @@ def add_alive(state: dict[str, Any], x: Tensor, zero: float = 0.0) -> None:
 
 
 def _lives(x: Tensor, zero: float) -> Tensor:
-    """Which channels of a tensor have a magnitude above `zero`, or NaN."""
+    """Return which channels of a tensor have a magnitude above `zero`, or NaN."""
     others = [0, *range(2, x.ndim)]
     largest = x.abs().amax(others)
     return ~(largest <= zero)
 
 
 def alive_in_either(before: Tensor | None, now: Tensor) -> Tensor:
-    """The channels that were alive before or now; only now, if their number has changed."""
+    """Return the channels that were alive before or now; only now, if their number has changed."""
     if before is None or before.shape != now.shape:
         return now
     return before.to(now.device) | now
 
 
 def octaves(first: int, last: int) -> tuple[float, ...]:
-    """The edges of octaves, rising: the powers of 2 with these exponents and those between."""
+    """Return the edges of octaves: all powers of 2 from one exponent to the other, rising."""
     return tuple(2.0**exponent for exponent in range(first, last + 1))
 
 
 def add_batch(batches: Any, x: Tensor) -> Any:
-    """The sums over batches of mean, variance and 1 of each channel, with another batch."""
+    """Return the sums over batches of mean, variance and 1 of each channel, with another batch."""
     if x.numel() <= x.shape[1]:  # one value has no variance
         return batches
     wide = x.to(wide_dtype(x.device))
@@ -201,27 +203,27 @@ def add_batch(batches: Any, x: Tensor) -> Any:
 
 
 def near_bounds(x: Tensor, lower: float, upper: float) -> Tensor:
-    """The share of values within 1 % of the bounds."""
+    """Return the share of values within 1 % of the bounds."""
     edge = _NEAR * (upper - lower)
     at_bounds = (x < lower + edge) | (x > upper - edge)
     return at_bounds.mean(dtype=torch.float32)
 
 
-def norm_of_arguments(given: Sequence[Tensor]) -> Tensor:
-    """A number that is finite if the arguments of a layer are.
+def norm_of_arguments(arguments: Sequence[Tensor]) -> Tensor:
+    """Return a number that is finite if the arguments of a layer are.
 
     -inf counts in the first argument only, because masks of attention hold it.
     """
-    masks = [_positive(y) for y in given[1:] if y.numel()]
-    norms = [norm_of(x) for x in given[:1] if x.numel()]
+    masks = [_positive(y) for y in arguments[1:] if y.numel()]
+    norms = [norm_of(x) for x in arguments[:1] if x.numel()]
     return _largest_of([*norms, *masks])
 
 
 def extremes(tensors: Sequence[Tensor], exact: bool = False) -> tuple[Tensor, Tensor | None]:
-    """Two numbers: one is finite if all values are, the other if no value is NaN or +Inf.
+    """Return a number that is finite if all values are, and one if no value is NaN or +Inf.
 
-    If it should be `exact`, the first one is the largest magnitude. -Inf may be a mask of logits.
-    On a CPU, the second one is None if all values are finite.
+    If it should be `exact`, the first number is the largest magnitude. -Inf may be a mask of
+    logits. On a CPU, the second number is missing if all values are finite.
     """
     tensors = [x for x in tensors if x.numel()]
     measure = largest_magnitude if exact else norm_of
@@ -232,38 +234,38 @@ def extremes(tensors: Sequence[Tensor], exact: bool = False) -> tuple[Tensor, Te
 
 
 def _positive(x: Tensor) -> Tensor:
-    """The largest value, at least 0; NaN if there is one."""
+    """Return the largest value, at least 0; NaN if there is one."""
     return x.float().amax().clamp(min=0)
 
 
-def largest_of_call(tensors: Sequence[Tensor], given: Sequence[Tensor]) -> Tensor | None:
-    """`extremes` of the output and `norm_of_arguments` by one kernel for each two tensors.
+def largest_of_call(tensors: Sequence[Tensor], arguments: Sequence[Tensor]) -> Tensor | None:
+    """Compute `extremes` of the output and `norm_of_arguments`, by one kernel for two tensors.
 
-    It is None where torch operations are needed.
+    Without kernels, it returns None. Then call these two functions.
     """
-    if not _kernels_take([x for x in (*tensors, *given) if x.numel()]):
+    if not _kernels_take([x for x in (*tensors, *arguments) if x.numel()]):
         return None
     from .kernels import moments
 
     def with_kernels() -> Tensor:
-        device = (*tensors, *given)[0].device
-        found = launch.zeros(device, 3).view(torch.float64)
-        moments.largest_of_call(tensors, given, found)
-        return found
+        device = (*tensors, *arguments)[0].device
+        numbers = launch.zeros(device, 3).view(torch.float64)
+        moments.largest_of_call(tensors, arguments, numbers)
+        return numbers
 
-    found: Tensor | None = launch.or_else(with_kernels, lambda: None)
-    return found
+    numbers: Tensor | None = launch.or_else(with_kernels, lambda: None)
+    return numbers
 
 
 def together(numbers: Sequence[Tensor]) -> Tensor:
-    """Numbers of any devices and shapes as one vector, on the device of the first."""
+    """Join numbers of any devices and shapes to one vector, on the device of the first."""
     device = numbers[0].device
     dtype = wide_dtype(device)
     return torch.cat([x.to(device, dtype).reshape(-1) for x in numbers])
 
 
 def _kernels_take(tensors: Sequence[Tensor]) -> bool:
-    """Whether kernels are used for all tensors, at least one, which are read as float32."""
+    """Return whether kernels, which compute in float32, are used for all of at least one tensor."""
     takes = all(x.dtype is not torch.float64 and launch.takes(x) for x in tensors)
     return takes and len({x.device for x in tensors}) == 1
 
@@ -284,7 +286,7 @@ def largest_magnitude(x: Tensor) -> Tensor:
 
 
 def norm_of(x: Tensor) -> Tensor:
-    """Return the norm; it is finite if all values are, whose squares may not fit into float32."""
+    """Return the norm, which is finite if all values are, also where squares exceed float32."""
     if x.element_size() == 1:
         x = x.float()  # torch has no norm of float8
     fast = x.device.type == "cpu" and x.dtype is not torch.float64
@@ -296,9 +298,9 @@ def norm_of(x: Tensor) -> Tensor:
 
 
 def square_of(x: Tensor, scale: float | Tensor = 1.0) -> Tensor | None:
-    """The sum of squares of a tensor divided by a scale, by one kernel on a GPU.
+    """Return the sum of squares of a tensor divided by a scale, by one kernel on a GPU.
 
-    It is None where `norm_of` is needed.
+    Without kernels, it returns None. Then call `norm_of`.
     """
     if not x.numel() or not _kernels_take([x]):
         return None
@@ -309,9 +311,9 @@ def square_of(x: Tensor, scale: float | Tensor = 1.0) -> Tensor | None:
 
 
 def rows_in(state: Tensor) -> int:
-    """How many rows of calls, and of gradients, the tensor of `add_watched` has.
+    """Return how many rows of calls, and of gradients, the tensor of `add_watched` has.
 
-    A row is the number of the call or gradient since the beginning, from 1, and what was measured.
+    A row has the number of the call or gradient since the beginning, from 1, and its value.
     """
     return (state.shape[0] - WATCHED) // 4
 
@@ -332,17 +334,20 @@ def _keep_row(new: Tensor, of_gradient: bool, value: Tensor) -> None:
 
 
 def _recomputes() -> bool:
-    """Whether a checkpoint has the call made again; a graph, which can't ask, counts always."""
+    """Return whether a checkpoint repeats the call; always False in a graph, which can't ask."""
     return graph_task() != NO_TASK and not launch.is_traced()
 
 
 def is_planned(turn: int, distance: int) -> bool:
-    """Whether compiled code measures a call or gradient for a Watchdog: its number, from 1."""
+    """Return whether compiled code measures the call, or gradient, with a number from 1."""
     return turn.bit_count() == 1 or turn % distance == 0
 
 
 def _is_planned(training: bool, state: Tensor) -> Any:
-    """`is_planned` for the next call, if the site is on; a tensor on a device that is not read."""
+    """Return whether the next call is measured: the site is on, and `is_planned` holds.
+
+    The result is a tensor on devices that are not read.
+    """
     turn = state[TURN].long() + 1
     distance = state[DISTANCE].long().clamp(min=1)
     is_power = (turn & (turn - 1)) == 0
@@ -361,10 +366,10 @@ def due_call(training: bool, every: int, state: Tensor) -> Any:
 
 
 def _begins(training: bool, state: Tensor, calls: bool) -> Tensor | None:
-    """The state to which a call is added: itself, a copy on other devices, or None if it is off.
+    """Return the state to which a call is added: the state, a copy, or None if the site is off.
 
-    On a CPU, a switched-off site and a recomputation end here. Other devices are not read, so there
-    `_ends` decides.
+    On a CPU, a switched-off site and a recomputation end here. Other devices are not read. There
+    the result is a copy, and `_ends` decides.
     """
     if _recomputes() and calls:
         return None
@@ -387,12 +392,12 @@ def _ends(training: bool, state: Tensor, new: Tensor) -> None:
 
 
 def _changed_unseen(state: Tensor) -> Tensor:
-    """The state, whose changes autograd does not see where an operator makes them."""
+    """Return the state, or in an operator an alias whose changes autograd does not see."""
     return state if launch.is_traced() else state.data
 
 
-def nothing(*given: Any) -> None:
-    """The fake implementation of an operator that only changes a state."""
+def nothing(*arguments: Any) -> None:
+    """Do nothing: the fake implementation of an operator that only changes a state."""
 
 
 def _measures_in_graph(
@@ -405,7 +410,7 @@ def _measures_in_graph(
     batches: Tensor | None,
     **others: Any,
 ) -> bool:
-    """Whether AOTAutograd can trace into `add_statistics`."""
+    """Return whether AOTAutograd can trace into `add_statistics`."""
     return in_graph.kernels_run(x, mapped, batch, scale, state, alive, batches)
 
 
@@ -435,8 +440,8 @@ def add_statistics(
 
     Args:
         x: the tensor.
-        mapped: the same as (N, C, ...), to find dead channels; None without.
-        batch: the input of a BatchNorm in training mode; None without.
+        mapped: the tensor as (N, C, ...), to find dead channels; None to find none.
+        batch: the input of a BatchNorm in training mode; None for other layers.
         scale: the factor of the loss, by which gradients are divided; None is 1.
         training: the mode of the layer.
         calls: True for a call of the layer, False for a gradient.
@@ -445,7 +450,7 @@ def add_statistics(
         last: the exponent of 2 where they end.
         state: the state of the site, which is changed.
         alive: which channels were not zero in all calls; changed.
-        batches: see `add_batch`; changed.
+        batches: the sums of `add_batch`; changed.
     """
     if _recomputes() and calls:
         return
@@ -548,12 +553,12 @@ def _note_alive(alive: Tensor, x: Tensor, zero: float, due: Any) -> None:
 
 
 def if_due(due: Any, new: Tensor, before: Tensor) -> Tensor:
-    """The new values where a call is measured; on devices other than a CPU, `due` is a tensor."""
+    """Return new values if the call is `due`, which is a tensor on devices other than a CPU."""
     return new if due is True else torch.where(due, new, before)
 
 
 def _counts_in_graph(state: Tensor, **others: Any) -> bool:
-    """Whether AOTAutograd can trace into `add_call`."""
+    """Return whether AOTAutograd can trace into `add_call`."""
     return in_graph.kernels_run(state)
 
 
@@ -574,7 +579,7 @@ def _watches_in_graph(
     alive: Tensor | None,
     **others: Any,
 ) -> bool:
-    """Whether AOTAutograd can trace into `add_watched`."""
+    """Return whether AOTAutograd can trace into `add_watched`."""
     seen = [*tensors, *given]
     return (
         bool(tensors)
@@ -601,15 +606,15 @@ def add_watched(
     state: Tensor,
     alive: Tensor | None,
 ) -> None:
-    """Add a call of a layer to what a Watchdog keeps of it in compiled code.
+    """Add a call of a layer to the state that a Watchdog keeps in compiled code.
 
     Args:
         tensors: the floating-point tensors in the output.
-        given: those among the arguments.
-        mapped: the first tensor as (N, C, ...), to find dead channels; None without.
+        given: the floating-point tensors among the arguments.
+        mapped: the first tensor as (N, C, ...), to find dead channels; None to find none.
         training: the mode of the layer.
-        bounds: of the activation, near which values are saturated; empty without.
-        state: what is kept, which is changed.
+        bounds: the bounds of the activation, near which values are saturated; empty if it has none.
+        state: the state of the site, which is changed.
         alive: which channels were not zero in all calls; changed.
     """
     if _recomputes():
@@ -634,7 +639,7 @@ class _WatchedCall:
     alive: Tensor | None
 
     def kernels_take(self) -> bool:
-        """Whether kernels are used for all tensors, the first of which has elements."""
+        """Return whether kernels are used for all tensors. The first one must have elements."""
         if not self.tensors or not self.tensors[0].numel():
             return False
         seen = [x for x in (*self.tensors, *self.given) if x.numel()]
@@ -644,15 +649,15 @@ class _WatchedCall:
         from .kernels import moments
 
         gate = moments.Gate(self.state, self.training, True, TURN, DISTANCE, planned=True)
-        found = self.state[FOUND : FOUND + 3]
-        moments.largest_of_call(self.tensors, self.given, found, gate)
+        numbers = self.state[FOUND : FOUND + 3]
+        moments.largest_of_call(self.tensors, self.given, numbers, gate)
         near = near_bounds(self.tensors[0], *self.bounds) if self.bounds else None
         if self.mapped is not None and self.alive is not None:
             moments.alive(self.mapped, self.alive, _TINY, gate)
 
         mode = TRAINED if self.training else EVALUATED
         places = mode, OFF, CALLS, BAD_CALLS, FIRST_BAD, FIRST_MADE, FIRST_WORSE, NEAR, MEASURED
-        moments.note_call(gate, found, near, (*places, WATCHED), rows_in(self.state))
+        moments.note_call(gate, numbers, near, (*places, WATCHED), rows_in(self.state))
 
     def add_with_torch(self) -> None:
         new = _begins(self.training, self.state, calls=True)
@@ -666,7 +671,7 @@ class _WatchedCall:
         _ends(self.training, self.state, new)
 
     def _measure(self, new: Tensor, due: Any) -> None:
-        """Measure the call in a state, where it is `due`."""
+        """Measure the call in a state, if the call is `due`."""
         before = new.clone()
         largest, positive = extremes(self.tensors, exact=rows_in(new) > 0)
         _keep_row(new, False, largest)
@@ -702,7 +707,7 @@ class _WatchedCall:
 def _watches_gradient_in_graph(
     grad: Tensor, scale: Tensor | None, state: Tensor, **others: Any
 ) -> bool:
-    """Whether AOTAutograd can trace into `add_watched_gradient`."""
+    """Return whether AOTAutograd can trace into `add_watched_gradient`."""
     return grad.dtype is not torch.float64 and in_graph.kernels_run(grad, scale, state)
 
 
@@ -713,10 +718,10 @@ def _watches_gradient_in_graph(
 )
 @torch.no_grad()
 def add_watched_gradient(grad: Tensor, scale: Tensor | None, training: bool, state: Tensor) -> None:
-    """Add a gradient to what a Watchdog keeps of a layer in compiled code.
+    """Add a gradient to the state that a Watchdog keeps of a layer in compiled code.
 
-    As `add_measured_gradient`, it changes the state, which its schema does not say: autograd would
-    refuse the second of two backwards whose forwards came before both.
+    The schema does not say that the state is changed, because autograd would refuse the second of
+    two backwards whose forwards came before both.
     """
     state = _changed_unseen(state)
     if grad.numel() and _kernels_take([grad]):
@@ -735,7 +740,7 @@ def add_watched_gradient(grad: Tensor, scale: Tensor | None, training: bool, sta
 
 
 def _add_gradient(grad: Tensor, scale: Tensor | None, training: bool, state: Tensor) -> None:
-    """`add_watched_gradient` in torch operations."""
+    """Do the work of `add_watched_gradient` in torch operations."""
     new = _begins(training, state, calls=False)
     if new is None or not grad.numel():
         return
@@ -748,7 +753,7 @@ def _add_gradient(grad: Tensor, scale: Tensor | None, training: bool, state: Ten
 
 
 def _measure_gradient(grad: Tensor, scale: Tensor | None, new: Tensor, due: Any) -> None:
-    """Measure a gradient in a state, where it is `due`."""
+    """Measure a gradient in a state, if the gradient is `due`."""
     before = new.clone()
     norm = norm_of(grad).to(new)
     if scale is not None:
@@ -768,7 +773,7 @@ def _measure_gradient(grad: Tensor, scale: Tensor | None, new: Tensor, due: Any)
 def _measures_gradient_in_graph(
     grad: Tensor, scale: Tensor | None, state: Tensor, **others: Any
 ) -> bool:
-    """Whether AOTAutograd can trace into `add_measured_gradient`."""
+    """Return whether AOTAutograd can trace into `add_measured_gradient`."""
     return in_graph.kernels_run(grad, scale, state)
 
 

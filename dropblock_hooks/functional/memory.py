@@ -8,7 +8,7 @@ new memory, and changes nothing. A row of zeros, as `new_memory` makes it, has s
     skip_update  mean of the norms up to the bound, their variance, number of norms
 
 Norms that are not finite are never remembered. `adagc` also leaves norms of 0 out, because a mean
-of 0 would be a bound of 0 for ever: the first gradient of a low-rank adapter is 0, for example.
+of 0 would be a bound of 0 for ever. The first gradient of a low-rank adapter is 0, for example.
 
 On a GPU, one kernel of `kernels.memory` does the same, unless a bound is in a tensor.
 """
@@ -29,12 +29,17 @@ Remembered: TypeAlias = tuple[Tensor, Tensor]
 """A result, and the new memory."""
 
 _DECAY = Range(0, 1, open_high=True)
-_EPS = 1e-6  # of a deviation, as in the code of the authors of ZClip
+_EPS = 1e-6  # added to deviations, as in the code of the authors of ZClip
 _WIDTHS = {"adagc": 2, "zclip": 3, "skip_update": 3}
 
 
 def check_average(decay: float, warmup: int) -> None:
-    """Check the options of a moving average."""
+    """Check the options of a moving average.
+
+    Raises:
+        TypeError: if `decay` is no number.
+        ValueError: if `decay` or `warmup` is outside its range.
+    """
     as_number("decay", decay, allowed=_DECAY)
     as_count("warmup", warmup)
 
@@ -48,7 +53,7 @@ def _check(decay: float, warmup: int, **bounds: Bound | None) -> None:
 
 
 def new_memory(name: str, number: int, device: torch.device | str = "cpu") -> Tensor:
-    """The memory of a function of this module that has seen no norm yet.
+    """Return the memory of `adagc`, `zclip` or `skip_update` before the first norm.
 
     Example:
         >>> new_memory("adagc", 2)
@@ -72,7 +77,7 @@ def adagc(
     decay: float = 0.98,
     warmup: int = 100,
 ) -> Remembered:
-    """The bound of each norm: a multiple of the moving average of this norm.
+    """Return the bound of each norm: a multiple of the moving average of this norm.
 
     In the first `warmup` updates all gradients are scaled by one factor instead, which bounds their
     common norm by `max_norm`, and the average is the smallest norm after that.
@@ -87,11 +92,15 @@ def adagc(
 
     Args:
         norms: the norm of the gradient of each parameter, (N,) in float64.
-        memory: of the updates before, (N, 2): see `new_memory`.
+        memory: the memory before this update, (N, 2); see `new_memory`.
         ratio: largest ratio of a norm and its average, a number > 0.
         max_norm: largest common norm in the first updates, a number > 0.
         decay: weight of the old average, in [0, 1).
         warmup: number of the first updates, at least 1.
+
+    Raises:
+        TypeError: if a number has a wrong type.
+        ValueError: if an argument is outside its range.
 
     Reference:
         Wang et al., 2025 (https://arxiv.org/abs/2502.11034), algorithm 1.
@@ -128,7 +137,7 @@ def _adagc(
     begins = number < warmup
 
     factor = torch.where(common > max_norm, max_norm / common, 1.0)
-    factor = torch.where(common < math.inf, factor, 1.0)  # of norms this is isfinite()
+    factor = torch.where(common < math.inf, factor, 1.0)  # norms are finite if below Inf
     bounds = torch.where(begins, norms * factor, ratio * mean)
 
     clipped = torch.minimum(norms, bounds)
@@ -147,7 +156,7 @@ def zclip(
     decay: float = 0.97,
     warmup: int = 25,
 ) -> Remembered:
-    """The bound of each norm: Inf, or a lower one if its z-score is above `z`.
+    """Return the bound of each norm: Inf, or a lower bound if its z-score is above `z`.
 
     The z-score is the distance from the moving mean, in standard deviations. The larger it is, the
     closer is the bound to the mean. The first `warmup` updates only measure mean and variance.
@@ -162,11 +171,15 @@ def zclip(
 
     Args:
         norms: norms of gradients, (N,) in float64.
-        memory: of the updates before, (N, 3): see `new_memory`.
+        memory: the memory before this update, (N, 3); see `new_memory`.
         z: largest z-score, a number > 0.
         max_norm: largest norm in all updates, a number > 0; None for no such bound.
         decay: weight of the old mean and variance, in [0, 1).
         warmup: number of the first updates, at least 1.
+
+    Raises:
+        TypeError: if a number has a wrong type.
+        ValueError: if an argument is outside its range.
 
     Reference:
         Kumar et al., 2025 (https://arxiv.org/abs/2504.02507), algorithm 1.
@@ -226,7 +239,7 @@ def skip_update(
     decay: float = 0.97,
     warmup: int = 25,
 ) -> Remembered:
-    """Whether to leave an update out, for each norm: it is above a bound, or not finite.
+    """Return for each norm whether to skip the update: it is above a bound, or not finite.
 
     The bounds are `max_norm` and, after the first `warmup` updates, the moving mean plus `z`
     standard deviations. A norm above the second bound is remembered as this bound, so that the
@@ -240,11 +253,15 @@ def skip_update(
 
     Args:
         norms: norms of gradients, (N,) in float64.
-        memory: of the updates before, (N, 3): see `new_memory`.
+        memory: the memory before this update, (N, 3); see `new_memory`.
         max_norm: largest norm, a number > 0; None for no such bound.
         z: largest z-score, a number > 0; None for no such bound.
         decay: weight of the old mean and variance, in [0, 1).
         warmup: number of the first updates, at least 1.
+
+    Raises:
+        TypeError: if a number has a wrong type.
+        ValueError: if an argument is outside its range.
     """
     _check(decay, warmup, z=z, max_norm=max_norm)
 
@@ -276,9 +293,9 @@ def _skip_update(
 
 
 def _with_norms(memory: Tensor, norms: Tensor, limits: Tensor, decay: float, warmup: int) -> Tensor:
-    """Moving means and variances with one more norm each, up to its limit.
+    """Return the memory with one more norm, or its limit, in each moving mean and variance.
 
-    Those of the first norms are exact.
+    In the first `warmup` updates, the mean and the variance are exact.
     """
     is_remembered = norms < math.inf
     norms = torch.minimum(norms, limits)
@@ -286,7 +303,7 @@ def _with_norms(memory: Tensor, norms: Tensor, limits: Tensor, decay: float, war
     count = number + 1
     begins = number < warmup
 
-    weight = torch.where(begins, 1 / count, 1 - decay)  # of the new norm
+    weight = torch.where(begins, 1 / count, 1 - decay)  # the weight of the new norm
     change = norms - mean
     new_mean = mean + weight * change
     distance = norms - new_mean

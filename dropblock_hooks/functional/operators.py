@@ -59,9 +59,9 @@ def operator(
         schema: name, arguments and results; an operator whose schema or gradient changes needs a
             new name, by which the caches of torch.compile on disk know it.
         fake: returns empty results of the right shape, dtype and strides.
-        tags: what torch.compile may assume.
-        fits_graph: tells from the arguments whether AOTAutograd can trace into the function, which
-            then needs no operator; see `in_graph`. None: it never can.
+        tags: the properties that torch.compile may assume.
+        fits_graph: returns for the arguments whether AOTAutograd can trace into the function, which
+            then needs no operator; see `in_graph`. None: tracing is never possible.
     """
     name = schema.partition("(")[0]
 
@@ -93,13 +93,13 @@ def _fake_seed(x: Tensor) -> Tensor:
 
 
 def _kernels_run(x: Tensor) -> bool:
-    """Whether kernels are used for a tensor that is traced."""
+    """Return whether kernels are used for a tensor that is traced."""
     return x.device.type not in SEEDED and launch.is_on(x.device, x.dtype)
 
 
 @operator("seed(Tensor x) -> Tensor", fake=_fake_seed, tags=_RANDOM, fits_graph=_kernels_run)
 def seed(x: Tensor) -> Tensor:
-    """A seed on the device of `x`, from the global generator of this device."""
+    """Return a seed on the device of `x`, from the global generator of this device."""
     if launch.is_traced():  # inductor draws all seeds of a graph together, from 0 on only
         return torch.randint(0, _SEEDS, (), device=x.device)
     return torch.randint(-_SEEDS, _SEEDS, (), device=x.device)
@@ -111,7 +111,7 @@ def _fake_tally(counts: Tensor, row: Tensor) -> Tensor:
 
 @operator("tally(Tensor counts, Tensor row) -> Tensor", fake=_fake_tally)
 def tally(counts: Tensor, row: Tensor) -> Tensor:
-    """The counts with another row, except in a recomputation, which was counted before.
+    """Return the counts plus a row; in a recomputation, which was counted before, without it.
 
     Compiled code that a checkpoint calls runs twice, and its graph is the same both times.
     """
@@ -147,7 +147,7 @@ def count_in_backward(counts: Tensor, row: Tensor) -> None:
     """Add a row, which depends on a gradient, to the counts in a compiled backward."""
     if counts.device.type == "cpu":
         count_gradient(counts, row)
-    else:  # where no operator may call Python
+    else:  # no operator may call Python here
         counts.add_(row)
 
 
@@ -176,9 +176,9 @@ def prepare(
     block: tuple[int, ...],
     method: Method,
 ) -> bool:
-    """Make what the operators need besides their arguments, and tell if they use kernels.
+    """Make the tables that the operators need, and return whether they use kernels.
 
-    It is called while torch.compile traces, because memory that is allocated while a CUDA graph is
+    torch.compile calls it while it traces, because memory that is allocated while a CUDA graph is
     captured belongs to that graph.
     """
     if method != "paper":
@@ -201,7 +201,7 @@ def _uses_kernels(
 
 
 def _block_in(x: Tensor, block: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The size of the map, and the block clipped to it."""
+    """Return the size of the map, and the block clipped to it."""
     size = tuple(map(index, x.shape[2:]))  # a compiled program has one map size
     return size, tuple(map(min, size, block))
 
@@ -209,7 +209,7 @@ def _block_in(x: Tensor, block: Sequence[int]) -> tuple[tuple[int, ...], tuple[i
 def randomness(
     x: Tensor, block: Sequence[int], share_channels: bool, method: Method = "exact"
 ) -> Tensor:
-    """What `drop_blocks` and `draw_mask` draw from: a seed, or else uniform numbers.
+    """Draw the randomness of `drop_blocks` and `draw_mask`: a seed, or else uniform numbers.
 
     The numbers have a place for each position where a whole block fits: (N, C, ...), or (N, 1, ...)
     if the channels share their blocks.
@@ -227,7 +227,7 @@ def randomness(
 
 
 def keeps_channels_together(x: Tensor) -> bool:
-    """Whether the words of kernels lie in the order of channels-last tensors; False on a CPU."""
+    """Return whether the words of kernels, which need a GPU, have the order of channels-last."""
     if x.device.type in SEEDED:
         return False
     return x.shape[1] > 1 and x.stride(1) < x.stride(-1)
@@ -241,7 +241,7 @@ def _drawn(
     method: Method,
     share_channels: bool,
 ) -> tuple[Blocks | Mask, Tensor]:
-    """The blocks of a forward: the object that applies them to a tensor, and what was drawn."""
+    """Return the blocks of a forward: the object that applies them to a tensor, and the draw."""
     if x.device.type in SEEDED:
         generator = torch.Generator().manual_seed(int(random))
         return draw_blocks(x, float(p), block, method, share_channels, generator)
@@ -260,7 +260,7 @@ def _uniform_numbers(
     method: Method,
     share_channels: bool,
 ) -> Tensor:
-    """The numbers of `randomness`, from a seed."""
+    """Return the numbers of `randomness`, from a seed."""
     generator = torch.Generator(x.device)
     generator.manual_seed(int(seed))
     channels = 1 if share_channels else x.shape[1]
@@ -275,7 +275,7 @@ def _plan(
     share_channels: bool,
     channels_together: bool,
 ) -> "Plan | None":
-    """How kernels draw the blocks; None where they are not used."""
+    """Return how kernels draw the blocks; None if kernels are not used."""
     size, edges = _block_in(x, block)
     if not _uses_kernels(x.device, x.dtype, size, edges, method):
         return None
@@ -293,7 +293,7 @@ def _draw_words(
     method: Method,
     per_sample: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """The words of the dropped places, and the number of dropped elements."""
+    """Return the words of the dropped places, and the number of dropped elements."""
     from .kernels.blocks import draw_words
 
     size = plan.size
@@ -347,7 +347,7 @@ def _draws_in_graph(
     method: Method,
     **others: Any,
 ) -> bool:
-    """Whether AOTAutograd can trace into `drop_blocks`."""
+    """Return whether AOTAutograd can trace into `drop_blocks`."""
     if not _kernels_run(x) or not in_graph.are_static([x, cells, counts, random]):
         return False
     return x.numel() > 0 and _uses_kernels(x.device, x.dtype, *_block_in(x, block), method)
@@ -372,24 +372,25 @@ def drop_blocks(
     share_channels: bool,
     channels_together: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`functional.drop_block2d`, and the same in 1d and 3d, with a rate that is a tensor.
+    """Drop blocks like `functional.drop_block2d`, also in 1d and 3d, with a rate in a tensor.
 
     Args:
         x: floating-point tensor (N, C, ...).
         cells: the cells of the site; see `functional.cells`.
         counts: the counts of the site, which are not changed.
-        random: what `randomness` returns.
+        random: the result of `randomness`.
         training: the mode of the layer, which chooses the cells.
         block: an edge for each spatial axis; clipped to the map.
         method: see `dropblock.method_of`.
-        normalize: as of `functional.drop_block2d`.
-        share_channels: as of `functional.drop_block2d`.
-        channels_together: what `keeps_channels_together` returns.
+        normalize: see `functional.drop_block2d`.
+        share_channels: see `functional.drop_block2d`.
+        channels_together: the result of `keeps_channels_together`.
 
     Returns:
-        The new tensor; the mask of dropped elements, which is empty on a CPU, and has the words of
-        `kernels.blocks` on a GPU; a vector of the rate and the factor of the kept elements, or of
-        those of each sample; and the counts with this call.
+        Four tensors. The first is the new tensor. The second is the mask of dropped elements, which
+        is empty on a CPU, and has the words of `kernels.blocks` on a GPU. The third is a vector
+        with the rate and the factor of the kept elements, or one factor for each sample. The fourth
+        has the counts with this call.
     """
     plan = _plan(x, block, method, share_channels, channels_together)
     rows = cells[int(training), 0]
@@ -425,7 +426,7 @@ def drop_and_count(
     normalize: Normalize,
     share_channels: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Draw what is random, and call `drop_blocks`; return the tensor and the new counts."""
+    """Draw the randomness, and call `drop_blocks`; return the tensor and the new counts."""
     random = randomness(x, block, share_channels, method)
     together = keeps_channels_together(x)
     y, _, _, new_counts = drop_blocks(
@@ -499,7 +500,7 @@ def _drop_blocks_densely(
 def _factor(
     x: Tensor, p: Tensor, places: Any, drawn: Tensor, dropped: Tensor | int, normalize: Normalize
 ) -> Any:
-    """The factor of the kept elements: a number, or a tensor with one for each sample."""
+    """Return the factor of the kept elements: a number, or a tensor with one for each sample."""
     if normalize is None or x.numel() == 0:
         return [1.0] * x.shape[0] if normalize == "sample" else 1.0
     if normalize == "batch":
@@ -514,7 +515,7 @@ def _factor(
 
 
 def _fitting(scale: Any, x: Tensor) -> Any:
-    """The factor in a shape that broadcasts to `x`."""
+    """Return the factor in a shape that broadcasts to `x`."""
     if not isinstance(scale, Tensor) or scale.numel() == 1:
         return scale
     others = [1] * (x.ndim - 1)
@@ -542,7 +543,7 @@ def _fake_drop_blocks_again(grad: Tensor, *others: Any) -> Tensor:
 
 
 def _drops_again_in_graph(grad: Tensor, mask: Tensor, factors: Tensor, **others: Any) -> bool:
-    """Whether AOTAutograd can trace into `drop_blocks_again`."""
+    """Return whether AOTAutograd can trace into `drop_blocks_again`."""
     if not _kernels_run(grad) or not in_graph.are_static([grad, mask, factors]):
         return False
     return grad.numel() > 0 and mask.dtype is not torch.bool
@@ -631,7 +632,7 @@ def draw_mask(
     method: Method,
     share_channels: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The mask of blocks that cover the share `p` of `x`, and the number of covered elements."""
+    """Draw the mask of blocks that cover the share `p` of `x`; return it with its area."""
     plan = _plan(x, block, method, share_channels, channels_together=False)
     if plan is not None and x.numel():
         drawn_words = launch.or_else(lambda: _draw_words(x, p, random, plan, method), lambda: None)
@@ -653,7 +654,7 @@ def distort_blocks_traced(
     share_channels: bool,
     method: Method,
 ) -> tuple[Tensor, Tensor]:
-    """`dropblock.distort_blocks` in compiled code, with rates that are tensors."""
+    """Distort blocks like `dropblock.distort_blocks` in compiled code, with rates in tensors."""
     random = randomness(x, edges, share_channels, method)
     mask, covered = draw_mask(x.detach(), p, random, list(edges), method, share_channels)
     return distort(x, mask, alpha), covered

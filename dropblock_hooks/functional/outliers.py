@@ -1,7 +1,8 @@
 """How heavy the tails of values are: kurtosis, outliers, and channels far above the others.
 
 Moments are kept as the number of values, their mean, and the sums of the second, third and fourth
-powers of their distances from this mean. So those of two sets of values give those of their union.
+powers of their distances from this mean. So the moments of two sets of values give the moments of
+their union.
 """
 
 import math
@@ -36,7 +37,7 @@ class Tails(NamedTuple):
 
 
 def new_outliers() -> dict[str, Tensor]:
-    """The state of `add_outliers` before the first call."""
+    """Return the state of `add_outliers` before the first call."""
     return {
         "moments": torch.zeros(5, dtype=torch.float64),
         "outliers": torch.zeros((), dtype=torch.float64),
@@ -59,7 +60,7 @@ def add_outliers(state: dict[str, Any], x: Tensor, mapped: Tensor | None) -> Non
 
 
 def with_call(before: Tails, x: Tensor, mapped: Tensor | None) -> Tails:
-    """Add the values of a call; one with NaN or Inf changes nothing.
+    """Add the values of a call. A call with NaN or Inf changes nothing.
 
     Args:
         before: of the calls before.
@@ -152,7 +153,7 @@ def add_tails_to(state: dict[str, Any], tails: Tensor, peaks: Tensor | None) -> 
 
 
 def central_moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The distances of the values from their mean, flat, and the moments; in float64."""
+    """Return the distances of the values from their mean, flat, and the moments; in float64."""
     dtype = wide_dtype(x.device)
     values = x.to(dtype)
     mean = values.mean()
@@ -168,9 +169,9 @@ def central_moments(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def combined_moments(a: Tensor, b: Tensor) -> Tensor:
-    """The moments of two sets of values together, each of which may be empty.
+    """Return the moments of two sets of values together. One set may be empty, but not both.
 
-    The moments of each set are moved from its own mean to that of both, and added.
+    The moments of each set are moved from its own mean to the common mean, and added.
     """
     both = torch.stack((a, b))
     counts, means, second, third, fourth = both.unbind(1)
@@ -192,7 +193,7 @@ def combined_moments(a: Tensor, b: Tensor) -> Tensor:
 
 
 def outlier_count(distances: Tensor, moments: Tensor) -> Tensor:
-    """The number of values beyond `LIMIT` standard deviations of their call."""
+    """Return the number of values beyond `LIMIT` standard deviations of their call."""
     variance = moments[2] / moments[0]
     limit = LIMIT * variance.sqrt()
     is_beyond = distances.abs() > limit
@@ -200,7 +201,7 @@ def outlier_count(distances: Tensor, moments: Tensor) -> Tensor:
 
 
 def channel_peaks(x: Tensor) -> Tensor:
-    """The largest magnitude of each channel of (N, C, ...), in float64."""
+    """Return the largest magnitude of each channel of (N, C, ...), in float64."""
     others = [0, *range(2, x.ndim)]
     peaks = x.abs().amax(others)
     dtype = wide_dtype(x.device)
@@ -208,9 +209,9 @@ def channel_peaks(x: Tensor) -> Tensor:
 
 
 def kurtosis(moments: Tensor) -> float | None:
-    """The fourth moment over the square of the variance: 3 for normal values.
+    """Return the fourth moment over the square of the variance: 3 for normal values.
 
-    None without values, or if they are all equal.
+    It returns None if there are no values, or if all values are equal.
     """
     count, mean, second, _, fourth = moments.tolist()
     if not count:
@@ -224,7 +225,7 @@ def kurtosis(moments: Tensor) -> float | None:
 
 
 def peak_ratio(peaks: Tensor) -> float | None:
-    """The largest peak over the median of all peaks; None if the median is 0."""
+    """Return the largest peak over the median of all peaks; None if the median is 0."""
     values = peaks.tolist()
     median = statistics.median(values)
     if not median:

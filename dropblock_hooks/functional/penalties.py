@@ -4,22 +4,31 @@ The public functions return the penalty, which autograd differentiates. The ``*_
 return the gradient and the penalty, without autograd. They compute in at least float32.
 """
 
+from typing import TypeAlias
+
 import torch
 from torch import Tensor
 
 from ..checks import check_floating
 
+Gradient: TypeAlias = tuple[Tensor, Tensor]
+"""The gradient of a penalty, and the penalty."""
+
 
 def z_loss(input: Tensor, dim: int = -1) -> Tensor:
-    """The mean of the squared log-partition of logits; keeps them from growing.
+    """Return the mean of the squared log-partition of logits, a penalty on large logits.
 
     Example:
         >>> round(float(z_loss(torch.zeros(4, 10))), 4)  # log(10) ** 2
         5.3019
 
     Args:
-        input: floating-point tensor of logits.
+        input: floating-point tensor of logits, of any shape.
         dim: the axis of the classes or experts, an integer in [-n, n) for n axes.
+
+    Raises:
+        TypeError: if `input` is no floating-point tensor.
+        ValueError: if `dim` is no axis of `input`.
 
     Reference:
         Zoph et al., 2022, "ST-MoE", equation 5 (https://arxiv.org/abs/2202.08906), for routers;
@@ -27,23 +36,31 @@ def z_loss(input: Tensor, dim: int = -1) -> Tensor:
     """
     check_floating(input)
     _check_dim(input, dim)
-    return wide(input).logsumexp(dim).square().mean()
+    logits = wide(input)
+    log_partition = logits.logsumexp(dim)
+    return log_partition.square().mean()
 
 
-def z_loss_gradient(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """The gradient of `z_loss`, and its value."""
+def z_loss_gradient(x: Tensor, dim: int) -> Gradient:
+    """Return the gradient of `z_loss`, and its value.
+
+    Raises:
+        ValueError: if `dim` is no axis of `x`.
+    """
     _check_dim(x, dim)
     logits = wide(x)
     log_partition = logits.logsumexp(dim, keepdim=True)
     value = log_partition.square().mean()
 
+    number = max(log_partition.numel(), 1)
+    slope = log_partition * (2.0 / number)
     softmax = (logits - log_partition).exp()
-    gradient = softmax * (log_partition * (2.0 / max(log_partition.numel(), 1)))
+    gradient = softmax * slope
     return gradient, value
 
 
 def activity_l1(input: Tensor) -> Tensor:
-    """The mean magnitude of an activation; makes it sparse.
+    """Return the mean magnitude of an activation, a penalty that makes it sparse.
 
     Example:
         >>> activity_l1(torch.tensor([-1.0, 0.0, 4.0, 1.0]))
@@ -52,23 +69,30 @@ def activity_l1(input: Tensor) -> Tensor:
     Args:
         input: floating-point tensor of any shape.
 
+    Raises:
+        TypeError: if `input` is no floating-point tensor.
+
     Reference:
         Glorot, Bordes and Bengio, 2011, "Deep Sparse Rectifier Neural Networks"
         (https://proceedings.mlr.press/v15/glorot11a.html).
     """
     check_floating(input)
-    return wide(input).abs().mean()
+    activation = wide(input)
+    return activation.abs().mean()
 
 
-def activity_l1_gradient(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradient of `activity_l1`, and its value."""
+def activity_l1_gradient(x: Tensor) -> Gradient:
+    """Return the gradient of `activity_l1`, and its value."""
     activation = wide(x)
-    gradient = activation.sign() / max(x.numel(), 1)
-    return gradient, activation.abs().mean()
+    value = activation.abs().mean()
+
+    number = max(x.numel(), 1)
+    gradient = activation.sign() / number
+    return gradient, value
 
 
 def activity_l2(input: Tensor) -> Tensor:
-    """The mean square of an activation; keeps it small.
+    """Return the mean square of an activation, a penalty that keeps it small.
 
     Example:
         >>> activity_l2(torch.tensor([-1.0, 0.0, 4.0, 1.0]))
@@ -77,23 +101,30 @@ def activity_l2(input: Tensor) -> Tensor:
     Args:
         input: floating-point tensor of any shape.
 
+    Raises:
+        TypeError: if `input` is no floating-point tensor.
+
     Reference:
         Merity, McCann and Socher, 2017, "Revisiting Activation Regularization for Language RNNs"
         (https://arxiv.org/abs/1708.01009).
     """
     check_floating(input)
-    return wide(input).square().mean()
+    activation = wide(input)
+    return activation.square().mean()
 
 
-def activity_l2_gradient(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradient of `activity_l2`, and its value."""
+def activity_l2_gradient(x: Tensor) -> Gradient:
+    """Return the gradient of `activity_l2`, and its value."""
     activation = wide(x)
-    gradient = activation * (2.0 / max(x.numel(), 1))
-    return gradient, activation.square().mean()
+    value = activation.square().mean()
+
+    number = max(x.numel(), 1)
+    gradient = activation * (2.0 / number)
+    return gradient, value
 
 
 def l2_sp(parameter: Tensor, start: Tensor) -> Tensor:
-    """Half the squared distance of a parameter from its value at the start of a training.
+    """Return half the squared distance of a parameter from its value at the start.
 
     Example:
         >>> l2_sp(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 0.0]))
@@ -101,7 +132,11 @@ def l2_sp(parameter: Tensor, start: Tensor) -> Tensor:
 
     Args:
         parameter: floating-point tensor of any shape.
-        start: the value at the start, of the same shape.
+        start: the value at the start of the training, of the same shape.
+
+    Raises:
+        TypeError: if `parameter` is no floating-point tensor.
+        ValueError: if the shapes differ.
 
     Reference:
         Li, Grandvalet and Davoine, 2018, "Explicit Inductive Bias for Transfer Learning with
@@ -111,29 +146,35 @@ def l2_sp(parameter: Tensor, start: Tensor) -> Tensor:
     if parameter.shape != start.shape:
         shapes = f"{tuple(start.shape)} and {tuple(parameter.shape)}"
         raise ValueError(f"start and parameter must have the same shape, got {shapes}")
-    return (wide(parameter) - wide(start)).square().sum() / 2
+    _, value = l2_sp_gradient(parameter, start)
+    return value
 
 
-def l2_sp_gradient(parameter: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradient of `l2_sp`, and its value."""
+def l2_sp_gradient(parameter: Tensor, start: Tensor) -> Gradient:
+    """Return the gradient of `l2_sp`, and its value."""
     difference = wide(parameter) - wide(start)
-    return difference, difference.square().sum() / 2
+    squared_distance = difference.square().sum()
+    return difference, squared_distance / 2
 
 
 def _check_dim(x: Tensor, dim: int) -> None:
+    """Raise ValueError for a `dim` that is no axis of a tensor."""
     if not -x.ndim <= dim < x.ndim:
-        raise ValueError(f"dim={dim} is not an axis of a tensor of shape {tuple(x.shape)}")
+        shape = tuple(x.shape)
+        raise ValueError(f"dim={dim} is not an axis of a tensor of shape {shape}")
 
 
 def wide(x: Tensor) -> Tensor:
-    """The tensor in at least float32."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+    """Return the tensor in at least float32."""
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    return x.to(dtype)
 
 
 def add_gradient(grad: Tensor, gradient: Tensor, weight: float | Tensor) -> Tensor:
-    """``grad + weight * gradient``, rounded once to the type of `grad`."""
+    """Return ``grad + weight * gradient``, rounded once to the type of `grad`."""
+    total = wide(grad)
     if isinstance(weight, Tensor):
-        total = wide(grad) + gradient * weight
+        total = total + gradient * weight
     else:
-        total = wide(grad).add(gradient, alpha=weight)  # one kernel in place of two
+        total = total.add(gradient, alpha=weight)  # one kernel in place of two
     return total.to(grad.dtype)

@@ -33,10 +33,13 @@ class TrainerDriver:
 
     Args:
         spec: any spec that `attach` accepts.
-        unit: of the schedules: ``"epoch"``, or ``"step"`` for steps of the optimizer.
+        unit: unit of the schedules: ``"epoch"``, or ``"step"`` for steps of the optimizer.
         root: name of the submodule where names begin.
         strict: False loads the matching parts of the state of another spec.
         log_sites: whether `logged` has the scalars of all sites, too.
+
+    Raises:
+        ValueError: if `unit` is not ``"epoch"`` or ``"step"``.
 
     Attributes:
         attached: the `Attachment`, also after the training; None before.
@@ -71,7 +74,7 @@ class TrainerDriver:
         optimizers: Any = None,
         resumed: bool = False,
     ) -> Attachment:
-        """Attach the spec and take over the loaded state; a ValueError says what does not fit.
+        """Attach the spec, and load the state of a checkpoint if there is one.
 
         Args:
             model: the model that is trained, wrapped or not.
@@ -79,6 +82,10 @@ class TrainerDriver:
             scaler: the GradScaler; False if the loss is not scaled.
             optimizers: for regularizers with ``when="accumulated"``.
             resumed: whether a checkpoint without a state is reported.
+
+        Raises:
+            SpecError: if the spec does not fit the model.
+            ValueError: if the state belongs to another spec.
         """
         self.end()
         epochs = None
@@ -140,11 +147,11 @@ class TrainerDriver:
             self.attached.remove()
 
     def scalars(self) -> dict[str, float]:
-        """The scalars of `Attachment.scalars`; none before `begin`."""
+        """Return the scalars of `Attachment.scalars`; none before `begin`."""
         return {} if self.attached is None else self.attached.scalars()
 
     def logged(self) -> dict[str, float]:
-        """A few scalars for a logger, however many sites there are; none before `begin`.
+        """Return a few scalars for a logger, however many sites there are; none before `begin`.
 
         ``dropblock_hooks/nominal_rate`` and ``dropblock_hooks/realized_rate`` are means over the
         sites that drop, in this epoch. ``dropblock_hooks/findings`` is the number of findings when
@@ -165,7 +172,7 @@ class TrainerDriver:
         return scalars | self.scalars() if self.log_sites else scalars
 
     def state(self) -> Mapping[str, Any] | None:
-        """The state for a checkpoint; None before `begin`."""
+        """Return the state for a checkpoint; None before `begin`."""
         return None if self.attached is None else self.attached.state_dict()
 
     def load(self, state: Mapping[str, Any] | None) -> None:

@@ -31,7 +31,7 @@ class Regularize(Callback, TrainerDriver):  # type: ignore[misc]  # of a skipped
 
     Args:
         spec: any spec that `attach` accepts.
-        unit: of the schedules: ``"epoch"``, or ``"step"`` for steps of the optimizer.
+        unit: unit of the schedules: ``"epoch"``, or ``"step"`` for steps of the optimizer.
         log_every_n_steps: also pass the scalars to ``log_dict`` every so many steps, not only at
             the end of each epoch.
         root: name of the submodule where names begin.
@@ -97,8 +97,8 @@ class Regularize(Callback, TrainerDriver):  # type: ignore[misc]  # of a skipped
         if count > 1:
             raise ValueError(
                 f"the Trainer has {count} Regularize callbacks with unit={self.unit!r} and "
-                f"root={self.root!r}, whose states could not be told apart in a checkpoint: "
-                "put all entries into the spec of one callback"
+                f"root={self.root!r}, so their states would have the same name in a checkpoint: "
+                "put all entries into the spec of a single callback"
             )
 
         self._checkpoint = {}
@@ -162,7 +162,7 @@ class Regularize(Callback, TrainerDriver):  # type: ignore[misc]  # of a skipped
     on_exception = teardown
 
     def state_dict(self) -> dict[str, Any]:
-        """The state for Lightning's checkpoint. Lightning saves the state of the first rank."""
+        """Return the state for a checkpoint. Lightning saves the state of the first rank."""
         attached = self.state()
         if attached is None:
             return {}

@@ -34,7 +34,7 @@ def keep_in_checkpoints(
         saver: ``CheckpointSaver`` of timm 1.0.31 or later; None on the ranks that write no files.
         resume: the file of ``--resume``; None or an empty string loads nothing.
         loss_scaler: timm's ``NativeScaler``; None keeps the scaler of the Attachment.
-        optimizer: of the training, for ``when="accumulated"``; None keeps the present one.
+        optimizer: the optimizer, for ``when="accumulated"``; None keeps the present one.
         strict: False loads the sites whose key is the same, as in `Attachment.load_state_dict`.
 
     Raises:

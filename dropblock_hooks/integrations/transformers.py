@@ -23,7 +23,7 @@ class Regularize(TrainerCallback, ExportableState, TrainerDriver):  # type: igno
 
     Args:
         spec: any spec that `attach` accepts.
-        unit: of the schedules: ``"epoch"``, or ``"step"`` for steps of the optimizer.
+        unit: unit of the schedules: ``"epoch"``, or ``"step"`` for steps of the optimizer.
         root: name of the submodule where names begin.
         strict: False loads the matching parts of the state of another spec.
         log_sites: whether the scalars of all sites are logged, not only means over the sites and
@@ -56,7 +56,7 @@ class Regularize(TrainerCallback, ExportableState, TrainerDriver):  # type: igno
         TrainerDriver.__init__(self, spec, unit, **options)
 
     def state(self) -> dict[str, Any]:
-        """The state for a checkpoint of the Trainer."""
+        """Return the state for a checkpoint of the Trainer."""
         saved = TrainerDriver.state(self)
         return {"args": self._arguments, "attributes": {"saved": saved}}
 

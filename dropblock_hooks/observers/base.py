@@ -27,15 +27,15 @@ class Seen(NamedTuple):
         tensors: the observed tensors, detached unless the observer `keeps_graph`; or one gradient.
         epoch: the time.
         shared: a dict of all sites of the attachment. Each class uses its own key.
-        gradient: whether it is a gradient. Then only the last three of the following are set.
+        gradient: True for a gradient. Then only the last three of the following are set.
         training: whether the layer was in training mode.
-        differentiable: whether a gradient may come to one of the tensors.
+        differentiable: whether one of the tensors may get a gradient.
         nesting: returns the nested structure of the output, with indices in `tensors` and None.
         given: the floating-point tensors among the layer's arguments, where `reads_given`.
         view: how the axes of a tensor are read; None if its channels are not known.
         at: the index of the tensor whose gradient it is.
         scale: the factor of the loss (AMP).
-        ticket: the number of the call; None or -1 where a checkpoint has recomputed it.
+        ticket: the number of the call; None or -1 if a checkpoint has recomputed the call.
     """
 
     tensors: Sequence[Tensor]
@@ -57,7 +57,7 @@ class Seen(NamedTuple):
         return self.tensors[0]
 
     def channels_first(self) -> Tensor | None:
-        """Return a view of the first tensor as (N, C, ...), or None if that is not known."""
+        """Return a view of the first tensor as (N, C, ...), or None if its axes are not known."""
         view = self.view(self.tensor)
         if view is None:
             return None
@@ -65,7 +65,7 @@ class Seen(NamedTuple):
 
 
 class Compiled(NamedTuple):
-    """What compiled code has counted at a site since it was taken the last time.
+    """The counts of compiled code at a site since they were read the last time.
 
     Example:
         >>> Compiled([0.0] * 7).place
@@ -77,7 +77,7 @@ class Compiled(NamedTuple):
         batches: the sums of `functional.measures.add_batch`; None without a BatchNorm.
         sums: the tensors of `Observer.start_sums`, by name.
         place: the number of the layer, in the order in which layers return.
-        layers: how many layers there are.
+        layers: the number of layers.
         before: the time at which the first of these calls began.
     """
 
@@ -125,12 +125,17 @@ class Observer(Regularizer):
         active: ``"train"`` (while the layer is in training mode) or ``"always"``.
         when: see the activation ``"after"`` the regularizers of the layer, or ``"before"`` them. An
             observer of gradients alone sees them after, or before, the gradient regularizers.
+
+    Raises:
+        TypeError: if an argument has a wrong type, or a subclass lacks one of the methods.
+        ValueError: if an option has a value that is not allowed, or gradients are observed with
+            ``at="input"``.
     """
 
     when: Literal["after", "before"] = field(default="after", kw_only=True)
 
     random: ClassVar[bool] = False
-    parts: ClassVar[Literal["", "rows", "any"]] = "any"  # it gets the whole of a sharded gradient
+    parts: ClassVar[Literal["", "rows", "any"]] = "any"  # sharded gradients come as a whole
     states_defaults: ClassVar[bool] = False
     sees_values: ClassVar[bool] = True  # whether `update` gets activations
     whole: ClassVar[bool] = False  # whether it gets all tensors of a nested output
@@ -139,7 +144,7 @@ class Observer(Regularizer):
     keeps_graph: ClassVar[bool] = False  # whether tensors keep their autograd graph
     by_epoch: ClassVar[bool] = True  # False: one state of all time, which is not in the report
     reads_parameters: ClassVar[bool] = False  # whether `look` reads numbers of parameters
-    columns: ClassVar[Columns[Any]] = {}  # of the report; {}: what `compute` returns, by name
+    columns: ClassVar[Columns[Any]] = {}  # columns of the report; {}: a column for each result
 
     def __post_init__(self) -> None:
         needed = []
@@ -193,7 +198,7 @@ class Observer(Regularizer):
         return merged
 
     def look(self, state: State, module: nn.Module, parameter: str | None) -> None:
-        """Look at the layer, or at the owner of a parameter.
+        """Read numbers from the layer, or from the owner of a parameter.
 
         It is called at both ends of an epoch, and before a report.
         """
@@ -203,7 +208,7 @@ class Observer(Regularizer):
         return not state["calls"]
 
     def start_compiled(self) -> list[float]:
-        """Return the numbers of an empty state of compiled code, where it is `traced`."""
+        """Return the numbers of an empty state of compiled code, if the class is `traced`."""
         return []
 
     def start_sums(self, channels: int) -> dict[str, Tensor]:
@@ -219,7 +224,7 @@ class Observer(Regularizer):
         return False
 
     def take_compiled(self, state: State, counted: Compiled) -> int:
-        """Add what compiled code has counted; return the number of calls in which it was active."""
+        """Add the counts of compiled code; return the number of calls in which it was active."""
         return 0
 
     def __init_subclass__(cls, **keywords: Any) -> None:
@@ -252,7 +257,8 @@ class Watch:
     Attributes:
         observer: the observer.
         turn: the number of the next call in this epoch, from 0.
-        was_due: whether the last call was measured; its recomputation by a checkpoint follows it.
+        was_due: whether the last call was measured. Its recomputation by a checkpoint is then
+            measured too.
         open: the state of this epoch, or of all time.
         closed: the state of the epoch before; None before the first end of an epoch.
     """
@@ -277,7 +283,7 @@ class Watch:
 
     @torch.inference_mode(False)
     def take(self, counted: Compiled, device: torch.device) -> int:
-        """Add what compiled code has counted on a device; see `Observer.take_compiled`."""
+        """Add the counts of compiled code on a device; see `Observer.take_compiled`."""
         if device != self._device:
             self._device = device
             self.open.update(on_device(self.open, device))
@@ -328,7 +334,7 @@ class Unsaved(dict[Any, Any]):
 
 
 def on_device(state: State, device: torch.device) -> State:
-    """Return the state with its tensors on a device, some of which have no float64."""
+    """Return the state with its tensors on a device, in float32 if it has no float64."""
     moved = dict(state)
     for name, x in state.items():
         if isinstance(x, Tensor):

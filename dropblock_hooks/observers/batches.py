@@ -1,4 +1,4 @@
-"""What the measured forwards show of the batches that enter the model, for `Watchdog`."""
+"""Whether the samples in the batches of measured forwards are all equal, for `Watchdog`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from .._torch import tree_leaves
 from ..functional.measures import READ
 
-_IMAGE = 3  # axes
-_CHANNELS = 4  # so many may an image have
+_IMAGE = 3  # the axes of an image
+_CHANNELS = 4  # the most channels of an image
 _CONSTANTS = (int, float, str, type(None))  # arguments that are no samples
 _MOST_UNREAD = 4096  # numbers on the device, which bounds their memory
 _NO_INPUTS = ("label", "target")  # arguments whose names begin so are for the loss
@@ -19,16 +19,16 @@ _NO_INPUTS = ("label", "target")  # arguments whose names begin so are for the l
 
 @dataclass
 class Batches:
-    """The batches since the last look at statistics, as far as all their samples are equal.
+    """The batches since the last look at statistics, as long as all their samples are equal.
 
     Once a batch has different samples, no other batch is compared. Numbers stay on their device
     until a look reads them.
     """
 
-    compared: int = 0  # the batches that were compared
-    size: int = 0  # the samples of the last one
+    compared: int = 0  # the number of compared batches
+    size: int = 0  # the number of samples in the last batch
     differ: bool = False  # whether a batch has different samples, or cannot be judged
-    unread: list[Tensor] = field(default_factory=list)  # of each batch, whether samples differ
+    unread: list[Tensor] = field(default_factory=list)  # for each batch, whether samples differ
 
     def __reduce__(self) -> Any:
         return Batches, ()  # a copy sees other batches
@@ -50,12 +50,12 @@ class Batches:
             self.read()
 
     def read(self) -> None:
-        """Read whether samples differ, which waits for a device."""
+        """Read whether samples differ; this waits for a device."""
         self.differ = self.differ or any(map(bool, self.unread))
         self.unread = []
 
     def are_equal(self, fewest: int) -> bool:
-        """Return whether at least so many batches were compared and had equal samples only."""
+        """Return whether at least `fewest` batches were compared, all with equal samples."""
         return self.compared >= fewest and not self.differ
 
     def forget(self) -> None:
@@ -68,8 +68,8 @@ class Batches:
 def samples_in(inputs: Sequence[Any]) -> Sequence[Tensor]:
     """Return the tensors in the arguments of a model that have several samples along axis 0.
 
-    There is none if the arguments hold something else, such as a list of images or a graph, or if
-    axis 0 need not be the batch: in a vector, or in one image without a batch axis.
+    The result is empty if the arguments hold other objects, such as a list of images or a graph. It
+    is also empty if axis 0 may not be the batch, as in a vector, or in an image without a batch.
     """
     leaves = tree_leaves(tuple(inputs), is_leaf=_is_list)
     values = [leaf for leaf in leaves if not isinstance(leaf, _CONSTANTS)]

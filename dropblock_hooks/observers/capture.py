@@ -69,8 +69,8 @@ class _Call(NamedTuple):
 class Capture(Observer):
     """Keeps the last activations of a layer, and their gradients: read ``attached.captured()``.
 
-    Copies are kept, which later in-place operations do not change. Every call of the layer counts,
-    but those that activation checkpointing recomputes. Use it in a training; `capture` makes a
+    It keeps copies, so later in-place operations do not change them. Every call of the layer counts
+    except calls that activation checkpointing recomputes. Use it in a training; `capture` makes a
     single forward.
 
     Example:
@@ -88,11 +88,11 @@ class Capture(Observer):
         activations: False keeps no values, which needs ``gradients=True``.
         every: keep each n-th call of the layer, at least 1; the first one is included.
         keep: the number of records, the last ones, at least 1; None keeps all, and memory grows.
-        reduce: keep the ``"mean"`` or ``"norm"`` of each tensor over all axes but the first, the
-            mean of each channel (``"channels"``, a tensor (N, C)), or the result of a function of
-            the tensor, which can't be written to a file.
-        device: the device of the kept tensors; by default their own.
-        dtype: the type of the kept tensors, such as ``"float16"``; by default their own.
+        reduce: keep less of each tensor. ``"mean"`` and ``"norm"`` reduce all axes but the first.
+            ``"channels"`` keeps the mean of each channel, a tensor (N, C). A function of the tensor
+            keeps its result, but can't be written to a file.
+        device: the device of the kept tensors; None moves no tensor.
+        dtype: the type of the kept tensors, such as ``"float16"``; None keeps their type.
         detach: False keeps the autograd graph of the values, which compiled code refuses.
         at: observe the layer's ``"output"`` or its ``"input"``, where no gradients are seen.
             At the input, without `index`, the value is ``(arguments, keywords)``.
@@ -105,6 +105,11 @@ class Capture(Observer):
         active: ``"train"`` (while the layer is in training mode) or ``"always"``.
         when: see the activation ``"after"`` the regularizers of the layer, or ``"before"`` them. An
             observer of gradients alone sees them after, or before, the gradient regularizers.
+
+    Raises:
+        TypeError: if an argument has a wrong type; in a call, if `reduce` returns no tensor.
+        ValueError: if an argument is outside its range, or nothing is kept; in a call, if the
+            channels are unknown.
     """
 
     gradients: bool = False
@@ -131,7 +136,7 @@ class Capture(Observer):
             store(self, dtype=name)
 
     @property
-    def sees_gradients(self) -> bool:  # type: ignore[override]  # of each object, not of the class
+    def sees_gradients(self) -> bool:  # type: ignore[override]  # objects of a class may differ
         return self.gradients
 
     @property
@@ -208,7 +213,7 @@ class Capture(Observer):
         return reduced.to(device, dtype, copy=True)
 
     def _reduced(self, x: Tensor, view: View | None) -> Tensor:
-        """Return a tensor as the option `reduce` says, or `x` itself."""
+        """Return the reduced tensor, by the option `reduce`, or `x` itself."""
         if callable(self.reduce):
             result = self.reduce(x)
             if not isinstance(result, Tensor):

@@ -1,4 +1,4 @@
-"""What a `Watchdog` keeps of the last measured calls of a layer, to show them before NaN or Inf."""
+"""The last measured calls of a layer, which a `Watchdog` shows before NaN or Inf."""
 
 import math
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Row(NamedTuple):
-    """A measured call of a layer, or the gradient of it.
+    """A measured call of a layer, or its gradient.
 
     Attributes:
         call: the number of the call since attaching, from 1.
@@ -23,11 +23,12 @@ class Rows:
     """The last measured calls of a layer and their gradients, before the first bad value.
 
     Attributes:
-        keep: the largest number of rows of each kind; 0 keeps none.
+        keep: the largest number of rows of each kind; 0 keeps no rows.
         outputs: the rows of outputs, the newest one last.
         gradients: the rows of gradients.
-        first_bad: the number of the first call with NaN or Inf since the last look; inf without.
-        in_gradient: whether its gradient was bad, and not its output.
+        first_bad: the number of the first call with NaN or Inf since the last look; inf without
+            such a call.
+        in_gradient: True if the gradient of this call was bad, False if its output was.
     """
 
     keep: int = 0
@@ -37,7 +38,7 @@ class Rows:
     in_gradient: bool = False
 
     def add(self, call: int, value: float, in_gradient: bool = False) -> None:
-        """Add a value of a call. After NaN or Inf, the rows stay what they are."""
+        """Add a value of a call. After NaN or Inf, the rows do not change."""
         if self.first_bad < math.inf:
             return
         if not value < math.inf:
@@ -55,13 +56,13 @@ class Rows:
         first_bad: float,
         first_bad_gradient: float,
     ) -> None:
-        """Add what compiled code has kept, whose outputs and gradients do not stop each other.
+        """Add the rows of compiled code, where outputs and gradients do not stop each other.
 
         Args:
             outputs: the rows of outputs.
             gradients: the rows of gradients.
-            first_bad: the number of the first call whose output was bad; inf without.
-            first_bad_gradient: the same of a gradient.
+            first_bad: the number of the first call with a bad output; inf without such a call.
+            first_bad_gradient: the number of the first call with a bad gradient, or inf.
         """
         in_gradient = first_bad_gradient < first_bad
         first = min(first_bad, first_bad_gradient)

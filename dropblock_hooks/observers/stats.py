@@ -53,14 +53,14 @@ _BATCH_NORMS = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNo
 
 @dataclass(frozen=True)
 class Statistics:
-    """The statistics of an epoch. A field is None if there are no values to compute it from."""
+    """The statistics of an epoch. A field without values to compute it from has the value None."""
 
-    calls: int  # those that were measured; for `WeightStats`, the number of parameters
+    calls: int  # the measured calls; for `WeightStats`, the number of parameters
     left_out: int  # measured calls with NaN or Inf, which the fields from `values` to `norm` omit
     values: int  # the number of values
     histogram: tuple[int, ...]  # the number of magnitudes below, between and above the ``edges``
     mean: float | None = None
-    std: float | None = None  # of the population; inexact if it is below 1e-4 of the mean
+    std: float | None = None  # population deviation; inexact if it is below 1e-4 of the mean
     rms: float | None = None
     largest: float | None = None  # the largest magnitude
     norm: float | None = None  # the mean norm of a call; for `WeightStats`, of all values
@@ -68,16 +68,16 @@ class Statistics:
     nonfinite: float | None = None  # the share of values that are NaN or Inf in float32
     channels: int | None = None  # their number, if their axis is known
     dead: int | None = None  # channels that were exactly zero in every measured call
-    # of `ActivationStats(outliers=True)`:
+    # with `ActivationStats(outliers=True)`:
     kurtosis: float | None = None  # 3 for normal values
     outliers: float | None = None  # the share of values beyond 6 deviations of their call
     peak_ratio: float | None = None  # the largest magnitude of a channel over the median channel's
-    # of `ActivationStats(residual=True)`: rms(output - input) / rms(input)
+    # for `ActivationStats(residual=True)`: rms(output - input) / rms(input)
     residual: float | None = None
-    # of a BatchNorm, as means over channels; the variances include the eps of the layer:
+    # for a BatchNorm, means over channels; the variances include the eps of the layer:
     mean_shift: float | None = None  # |mean of batches - running mean| / running deviation
     variance_shift: float | None = None  # |log(variance of batches / running variance)|
-    norms: Mapping[str, float] = field(default_factory=dict)  # of `WeightStats`, by parameter
+    norms: Mapping[str, float] = field(default_factory=dict)  # for `WeightStats`, by parameter
     # the norm of the change of each parameter since the epoch began, divided by its norm then
     updates: Mapping[str, float] = field(default_factory=dict)
 
@@ -178,7 +178,7 @@ _MOMENTS: Columns[Any] = {
 
 
 def _if_measured(name: str) -> Callable[[Statistics], Any]:
-    """Make the cell of a number that only some sites have: a column without any is left out."""
+    """Make the cell of a number that only some sites have. A column without numbers is left out."""
 
     def cell(s: Statistics) -> Any:
         number = getattr(s, name)
@@ -295,14 +295,18 @@ class ActivationStats(Measuring):
         when: see the activation ``"after"`` the regularizers of the layer, or ``"before"`` them. An
             observer of gradients alone sees them after, or before, the gradient regularizers.
         outliers: True also measures kurtosis, the share of values beyond 6 standard deviations of
-            their call, and the largest magnitude of a channel over that of the median channel. A
-            measured call then starts 48 more operators, holds up to three float64 copies
-            of the tensor, and takes about 6 times as long on a CPU. Compiled code on a GPU computes
-            them in each call, and keeps those of each n-th one.
+            their call, and the largest magnitude of a channel over the magnitude of the median
+            channel. A measured call then starts about 50 more operators, holds up to three float64
+            copies of the tensor, and takes about 6 times as long on a CPU. Compiled code
+            on a GPU computes them in each call, and keeps every n-th result.
         residual: True also measures ``rms(output - input) / rms(input)``. If a block adds a branch
             to its input, this is the ratio of the branch to the shortcut. An activation after the
             sum, as in a ResNet, counts as a part of the branch. There is no ratio where output and
             input have different shapes. A layer that gets no tensor is a SiteError.
+
+    Raises:
+        TypeError: if an argument has a wrong type.
+        ValueError: if an argument is outside its range.
     """
 
     outliers: bool = field(default=False, kw_only=True)
@@ -427,7 +431,7 @@ class ActivationStats(Measuring):
 
 
 def _with_outliers(statistics: Statistics, state: State) -> Statistics:
-    """Return the statistics with those of the tails of the values."""
+    """Add the kurtosis, the outliers and the ratio of peaks to the statistics."""
     moments = state["moments"]
     count = moments[0].item()
     if not count:
@@ -471,6 +475,10 @@ class GradientStats(Measuring):
         active: ``"train"`` (while the layer is in training mode) or ``"always"``.
         when: see the activation ``"after"`` the regularizers of the layer, or ``"before"`` them. An
             observer of gradients alone sees them after, or before, the gradient regularizers.
+
+    Raises:
+        TypeError: if an argument has a wrong type.
+        ValueError: if an argument is outside its range.
     """
 
     low: float = 1e-12
@@ -482,11 +490,11 @@ class GradientStats(Measuring):
     traced: ClassVar[bool] = True
 
     def start(self) -> State:
-        # how many calls the measured ones are late, and the gradients before the last of them
+        # by how many calls measured calls are late, and the gradients before the last of them
         return {**super().start(), "late": 0, "before": -1}
 
     def is_due(self, state: State, turn: int, training: bool, shared: dict[str, Any]) -> bool:
-        """Return whether to measure a call, of which a gradient may never come.
+        """Return whether to measure a call, although its gradient may never come.
 
         A GAN calls its generator twice in a step, and detaches one of the outputs. So calls are
         measured until the first gradient has come, and one call later if the last one got none.
@@ -508,12 +516,13 @@ class GradientStats(Measuring):
 class WeightStats(Observer):
     """Mean, deviation, largest magnitude and norm of a layer's own parameters, all taken together.
 
-    For each parameter also its norm and its update: the norm of its change since the epoch began,
-    divided by its norm then; a copy of the parameters is held for this. Use it to find layers that
-    learn too fast, or not at all. Parameters are read at the end of an epoch and for a report, so
-    the layer need not be called. Of a module without parameters of its own, those inside it are
-    read; with a ``param:`` selector only this parameter. Sharded parameters are gathered for this,
-    when ``attach`` or ``step`` is called; none of FullyShardedDataParallel is read.
+    For each parameter, it also measures the norm and the update: the norm of the change since the
+    epoch began, divided by the norm then. It holds a copy of the parameters for this. Use it to
+    find layers that learn too fast, or not at all. Parameters are read at the end of an epoch and
+    for a report, so the layer need not be called. If a module has no parameters of its own, the
+    parameters inside it are read; with a ``param:`` selector, only this parameter. Sharded
+    parameters are gathered when ``attach`` or ``step`` is called. Parameters of
+    FullyShardedDataParallel are not read.
 
     Example:
         >>> attached = attach(nn.Sequential(nn.Linear(2, 3)), {"0": WeightStats()})
@@ -530,9 +539,12 @@ class WeightStats(Observer):
         active: ``"train"`` (while the layer is in training mode) or ``"always"``.
         when: see the activation ``"after"`` the regularizers of the layer, or ``"before"`` them. An
             observer of gradients alone sees them after, or before, the gradient regularizers.
+
+    Raises:
+        ValueError: if an option has a value that is not allowed.
     """
 
-    acts_on: ClassVar[Literal["activation", "gradient"]] = "gradient"  # as what parameters take
+    acts_on: ClassVar[Literal["activation", "gradient"]] = "gradient"  # for `param:` selectors
     sees_values: ClassVar[bool] = False
     reads_parameters: ClassVar[bool] = True
     needs_calls: ClassVar[bool] = False
@@ -570,7 +582,7 @@ class WeightStats(Observer):
 
     def compute(self, state: State) -> Statistics:
         statistics = _statistics(state)
-        norm = None  # of all values
+        norm = None  # the norm of all values
         if statistics.rms is not None:
             norm = statistics.rms * math.sqrt(statistics.values)
         return replace(
@@ -585,7 +597,7 @@ class WeightStats(Observer):
 
 
 class _Norms(NamedTuple):
-    """The norms of a parameter, of its change since the epoch began, and of its value then."""
+    """The norms of a parameter, of its change in this epoch, and of its value at the start."""
 
     now: float
     change: float
@@ -611,7 +623,7 @@ def _norms(values: Mapping[str, Tensor], starts: Mapping[str, Tensor]) -> dict[s
 
 
 def _waits(module: nn.Module) -> bool:
-    """Return whether parameters have no numbers yet: they are on meta or uninitialized."""
+    """Return whether parameters have no numbers yet, because they are on meta or uninitialized."""
     for parameter in module.parameters():
         is_lazy = isinstance(parameter, nn.parameter.UninitializedParameter)
         if is_lazy or parameter.is_meta:

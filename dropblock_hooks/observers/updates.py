@@ -1,4 +1,4 @@
-"""What the measured forwards of a training show of the parameters of a layer, for `Watchdog`."""
+"""Whether updates change the parameters of a layer between measured forwards, for `Watchdog`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,8 +22,8 @@ class Updates:
 
     updates: int = 0
     parameters: list[nn.Parameter] = field(default_factory=list)  # those with trained values
-    versions: list[int] = field(default_factory=list)  # how often each was written to
-    before: list[Tensor] = field(default_factory=list)  # their `fingerprint` at the first forward
+    versions: list[int] = field(default_factory=list)  # the number of writes to each parameter
+    before: list[Tensor] = field(default_factory=list)  # each `fingerprint` at the first forward
 
     def __reduce__(self) -> Any:
         return Updates, ()  # a copy has other parameters
@@ -41,14 +41,14 @@ class Updates:
         self.versions = versions
 
     def unchanged(self) -> bool:
-        """Return whether no value has changed, which waits for a device."""
+        """Return whether no value has changed; this waits for a device."""
         if not self.before:
             return False
         pairs = zip(self.parameters, self.before, strict=True)
         return all(bool(fingerprint(p) == before) for p, before in pairs)
 
     def forget(self) -> None:
-        """Begin anew with the next measured forward."""
+        """Forget all updates, so that the next measured forward is the first one."""
         self.updates = 0
         self.parameters = []
         self.before = []

@@ -54,8 +54,8 @@ RULES = (
     "equal_inputs",
 )
 _INF = math.inf
-_ENOUGH = 4  # so many measured forwards show what a rule is about
-_MOST_UNREAD = 4096  # so many notes of a site are kept on the device, which bounds their memory
+_ENOUGH = 4  # measured forwards that a rule about statistics needs
+_MOST_UNREAD = 4096  # the most notes of a site on the device, which bounds their memory
 _ZERO = 1e-12  # the largest magnitude of a channel that counts as zero
 _SHARE = Range(0, 1, open_low=True, open_high=True)
 # layers are known by the names of their classes, which copies of torch's classes keep
@@ -66,20 +66,20 @@ _BOUNDS |= dict.fromkeys(("tanh", "hardtanh", "softsign"), (-1.0, 1.0))
 
 @register
 class Watchdog(Observer):
-    """Warns of NaN, dead layers and other faults: the layer, the epoch and the likely cure.
+    """Warns of NaN, dead layers and other faults, with the layer, the epoch and a likely cure.
 
     Attach it to blocks and to the layers inside them. It looks at its numbers when an epoch
     (``attached.step``) or the ``with`` block of the attachment ends, and at each n-th training
-    forward (`every`); for NaN and Inf also at the forwards 1, 2, 4, 8, and so on. It waits for a
-    device only then. Of several faults, it names the first as the likely cause.
+    forward (`every`). It looks for NaN and Inf also at the forwards 1, 2, 4, 8, and so on. It waits
+    for a device only then. If there are several faults, it names the first as the likely cause.
 
-    It measures the forwards at which it looks, the first of each epoch, and some between them, so
-    that there are at least 4 for each look at statistics; with them their backwards. Its hooks
+    It measures the forwards at which it looks, the first of each epoch, and some between them, and
+    the backwards of these forwards. Statistics need at least 4 of them for each look. Its hooks
     start no operator of torch in other forwards. If NaN came in one of these, it says between which
     forwards, and measures each forward from then on. After a look at which the scale of a
     GradScaler had fallen, it measures each forward up to the next look. Compiled code measures by
     the same plan, and counts the calls of each layer. A step that you capture with
-    ``torch.cuda.graph`` is not measured, and neither are its replays. The rules:
+    ``torch.cuda.graph`` is not measured, and its replays are not measured either. The rules:
 
     - ``nonfinite``: NaN or Inf: the layer that computed it or, in the backward, the first layer
       that such a gradient reaches. An output with -Inf may be a mask, so it counts once NaN
@@ -88,18 +88,20 @@ class Watchdog(Observer):
     - ``vanishing``, ``exploding``: gradients in the first quarter of the layers are smaller, or
       larger, by `max_ratio` than in the last quarter, and not zero.
     - ``dead``: channels of a ReLU, or a similar activation, were zero in all calls.
-    - ``saturated``: values of a sigmoid, a tanh or the like are within 1 % of their bounds.
+    - ``saturated``: values of a sigmoid, a tanh or a similar activation are within 1 % of their
+      bounds.
     - ``no_gradient``: a layer with trained parameters gets none, or zeros, while others get some.
     - ``no_update``: a layer gets gradients, and at least 3 updates change none of its parameters,
       because the learning rate is 0, or because the optimizer does not have them. The latter is
-      not told of the first layers, nor of over a quarter of all, which may be left out on purpose.
+      not reported for the first layers, or if it holds for over a quarter of all layers, because
+      these may be left out on purpose.
 
     - ``eval_norm``: a BatchNorm whose weight or bias is trained is in evaluation mode, and the
       model is in training mode.
 
     - ``equal_inputs``: all samples of a batch are equal in each measured forward since the last
-      look, because a data loader repeats one sample, or inputs are zeros. Batches of one sample,
-      lists of tensors and graphs are not judged.
+      look, because a data loader repeats one sample, or inputs are zeros. Batches with a single
+      sample, lists of tensors and graphs are not judged.
 
     Compiled code does not see the layers, so the last three need eager mode.
 
@@ -132,12 +134,17 @@ class Watchdog(Observer):
         max_ratio: the largest ratio of gradients at both ends of the model, above 1.
         max_dead: the largest share of a layer's channels that may be dead, in (0, 1).
         max_saturated: the largest share of a layer's values that may be saturated, in (0, 1).
-        min_calls: a layer that was called less often, or of which fewer than 4 calls or gradients
-            were measured, waits for the next look, but for ``nonfinite``; at least 1. Below 4, as
-            many are measured.
+        min_calls: the fewest calls of a layer that rules other than ``nonfinite`` need; at least 1.
+            They also need 4 measured calls and gradients, or `min_calls` of them if that is below
+            4. A layer with fewer waits for the next look.
         keep: how many steps before the first NaN or Inf the rule ``nonfinite`` shows of the layer
             that it names, at least 0: the largest magnitude of its output and the norm of its
             gradient in the last measured calls, with the numbers of these calls.
+
+    Raises:
+        TypeError: if an argument has a wrong type.
+        ValueError: if an argument is outside its range, or no rule has the name.
+        WatchdogError: in the training, if a rule holds and `action` is ``"raise"``.
     """
 
     rules: tuple[str, ...] | str = "all"
@@ -273,7 +280,7 @@ class Gap(NamedTuple):
 
 @dataclass
 class Clock:
-    """The state that all sites of an attachment share: what was measured, and what comes next."""
+    """The state that all sites of an attachment share: which forwards are measured, and when."""
 
     time: int = 0  # the number of calls and gradients that all sites have seen: it orders them
     forwards: int = 0  # the training forwards since attaching
@@ -344,7 +351,7 @@ class Clock:
         self.measures = is_needed or is_suspicious or _is_looked_at(coming, every)
 
     def distance(self, every: int, fewest: int) -> int:
-        """Return how far apart the measured forwards lie, of which statistics need some."""
+        """Return the distance of measured forwards, so that statistics get at least `fewest`."""
         length = min(every, self.epoch_length or every)  # an epoch ends with statistics
         return max(length // (fewest + 1), 1)
 
@@ -355,7 +362,7 @@ class Clock:
 
 
 def _is_looked_at(forward: int, every: int) -> bool:
-    """Return whether the number of a forward is one of 1, 2, 4, 8, ..., or an n-th one."""
+    """Return whether the number of a forward is 1, 2, 4, 8, ..., or a multiple of `every`."""
     return forward.bit_count() == 1 or forward % every == 0
 
 
@@ -365,7 +372,7 @@ class Watched:
 
     at: int = 0  # the time of the last call
     can_die: bool = False  # whether the rule ``dead`` looks at this layer
-    bounds: tuple[float, float] | None = None  # of its values, if ``saturated`` looks at it
+    bounds: tuple[float, float] | None = None  # of the values, if ``saturated`` looks at the layer
     bad: float = _INF  # the time of the first output with NaN or Inf
     made: float = _INF  # the time of the first such output of a finite input
     worse: float = _INF  # the time of the first output with NaN or +Inf; -Inf may be a mask
@@ -450,13 +457,13 @@ class Watched:
         self.unread.append(Note(time, norm, call))
 
     def take(self, counted: Compiled) -> None:
-        """Add what compiled code has counted.
+        """Add the counts of compiled code.
 
         In a forward, all layers return one after the other. Then the gradients come in reverse
         order.
         """
         values = counted.values
-        times_of_step = 2 * (counted.layers + 1)  # of a forward and its backward
+        times_of_step = 2 * (counted.layers + 1)  # the times of a forward and its backward
 
         def time_at(call: float, place: int) -> float:
             """Return the time at a place in the step of a call; inf for a call that never came."""
@@ -514,7 +521,7 @@ class Watched:
         )
 
     def read(self) -> None:
-        """Count the notes, which waits for a device."""
+        """Count the notes; this waits for a device."""
         read_together([self])
 
     def add_note(self, note: "Note", numbers: Iterator[float]) -> None:
@@ -529,7 +536,7 @@ class Watched:
         self._add_gradient(note.time, norm)
 
     def _add_gradient(self, time: int, norm: float) -> None:
-        """Add the norm of a gradient, or the time of one that is not finite."""
+        """Add the norm of a gradient, or its time if the norm is not finite."""
         if norm < _INF:
             self.norm += norm
         else:
@@ -549,16 +556,17 @@ class Watched:
 
 @dataclass(frozen=True)
 class Note:
-    """What was measured of a call or of a gradient, on its device.
+    """The measured numbers of a call or of a gradient, on its device.
 
     Attributes:
-        time: of the `Clock`.
-        numbers: the norm of a gradient. Of a call, three numbers that are finite if all values of
-            the output are, if none of them is NaN or +Inf, and if all values of the arguments are.
-            Where rows are kept, the first one is the largest magnitude of the output.
+        time: the time of the `Clock`.
+        numbers: the norm of a gradient; or three numbers of a call. The first is finite if all
+            values of the output are; where rows are kept, it is the largest magnitude. The second
+            is finite if none of them is NaN or +Inf. The third is finite if all values of the
+            arguments are.
         call: the number of the call, or of the last call before the gradient.
-        of_call: whether it is a call, and not a gradient.
-        is_square: whether the norm is still to be taken, as the square root.
+        of_call: True for a call, False for a gradient.
+        is_square: whether the norm is still to be computed as the square root.
     """
 
     time: int
@@ -569,14 +577,14 @@ class Note:
 
 
 def last_planned(turn: int, distance: int) -> int:
-    """Return the number of the last measured call of compiled code up to one; 0 without any."""
+    """Return the number of the last measured call of compiled code up to `turn`; 0 if none."""
     while turn and not is_planned(turn, distance):
         turn -= 1
     return turn
 
 
 def read_together(sites: Sequence[Watched]) -> None:
-    """Count the notes of several sites, which waits for a device once."""
+    """Count the notes of several sites; this waits for a device once."""
     notes = [(watched, note) for watched in sites for note in watched.unread]
     if not notes:
         return

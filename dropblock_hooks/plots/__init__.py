@@ -5,10 +5,10 @@ Fonts and colors are those of matplotlib, so your own style applies. The picture
 documentation read on light and on dark pages: ``style.use("dropblock_hooks.plots.light_and_dark")``
 of matplotlib selects their style.
 
-maps    `plot_feature_maps`: the channels of a sample; `overlay`: a map over its image; the Figure
-depth   `plot_activations`, `plot_gradient_flow`: the results of observers, layer by layer
-run     `plot_run`: the rates of a training over its epochs; `plot_schedules`: those of a spec
-masks   `plot_masks`: the dropped positions of the maps of a model, over its image
+- `maps`: `plot_feature_maps`, the channels of a sample; `overlay`, a map over its image
+- `depth`: `plot_activations` and `plot_gradient_flow`, the results of observers by layer
+- `run`: `plot_run`, the rates of a training by epoch; `plot_schedules`, the rates of a spec
+- `masks`: `plot_masks`, the dropped positions of the maps of a model, over its image
 """
 
 from .depth import plot_activations, plot_gradient_flow

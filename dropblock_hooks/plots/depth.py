@@ -175,7 +175,7 @@ def _common_edges(measured: list[_Measured]) -> tuple[float, ...]:
 
 
 def _shares_of_bins(histograms: Sequence[Sequence[float]]) -> list[list[float]]:
-    """Return the share of each layer's values in each bin: a row is a bin, a column a layer.
+    """Return the share of each layer's values in each bin. A row is a bin, a column is a layer.
 
     The two outer bins have no edge, so they count in the sums only.
     """

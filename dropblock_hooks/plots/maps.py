@@ -26,7 +26,7 @@ def plot_feature_maps(
         ['0', '13', '25', '38', '50', '63']
 
     Args:
-        values: activations (C, H, W) or (N, C, H, W); the first sample is drawn.
+        values: activations, (C, H, W) or (N, C, H, W). The first sample is drawn.
         n: the largest number of channels.
         ax: the matplotlib Axes; None: a new Figure.
         title: the title.
@@ -126,7 +126,11 @@ def overlay(cam_map: Any, image: Any, ax: Any = None, *, title: str = "Grad-CAM"
 
 
 def new_figure(**options: Any) -> Any:
-    """Make a Figure of matplotlib that pyplot does not know, so that it is freed after use."""
+    """Make a Figure of matplotlib that pyplot does not know, so that it is freed after use.
+
+    Raises:
+        ImportError: if matplotlib is not installed.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -159,6 +163,9 @@ def as_values(name: str, values: Any, expected: str, *ranks: int, gaps: bool = F
     """Convert a tensor, NumPy array or PIL image to float32 on the CPU.
 
     With `gaps`, some of the values may be NaN or Inf, but not all.
+
+    Raises:
+        ValueError: if the values have another number of axes, or are not finite.
     """
     if hasattr(values, "__array_interface__"):
         import numpy
@@ -176,7 +183,11 @@ def as_values(name: str, values: Any, expected: str, *ranks: int, gaps: bool = F
 
 
 def pixels_of(image: Any) -> Tensor:
-    """Convert an image to (H, W, 3) or (H, W, 1), with values from 0 to 1."""
+    """Convert an image to (H, W, 3) or (H, W, 1), with values from 0 to 1.
+
+    Raises:
+        ValueError: if the image does not have 1 or 3 channels, or has values that are not finite.
+    """
     pixels = as_values("image", image, "one image (C, H, W), (H, W, C) or (H, W)", 2, 3)
     if pixels.ndim == 2:
         pixels = pixels[None]

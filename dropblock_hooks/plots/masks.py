@@ -39,8 +39,8 @@ def plot_masks(
 
     Args:
         model: a model with an attachment.
-        x: the argument of the model, a tensor (N, C, H, W); or a tuple of arguments, or a mapping
-            of keyword arguments. The first tensor with 4 axes is the image.
+        x: the argument of the model, a tensor (N, C, H, W). A tuple has several arguments, and a
+            mapping has keyword arguments. The first tensor with 4 axes is the image.
         which: sites, by key or selector; None: the first four that drop parts of maps.
         channels: the number of channels for each layer, at least 1.
 
@@ -117,7 +117,7 @@ def _draw_share(figure: Any, ax: Any, kept: Tensor) -> None:
 def _kept_by_site(
     model: nn.Module, which: str | Select | None, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[LiveSite, Tensor]:
-    """Return what each layer keeps of the first sample, (C, h, w), in a forward of a copy."""
+    """Return the mask of kept elements of each layer for the first sample, (C, h, w)."""
     copied = copy.deepcopy(unwrap(model))
     kept_by_site: dict[LiveSite, Tensor] = {}
 

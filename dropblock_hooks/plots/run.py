@@ -1,4 +1,4 @@
-"""A training over its epochs: what was set and what was realized, and what a spec will set."""
+"""A training over its epochs: the rates that were set and realized, and the rates of a spec."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -92,7 +92,7 @@ def _draw_sites(
     measured: Callable[[HistoryRow], Any],
     asked: Callable[[HistoryRow], Any],
 ) -> None:
-    """Draw two lines for each site: what was measured, and what was asked for."""
+    """Draw two lines for each site: the measured values, and the values that were set."""
     for number, (key, rows) in enumerate(sites.items()):
         color = f"C{number % 10}"
         epochs = [row.epoch for row in rows]

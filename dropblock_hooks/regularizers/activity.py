@@ -28,8 +28,16 @@ class ActivityL1(Penalty):
         prefix_tokens: None; no other value is allowed.
         active: ``"train"``; no other value is allowed.
 
+    Raises:
+        TypeError: if an argument has a wrong type.
+        ValueError: if an argument is outside its range.
+
     Equation:
         ``g' = g + weight * d/dx mean(abs(x))``
+
+    Reference:
+        Glorot, Bordes and Bengio, 2011, "Deep Sparse Rectifier Neural Networks"
+        (https://proceedings.mlr.press/v15/glorot11a.html).
     """
 
     weight: NonNegative
@@ -59,8 +67,16 @@ class ActivityL2(Penalty):
         prefix_tokens: None; no other value is allowed.
         active: ``"train"``; no other value is allowed.
 
+    Raises:
+        TypeError: if an argument has a wrong type.
+        ValueError: if an argument is outside its range.
+
     Equation:
         ``g' = g + weight * d/dx mean(x ** 2)``
+
+    Reference:
+        Merity, McCann and Socher, 2017, "Revisiting Activation Regularization for Language RNNs"
+        (https://arxiv.org/abs/1708.01009).
     """
 
     weight: NonNegative

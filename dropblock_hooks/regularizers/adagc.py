@@ -16,7 +16,7 @@ from .memory import WithMemory
 class AdaGC(WithMemory):
     """Bounds the norm of each gradient by a multiple of its moving average; see `functional.adagc`.
 
-    Use it against spikes of the loss in long trainings, in place of one bound for all parameters.
+    Use it against spikes of the loss in long trainings. Each parameter gets its own bound.
     In the first updates it bounds the common norm. It acts once per update, so ``attach`` needs the
     optimizer. Norms of 0, and updates with Inf or NaN, are not remembered. See Wang et al., 2025
     (https://arxiv.org/abs/2502.11034).
@@ -38,6 +38,10 @@ class AdaGC(WithMemory):
         group: True takes one norm over all parameters of the entry, with one average.
         decay: weight of the old average, in [0, 1).
         warmup: number of the first updates, at least 1.
+
+    Raises:
+        TypeError: if an argument has a wrong type.
+        ValueError: if an argument is outside its range.
 
     Equation:
         ``g' = g * minimum(1, ratio * mean / norm(g))``,

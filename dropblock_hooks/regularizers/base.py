@@ -78,7 +78,7 @@ class Now:
             setattr(self, name, value)
 
     def whole_norms(self, norms: Tensor, norm_type: float, by_rows: bool = False) -> Tensor:
-        """The norms of whole gradients, or of their rows, from the norms of the parts here."""
+        """Return the norms of whole gradients, or of whole rows, from the norms of the parts."""
         if self.shards is None:
             return norms
         whole: Tensor = self.shards.whole_norms(norms, norm_type, by_rows)
@@ -117,6 +117,10 @@ class Regularizer:
             unchanged. None asks the model.
         active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
             dropout in evaluation).
+
+    Raises:
+        TypeError: if an argument has a wrong type, or a subclass does not define ``apply``.
+        ValueError: if an argument is outside its range.
     """
 
     at: Literal["output", "input"] = field(default="output", kw_only=True)
@@ -128,28 +132,28 @@ class Regularizer:
 
     __signature__ = ShortSignature()
 
-    # what it is given
+    # what ``apply`` receives
     acts_on: ClassVar[Literal["activation", "gradient"]] = "activation"
     channelwise: ClassVar[bool] = False  # whether it needs the axis of the channels, as axis 1
     spatial: ClassVar[int | None] = None  # the number of axes of the map that it needs
     samplewise: ClassVar[bool] = False  # whether it treats each sample of the batch differently
     needs_input: ClassVar[bool] = False  # whether it uses the input of the layer
-    needs_activation: ClassVar[bool] = False  # of gradients: whether it reads ``now.activation``
-    anchored: ClassVar[bool] = False  # of parameters: whether it reads ``now.anchor``
+    needs_activation: ClassVar[bool] = False  # at gradients: whether it reads ``now.activation``
+    anchored: ClassVar[bool] = False  # at parameters: whether it reads ``now.anchor``
     penalizes: ClassVar[bool] = False  # whether it stores the value of a penalty in ``now.norms``
     needs_calls: ClassVar[bool] = True  # whether a layer that is never called is a fault
     reads_grad_scale: ClassVar[bool] = False  # whether it uses the factor of the loss
     sees_gradients: ClassVar[bool] = False  # whether it measures gradients: see `Observer`
 
-    # what it does
+    # what ``apply`` does
     function: ClassVar[Callable[..., Any] | None] = None  # the pure function of its equation
-    unit: ClassVar[Unit | None] = None  # what it drops as a whole; None if it drops no activations
+    unit: ClassVar[Unit | None] = None  # the unit that it drops as a whole; None: no activations
     random: ClassVar[bool] = True  # whether it draws random numbers
     linear: ClassVar[bool] = False  # whether it multiplies by numbers that do not depend on ``x``
     idle_at_zero: ClassVar[bool] = False  # whether nothing is called while its first rate is 0
     off: ClassVar[Mapping[str, float]] = {}  # rates at which it changes nothing, if there are some
     bounds: ClassVar[Mapping[str, int]] = {}  # rates that bound norms from above, 1, or below, -1
-    parts: ClassVar[Literal["", "rows", "any"]] = ""  # of a sharded gradient that it can work on
+    parts: ClassVar[Literal["", "rows", "any"]] = ""  # of sharded gradients: parts it takes
 
     # how its repr and the files of specs show it
     states_defaults: ClassVar[bool] = True  # whether with numbers that equal their defaults
@@ -179,9 +183,10 @@ class Regularizer:
         """Regularize all gradients of an update in place; return how many elements each changed.
 
         A class may define it, with ``torch._foreach_*`` operators, beside ``apply``. It is called
-        with ``when="accumulated"``, for gradients on one device, of one dtype and with at least one
-        element, of sites whose rates are equal. All other gradients get ``apply``. The result is a
-        tensor with a number for each gradient, or None if the numbers have no meaning.
+        with ``when="accumulated"``. The gradients share a device and a dtype, have at least one
+        element each, and belong to sites whose rates are equal. All other gradients get ``apply``.
+        The result is a tensor with a number for each gradient, or None if the numbers have no
+        meaning.
         """
         raise NotImplementedError
 
@@ -201,7 +206,7 @@ class Regularizer:
         """
 
     def refusal(self, module: nn.Module, parameter: nn.Parameter | None) -> str | None:
-        """Return why it can't work on this layer or parameter, or None."""
+        """Return why the regularizer can't work on this layer or parameter, or None."""
         if parameter is None:
             return None
         if self.spatial is not None:
@@ -259,17 +264,17 @@ class Regularizer:
 
     @property
     def accumulates(self) -> bool:
-        """Whether it acts once per update, on gradients of parameters: see `OnGradients`."""
+        """Whether the regularizer acts once per update, on gradients of parameters."""
         return False
 
     @property
     def has_share(self) -> bool:
-        """Whether it has an expected share, so that its realized rate counts idle calls too."""
+        """Whether there is an expected share. Then the realized rate counts idle calls too."""
         return type(self).expected_share is not Regularizer.expected_share
 
     @property
     def acts_on_all(self) -> bool:
-        """Whether it has ``apply_all``."""
+        """Whether the class has ``apply_all``."""
         return type(self).apply_all is not Regularizer.apply_all
 
     @property
@@ -326,7 +331,7 @@ class Regularizer:
 def rate_range(regularizer: Regularizer) -> tuple[float, float] | None:
     """Return the lowest and highest value of the first rate; None without a rate.
 
-    Of a plain function, whose values are not known in advance, it is the value at the time 0.
+    The values of a plain function are not known in advance, so its value at time 0 is both.
     """
     if not regularizer.rates:
         return None
@@ -387,7 +392,7 @@ def _ranges_of(cls: Any) -> Mapping[str, Range]:
     """Return the ranges of the rate fields of a class, by name."""
     ranges: dict[str, Range] = {}
     for name, hint in hints_of(cls).items():
-        for part in (hint, *get_args(hint)):  # of ``Rate | None`` the first has the range
+        for part in (hint, *get_args(hint)):  # in ``Rate | None``, the first part has the range
             for metadata in getattr(part, "__metadata__", ()):
                 if isinstance(metadata, Range):
                     ranges[name] = metadata

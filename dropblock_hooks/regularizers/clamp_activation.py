@@ -36,8 +36,16 @@ class ClampActivation(Regularizer):
         active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
             dropout in evaluation).
 
+    Raises:
+        TypeError: if an argument has a wrong type.
+        ValueError: if an argument is outside its range, or the bounds are missing or contradict
+            each other.
+
     Equation:
         ``y = minimum(maximum(x, min), max)``, or ``y = cap * tanh(x / cap)``.
+
+    Reference:
+        Gemma Team, 2024, "Gemma 2", section 2 (https://arxiv.org/abs/2408.00118), for the cap.
     """
 
     min: Rate | None = None
@@ -53,5 +61,5 @@ class ClampActivation(Regularizer):
         clamping.check_bounds(values.get("min"), values.get("max"), values.get("cap"))
 
     def apply(self, x: Tensor, now: Now) -> Applied:
-        rates = vars(now)  # without the bounds that are None
+        rates = vars(now)  # a bound of None is not in it
         return clamping.clamp_counted(x, rates.get("min"), rates.get("max"), rates.get("cap"))

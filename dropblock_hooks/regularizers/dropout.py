@@ -74,6 +74,10 @@ class Dropout(_DropsUnits):
         active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
             dropout in evaluation).
 
+    Raises:
+        TypeError: if an argument has a wrong type.
+        ValueError: if an argument is outside its range.
+
     Equation:
         ``y = x * keep / (1 - p)``, with one ``keep`` for each element: 0 with chance p, else 1.
 
@@ -105,6 +109,10 @@ class Dropout1d(_DropsUnits):
         prefix_tokens: None; no other value is allowed.
         active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
             dropout in evaluation).
+
+    Raises:
+        TypeError: if an argument has a wrong type.
+        ValueError: if an argument is outside its range.
 
     Equation:
         ``y = x * keep / (1 - p)``, with one ``keep`` for each channel: 0 with chance p, else 1.
@@ -141,6 +149,10 @@ class Dropout2d(_DropsUnits):
         active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
             dropout in evaluation).
 
+    Raises:
+        TypeError: if an argument has a wrong type.
+        ValueError: if an argument is outside its range.
+
     Equation:
         ``y = x * keep / (1 - p)``, with one ``keep`` for each channel: 0 with chance p, else 1.
 
@@ -176,6 +188,10 @@ class Dropout3d(_DropsUnits):
         active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
             dropout in evaluation).
 
+    Raises:
+        TypeError: if an argument has a wrong type.
+        ValueError: if an argument is outside its range.
+
     Equation:
         ``y = x * keep / (1 - p)``, with one ``keep`` for each channel: 0 with chance p, else 1.
 
@@ -209,6 +225,10 @@ class DropPath(DropsShare, Regularizer):
         prefix_tokens: None; no other value is allowed.
         active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
             dropout in evaluation).
+
+    Raises:
+        TypeError: if an argument has a wrong type.
+        ValueError: if an argument is outside its range.
 
     Equation:
         ``y = x * keep / (1 - p)``, with one ``keep`` for each sample: 0 with chance p, else 1.
@@ -252,6 +272,10 @@ class StochasticDepth(DropsShare, Regularizer):
         active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
             dropout in evaluation).
 
+    Raises:
+        TypeError: if an argument has a wrong type.
+        ValueError: if an argument is outside its range.
+
     Equation:
         ``y = x + (block(x) - x) * keep / (1 - p)``, where ``keep`` is 0 with chance p, else 1.
 
@@ -268,7 +292,7 @@ class StochasticDepth(DropsShare, Regularizer):
     off: ClassVar[Mapping[str, float]] = {"p": 0.0}
 
     @property
-    def samplewise(self) -> bool:  # type: ignore[override]  # of each object, not of the class
+    def samplewise(self) -> bool:  # type: ignore[override]  # objects of a class may differ
         return self.mode == "row"
 
     def check(self, values: Mapping[str, float]) -> None:
@@ -303,6 +327,10 @@ class GaussianNoise(Regularizer):
         prefix_tokens: None; no other value is allowed.
         active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
             dropout in evaluation).
+
+    Raises:
+        TypeError: if an argument has a wrong type.
+        ValueError: if an argument is outside its range.
 
     Equation:
         ``y = x + std * z``, where z is standard normal noise.
@@ -341,6 +369,10 @@ class GaussianDropout(Regularizer):
         active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
             dropout in evaluation).
 
+    Raises:
+        TypeError: if an argument has a wrong type.
+        ValueError: if an argument is outside its range.
+
     Equation:
         ``y = x * (1 + sqrt(p / (1 - p)) * z)``, where z is standard normal noise.
 
@@ -365,7 +397,7 @@ class _Blocks(DropsShare, Regularizer):
 
     Attributes:
         edges: the edges of a block, one for each axis of the map.
-        method: how the blocks are drawn.
+        method: the calibration, or ``"across"``; see `functional.dropblock`.
     """
 
     p: Probability = 0.1
@@ -383,7 +415,7 @@ class _Blocks(DropsShare, Regularizer):
         store(self, block_size=block_size, edges=edges, method=method)
 
     def seed_rate(self) -> Calibration:
-        """How the chance of a block to begin follows from p."""
+        """Return how the chance of a block to begin follows from p."""
         return "exact"
 
     def block_in_force(self, map_size: tuple[int, ...]) -> tuple[int, ...]:
@@ -435,8 +467,9 @@ class DropBlock1d(_DropBlocks):
         p: expected share of the elements to drop, a number in [0, 1] or a schedule.
         block_size: edge of the block, at least 1, or one for each spatial axis; clipped to the map.
         calibration: ``"exact"`` realizes p, ``"paper"`` drops less; see `block_gamma`.
-        normalize: factor of the kept elements: ``"batch"`` all / kept elements of the batch,
-            ``"sample"`` the same of each sample, ``"expected"`` 1 / (1 - p), None no factor.
+        normalize: factor of the kept elements. ``"batch"``: all / kept elements of the batch.
+            ``"sample"``: all / kept elements of each sample. ``"expected"``: 1 / (1 - p). None: no
+            factor.
         share_channels: True draws one set of blocks for all channels of a sample.
         at: regularize the layer's ``"output"`` or its ``"input"``.
         index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
@@ -450,6 +483,11 @@ class DropBlock1d(_DropBlocks):
         border: ``"inside"`` puts whole blocks inside the map, as in the paper, so elements at the
             border are dropped less often than those in the center. With ``"across"`` blocks may
             reach across the border, and each element is dropped with chance p.
+
+    Raises:
+        TypeError: if an argument has a wrong type.
+        ValueError: if an argument is outside its range, or ``calibration="paper"`` comes
+            with ``border="across"``.
 
     Equation:
         ``y = x * keep * scale``, where ``keep`` is 0 in the blocks and 1 elsewhere. A block begins
@@ -476,8 +514,9 @@ class DropBlock2d(_DropBlocks):
         p: expected share of the elements to drop, a number in [0, 1] or a schedule.
         block_size: edge of the block, at least 1, or one for each spatial axis; clipped to the map.
         calibration: ``"exact"`` realizes p, ``"paper"`` drops less; see `block_gamma`.
-        normalize: factor of the kept elements: ``"batch"`` all / kept elements of the batch,
-            ``"sample"`` the same of each sample, ``"expected"`` 1 / (1 - p), None no factor.
+        normalize: factor of the kept elements. ``"batch"``: all / kept elements of the batch.
+            ``"sample"``: all / kept elements of each sample. ``"expected"``: 1 / (1 - p). None: no
+            factor.
         share_channels: True draws one set of blocks for all channels of a sample.
         at: regularize the layer's ``"output"`` or its ``"input"``.
         index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
@@ -493,6 +532,11 @@ class DropBlock2d(_DropBlocks):
         border: ``"inside"`` puts whole blocks inside the map, as in the paper, so elements at the
             border are dropped less often than those in the center. With ``"across"`` blocks may
             reach across the border, and each element is dropped with chance p.
+
+    Raises:
+        TypeError: if an argument has a wrong type.
+        ValueError: if an argument is outside its range, or ``calibration="paper"`` comes
+            with ``border="across"``.
 
     Equation:
         ``y = x * keep * scale``, where ``keep`` is 0 in the blocks and 1 elsewhere. A block begins
@@ -518,8 +562,9 @@ class DropBlock3d(_DropBlocks):
         p: expected share of the elements to drop, a number in [0, 1] or a schedule.
         block_size: edge of the block, at least 1, or one for each spatial axis; clipped to the map.
         calibration: ``"exact"`` realizes p, ``"paper"`` drops less; see `block_gamma`.
-        normalize: factor of the kept elements: ``"batch"`` all / kept elements of the batch,
-            ``"sample"`` the same of each sample, ``"expected"`` 1 / (1 - p), None no factor.
+        normalize: factor of the kept elements. ``"batch"``: all / kept elements of the batch.
+            ``"sample"``: all / kept elements of each sample. ``"expected"``: 1 / (1 - p). None: no
+            factor.
         share_channels: True draws one set of blocks for all channels of a sample.
         at: regularize the layer's ``"output"`` or its ``"input"``.
         index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
@@ -535,6 +580,11 @@ class DropBlock3d(_DropBlocks):
         border: ``"inside"`` puts whole blocks inside the map, as in the paper, so elements at the
             border are dropped less often than those in the center. With ``"across"`` blocks may
             reach across the border, and each element is dropped with chance p.
+
+    Raises:
+        TypeError: if an argument has a wrong type.
+        ValueError: if an argument is outside its range, or ``calibration="paper"`` comes
+            with ``border="across"``.
 
     Equation:
         ``y = x * keep * scale``, where ``keep`` is 0 in the blocks and 1 elsewhere. A block begins
@@ -575,6 +625,10 @@ class Disout(_Blocks):
         border: ``"inside"`` puts whole blocks inside the map, as in the paper, so elements at the
             border are dropped less often than those in the center. With ``"across"`` blocks may
             reach across the border, and each element is dropped with chance p.
+
+    Raises:
+        TypeError: if an argument has a wrong type.
+        ValueError: if an argument is outside its range.
 
     Equation:
         ``y = x + m * alpha * std(x) * z`` with standard normal z; m is 1 in blocks, else 0.

@@ -53,11 +53,16 @@ class Foreign(Regularizer):
             unchanged. None asks the model.
         active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
             dropout in evaluation).
+
+    Raises:
+        TypeError: if `target` is no module, class or function, or `kwargs` come without a class.
+        ValueError: if the module has parameters, if it lacks the attribute that a schedule sets, or
+            if an option has a value that is not allowed.
     """
 
     target: Any
     kwargs: tuple[tuple[str, Any], ...]
-    made: Any = field(init=False, repr=False, compare=False)  # what each site gets a copy of
+    made: Any = field(init=False, repr=False, compare=False)  # each site gets a copy of it
 
     def __init__(self, target: Callable[..., Any], /, **kwargs: Any) -> None:
         options = {}
@@ -100,7 +105,7 @@ class Foreign(Regularizer):
         return made.train()
 
     @property
-    def spatial(self) -> int | None:  # type: ignore[override]  # of each object, not of the class
+    def spatial(self) -> int | None:  # type: ignore[override]  # objects of a class may differ
         if self.grid is None:
             return None
         return len(self.grid)
@@ -177,7 +182,7 @@ def _applied(target: Any, rates: Sequence[str], x: Tensor, now: Now) -> Applied:
     nonzero = x.detach() != 0  # before a call that may work in place
     y = target(x)
     if getattr(y, "shape", None) != x.shape:
-        return y, None  # the site refuses it
+        return y, None  # the site refuses such an output
 
     dropped = (y.detach() == 0) & nonzero
     share = dropped.sum() / nonzero.sum().clamp_min(1)
@@ -216,6 +221,10 @@ class Retune(DropsShare, Regularizer):
         prefix_tokens: None; no other value is allowed.
         active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
             dropout in evaluation).
+
+    Raises:
+        TypeError: if an argument has a wrong type.
+        ValueError: if an argument is outside its range.
     """
 
     p: Probability
@@ -234,7 +243,7 @@ class Retune(DropsShare, Regularizer):
             raise ValueError("Retune sets the rate of a layer: it takes no at, index or layout")
 
     @property
-    def random(self) -> bool:  # type: ignore[override]  # of each object, not of the class
+    def random(self) -> bool:  # type: ignore[override]  # objects of a class may differ
         return self.ours is not None
 
     @property
@@ -248,7 +257,8 @@ class Retune(DropsShare, Regularizer):
 
         Args:
             attribute: the name of the attribute.
-            ours: what a hook does in place of the module; None if the module drops by itself.
+            ours: the regularizer of a hook that drops in place of the module; None if the module
+                drops by itself.
             read_elsewhere: whether code other than the module reads the rate.
         """
         fitted = copy.copy(self)

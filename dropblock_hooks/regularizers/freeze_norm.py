@@ -39,6 +39,11 @@ class FreezeNorm(Regularizer):
         active: ``"train"``; no other value is allowed.
         begin: epoch at which the norm is frozen, a number >= 0. It trains as usual before.
 
+    Raises:
+        TypeError: if an argument has a wrong type.
+        ValueError: if an argument is outside its range, or `frozen` is a schedule and
+            `begin` is above 0.
+
     Equation:
         ``y = (x - running_mean) / sqrt(running_var + eps) * weight + bias``
 

@@ -69,6 +69,11 @@ class ClampGrad(OnGradients, Regularizer):
         when: ``"backward"`` acts in each backward. ``"accumulated"``, for parameters only, acts on
             the sum of the gradients when the optimizer given to ``attach`` begins its step.
 
+    Raises:
+        TypeError: if an argument has a wrong type.
+        ValueError: if an argument is outside its range, both bounds are missing, or `min` is
+            above `max`.
+
     Equation:
         ``g' = minimum(maximum(g, min), max)``; Inf and NaN pass.
     """
@@ -121,6 +126,11 @@ class ClipGradNorm(OnGradients, Regularizer):
         when: ``"backward"`` acts in each backward. ``"accumulated"``, for parameters only, acts on
             the sum of the gradients when the optimizer given to ``attach`` begins its step.
 
+    Raises:
+        TypeError: if an argument has a wrong type.
+        ValueError: if an argument is outside its range, or `per` is not ``"tensor"`` with
+            ``group=True``.
+
     Equation:
         ``g' = g * minimum(1, max_norm / norm(g))``; a norm that is not finite passes.
 
@@ -149,7 +159,7 @@ class ClipGradNorm(OnGradients, Regularizer):
         return self.group or super().accumulates
 
     @property
-    def channelwise(self) -> bool:  # type: ignore[override]  # of each object, not of the class
+    def channelwise(self) -> bool:  # type: ignore[override]  # objects of a class may differ
         return self.per == "channel"
 
     @property
@@ -161,7 +171,7 @@ class ClipGradNorm(OnGradients, Regularizer):
             raise ValueError(f"with group=True, per must be 'tensor', got {self.per!r}")
 
     def apply(self, x: Tensor, now: Now) -> Applied:
-        if self.group:  # of all gradients of the entry, measured before
+        if self.group:  # the common norm of the entry is measured before
             norm = now.common_norm.to(x.device)
             bound = now.max_norm * now.grad_scale
             now.norms = gradients.unscaled(norm, now.grad_scale)
@@ -219,6 +229,10 @@ class ScaleGrad(OnGradients, Regularizer):
         when: ``"backward"`` acts in each backward. ``"accumulated"``, for parameters only, acts on
             the sum of the gradients when the optimizer given to ``attach`` begins its step.
 
+    Raises:
+        TypeError: if an argument has a wrong type.
+        ValueError: if an argument is outside its range.
+
     Equation:
         ``g' = scale * g``
     """
@@ -261,6 +275,9 @@ class ZeroGrad(OnGradients, Regularizer):
         when: ``"backward"`` acts in each backward. ``"accumulated"``, for parameters only, acts on
             the sum of the gradients when the optimizer given to ``attach`` begins its step.
 
+    Raises:
+        ValueError: if an option has a value that is not allowed.
+
     Equation:
         ``g' = 0``
     """
@@ -299,6 +316,10 @@ class GradNoise(OnGradients, Regularizer):
             dropout in evaluation).
         when: ``"backward"`` acts in each backward. ``"accumulated"``, for parameters only, acts on
             the sum of the gradients when the optimizer given to ``attach`` begins its step.
+
+    Raises:
+        TypeError: if an argument has a wrong type.
+        ValueError: if an argument is outside its range.
 
     Equation:
         ``g' = g + std * z``, where z is standard normal noise.
@@ -341,6 +362,10 @@ class DropGrad2d(DropsShare, OnGradients, Regularizer):
         active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
             dropout in evaluation).
         when: ``"backward"``; no other value is allowed.
+
+    Raises:
+        TypeError: if an argument has a wrong type.
+        ValueError: if an argument is outside its range.
 
     Equation:
         ``g' = g * keep / (1 - p)``, with one ``keep`` for each channel: 0 with chance p, else 1.
@@ -391,6 +416,10 @@ class AdaptiveClipGrad(_OfParameters):
             dropout in evaluation).
         when: ``"backward"`` acts in each backward. ``"accumulated"``, for parameters only, acts on
             the sum of the gradients when the optimizer given to ``attach`` begins its step.
+
+    Raises:
+        TypeError: if an argument has a wrong type.
+        ValueError: if an argument is outside its range.
 
     Equation:
         ``g' = g * minimum(1, clip_factor * maximum(norm(w), eps) / norm(g))``
@@ -459,6 +488,9 @@ class CentralizeGrad(_OfParameters):
             dropout in evaluation).
         when: ``"backward"`` acts in each backward. ``"accumulated"``, for parameters only, acts on
             the sum of the gradients when the optimizer given to ``attach`` begins its step.
+
+    Raises:
+        ValueError: if an option has a value that is not allowed.
 
     Equation:
         ``g' = g - mean(g)``, the mean over all axes but the first.

@@ -18,10 +18,11 @@ class L2SP(OnGradients, Regularizer):
     """Pulls parameters to the values that they had at ``attach``; see `functional.l2_sp`.
     Use it to fine-tune, on the pretrained weights, in place of weight decay.
 
-    The sum is the gradient of ``loss + weight * penalty``. With ``when="accumulated"`` it is added
-    once per update. Otherwise it is added in each backward: where the loop divides the loss by n,
-    to accumulate gradients over n backwards, the weight must be divided by n as well. A parameter
-    that gets no gradient in an update is not pulled. ``attached.state_dict()`` holds the values.
+    The sum is the gradient of ``loss + weight * penalty``. With ``when="accumulated"``, the penalty
+    is added once per update. Otherwise it is added in each backward. Then a loop that divides the
+    loss by n, to accumulate gradients over n backwards, must also divide the weight by n. A
+    parameter that gets no gradient in an update is not pulled. ``attached.state_dict()`` holds the
+    values.
 
     Example:
         >>> spec = {"param:backbone.**": L2SP(0.01)}
@@ -38,8 +39,16 @@ class L2SP(OnGradients, Regularizer):
         when: ``"backward"`` acts in each backward. ``"accumulated"``, for parameters only, acts on
             the sum of the gradients when the optimizer given to ``attach`` begins its step.
 
+    Raises:
+        TypeError: if an argument has a wrong type.
+        ValueError: if an argument is outside its range.
+
     Equation:
         ``g' = g + weight * (w - w0)``, where w0 is the value at ``attach``.
+
+    Reference:
+        Li, Grandvalet and Davoine, 2018, "Explicit Inductive Bias for Transfer Learning with
+        Convolutional Networks", equation 3 (https://arxiv.org/abs/1802.01483).
     """
 
     weight: NonNegative

@@ -16,7 +16,7 @@ from .gradients import _OfParameters
 
 @dataclass(frozen=True, repr=False)
 class WithMemory(_OfParameters):
-    """Base of regularizers that judge the norms of an update by those of earlier ones.
+    """Base of regularizers that compare the norms of an update with the norms of earlier updates.
 
     The norms of all gradients of an entry are judged together, when the optimizer begins its step.
 
@@ -25,6 +25,10 @@ class WithMemory(_OfParameters):
         group: True takes one norm over all parameters of the entry, with one memory.
         decay: weight of the old values in a moving average, in [0, 1).
         warmup: number of the first updates, at least 1.
+
+    Raises:
+        TypeError: if an argument has a wrong type.
+        ValueError: if an argument is outside its range.
     """
 
     when: Literal["accumulated"] = field(default="accumulated", kw_only=True)
@@ -38,7 +42,10 @@ class WithMemory(_OfParameters):
 
     @abstractmethod
     def judge(self, norms: Tensor, memory: Tensor, now: Now) -> Remembered:
-        """Return the bounds of norms of the unscaled loss, or what is left out; and the memory."""
+        """Return the bounds of the norms, or which updates to skip; and the new memory.
+
+        All norms are in units of the unscaled loss.
+        """
 
     def bind(self) -> "Memory":
         return Memory(self.function.__name__)
@@ -48,10 +55,10 @@ class WithMemory(_OfParameters):
 
 
 class Memory:
-    """What a site remembers of the norms of earlier updates.
+    """The numbers that a site remembers of the norms of earlier updates.
 
-    All sites of a group have the same. The rows of the other sites of an entry lie in one tensor,
-    so that an update needs no operator for each of them.
+    All sites of a group hold the same numbers. The numbers of the other sites of an entry are rows
+    of one tensor, so that an update needs no operator for each of them.
 
     Attributes:
         rows: the numbers of several sites, see `functional.memory`; None before the first update.
@@ -74,22 +81,26 @@ class Memory:
         return None if self.rows is None else self.rows[self.place]
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
-        """Note the shape of the parameter; ValueError if it is another one than before."""
+        """Store the shape of the parameter.
+
+        Raises:
+            ValueError: if the shape differs from the stored shape.
+        """
         if self.shape is not None and self.shape != shape:
             raise ValueError(
-                f"the parameter has the shape {shape}, and the memory is of one with the shape "
+                f"the parameter has the shape {shape}, and the memory belongs to the shape "
                 f"{self.shape}: attach again, which begins a new memory"
             )
         self.shape = shape
 
     def read(self, device: torch.device) -> Tensor:
-        """The row on a device."""
+        """Return the row of the memory on a device."""
         if self.row is None:
             return new_memory(self.function, 1, device)[0]
         return self.row.to(device, wide_dtype(device))
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain numbers, which some trainers save as JSON; this waits for the device."""
+        """Return plain numbers, which some trainers save as JSON; this waits for the device."""
         row = None if self.row is None else self.row.tolist()
         shape = None if self.shape is None else list(self.shape)
         return {"row": row, "shape": shape}

@@ -16,7 +16,7 @@ class NEFTune(Regularizer):
     """Adds uniform noise to the embeddings of tokens; see `functional.neftune`.
     Use it on the input embedding while you tune a language model on instructions.
 
-    The noise is that of Transformers' ``neftune_noise_alpha``. `presets.neftune` finds the input
+    The noise equals Transformers' ``neftune_noise_alpha``. `presets.neftune` finds the input
     embedding of a model. The paper uses an `alpha` of 5, 10 or 15.
 
     Example:
@@ -33,8 +33,16 @@ class NEFTune(Regularizer):
         active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
             dropout in evaluation).
 
+    Raises:
+        TypeError: if an argument has a wrong type.
+        ValueError: if an argument is outside its range.
+
     Equation:
         ``y = x + alpha / sqrt(L * d) * u`` with u uniform in [-1, 1], for L tokens of d channels.
+
+    Reference:
+        Jain et al., 2023, "NEFTune: Noisy Embeddings Improve Instruction Finetuning"
+        (https://arxiv.org/abs/2310.05914).
     """
 
     alpha: NonNegative
@@ -64,5 +72,5 @@ class NEFTune(Regularizer):
 
 
 def is_embedding(module: nn.Module) -> bool:
-    """Whether a module is an ``nn.Embedding``, or a class of another library with such a name."""
+    """Return whether a module is an ``nn.Embedding``, or has a class with such a name."""
     return isinstance(module, nn.Embedding) or type(module).__name__.endswith("Embedding")

@@ -1,4 +1,4 @@
-"""Base of penalties: regularizers that add a gradient to the one that comes back."""
+"""Base of penalties: regularizers that add the gradient of a penalty in the backward."""
 
 from collections.abc import Mapping
 from typing import ClassVar, Literal
@@ -10,14 +10,18 @@ from .base import Applied, Now, Regularizer
 
 
 class Penalty(Regularizer):
-    """Base of penalties of activations: their gradient is added to that of the loss.
+    """Base of penalties of activations, whose gradients are added to the gradients of the loss.
 
-    The sum is the gradient of ``loss + weight * penalty``. Where the loop divides the loss by n, to
-    accumulate gradients over n backwards, the weight must be divided by n as well.
+    The sum is the gradient of ``loss + weight * penalty``. A loop that divides the loss by n, to
+    accumulate gradients over n backwards, must also divide the weight by n.
 
     Args:
         weight: factor of the penalty, a number >= 0 or a schedule.
         active: ``"train"``; no other value is allowed.
+
+    Raises:
+        TypeError: if an argument has a wrong type.
+        ValueError: if an argument is outside its range.
     """
 
     acts_on: ClassVar[Literal["activation", "gradient"]] = "gradient"
@@ -39,7 +43,7 @@ class Penalty(Regularizer):
         return f"{self.label} penalizes activations: leave out param: before the selector"
 
     def gradient(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The gradient of the penalty of an activation, and the penalty."""
+        """Return the gradient of the penalty of an activation, and the penalty."""
         raise NotImplementedError
 
     def apply(self, x: Tensor, now: Now) -> Applied:

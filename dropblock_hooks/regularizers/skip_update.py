@@ -17,10 +17,10 @@ from .memory import WithMemory
 class SkipUpdate(WithMemory):
     """Leaves out updates whose norm is above a bound, or not finite; see `functional.skip_update`.
 
-    Use it against bad batches. The parameters and the state of the optimizer stay as they are: the
-    gradients are set to None before its step. The report has the share of the updates that were
-    left out, and the first one is a warning. It acts once per update, so ``attach`` needs the
-    optimizer, and each update waits for the device.
+    Use it against bad batches. The gradients are set to None before the optimizer's step, so the
+    parameters and the state of the optimizer do not change. The report has the share of the updates
+    that were left out, and the first one is a warning. It acts once per update, so ``attach`` needs
+    the optimizer, and each update waits for the device.
 
     Example:
         >>> spec = {"param:**": SkipUpdate(max_norm=100.0, z=6.0)}
@@ -41,6 +41,10 @@ class SkipUpdate(WithMemory):
             its own, and leaves out only the updates of parameters whose norm is too large.
         decay: weight of the old mean and variance, in [0, 1).
         warmup: number of the first updates, at least 1, which have no z-score.
+
+    Raises:
+        TypeError: if an argument has a wrong type.
+        ValueError: if an argument is outside its range.
 
     Equation:
         no update if ``norm(g) > max_norm``, ``norm(g) > mean + z * std``, or not finite.

@@ -17,8 +17,8 @@ class ZLoss(Penalty):
 
     The penalty is the mean over all tokens, padding among them. The report shows it, and
     ``attached.scalars()`` has it as ``penalty``. A fused cross entropy reads the weight of
-    ``lm_head`` and does not call it. Then nothing is added, and a warning says that the layer was
-    never called: switch the fused cross entropy off.
+    ``lm_head`` and does not call the layer. Then no penalty is added, and a warning says that the
+    layer was never called. In this case, switch the fused cross entropy off.
 
     Example:
         >>> spec = {"lm_head": ZLoss(1e-4)}
@@ -35,8 +35,16 @@ class ZLoss(Penalty):
         prefix_tokens: None; no other value is allowed.
         active: ``"train"``; no other value is allowed.
 
+    Raises:
+        TypeError: if an argument has a wrong type.
+        ValueError: if an argument is outside its range.
+
     Equation:
         ``g' = g + weight * d/dx mean(logsumexp(x) ** 2)``
+
+    Reference:
+        Zoph et al., 2022, "ST-MoE", equation 5 (https://arxiv.org/abs/2202.08906), for routers;
+        Chowdhery et al., 2022, "PaLM", section 5 (https://arxiv.org/abs/2204.02311), for logits.
     """
 
     weight: NonNegative

@@ -40,6 +40,10 @@ class ZClip(WithMemory):
         decay: weight of the old mean and variance, in [0, 1).
         warmup: number of the first updates, at least 1, which only measure.
 
+    Raises:
+        TypeError: if an argument has a wrong type.
+        ValueError: if an argument is outside its range.
+
     Equation:
         ``score = (norm(g) - mean) / std``; if ``score > z``,
         ``g' = g * (mean + z ** 2 * std / score) / norm(g)``.

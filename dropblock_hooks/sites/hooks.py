@@ -424,6 +424,8 @@ class ObserveHook(SiteHook):
 
         output = rest[-1]
         if self._is_simple() and isinstance(output, Tensor):
+            if not output.is_floating_point() or output.layout is not torch.strided:
+                return None
             kwargs = rest[0] if len(rest) == 2 else None
             return self._observe_output(module, args, kwargs, output, training)
         if is_exporting():
@@ -444,9 +446,6 @@ class ObserveHook(SiteHook):
         training: bool,
     ) -> Tensor | None:
         """Observe an output that is one tensor. Dynamo traces this, so it calls few functions."""
-        if not output.is_floating_point() or output.layout is not torch.strided:
-            return None
-
         site = self.site
         is_unchanged = len(args) == 1 and args[0] is output
         if is_unchanged and site.guesses_channels and type(module) is nn.Identity:

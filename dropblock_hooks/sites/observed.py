@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from .._torch import scale_tensor
@@ -36,9 +37,7 @@ def observe(
     shortcut = site.shortcut_of(x, arguments) if site.compares_input else None
     site.use_observed(x.device, 0 if mapped is None else mapped.shape[1], batch is not None)
     observed: Any = site.observed
-    scale = scale_tensor(site.run.scaler) if site.scaled else None
-    if scale is not None and scale.device != x.device:
-        scale = scale.to(x.device)
+    scale = _scale_on(site, x.device) if site.scaled else None
     state = observed.state
     alive = observed.alive
     gradients = observed.gradients
@@ -71,6 +70,12 @@ def observe(
         _CODE,
     )
     return measured
+
+
+def _scale_on(site: LiveSite, device: torch.device) -> Tensor | None:
+    """Return the scale of the GradScaler on a device; None if it has no scale yet."""
+    scale = scale_tensor(site.run.scaler)
+    return None if scale is None else scale.to(device)
 
 
 def _maps_of(site: LiveSite, x: Tensor) -> Tensor | None:

@@ -22,7 +22,7 @@ RESERVED = (
     "train_loss", "nominal", "realized", "seconds", "error",
 )  # fmt: skip
 """Columns of runs.csv that no test can have as its name."""
-_AT_MOST = 100_000  # targets that are read to count classes
+_AT_MOST = 100_000  # the most targets that are read to count classes
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Tensors(Dataset[tuple[Tensor, Tensor]]):
         return inputs[0], targets[0]
 
     def batch(self, indices: list[int]) -> tuple[Tensor, Tensor]:
-        """The items with these numbers."""
+        """Return the items with these numbers."""
         inputs = self.inputs[indices]
         if inputs.dtype == torch.uint8:
             inputs = inputs.float().mul(1 / 255)
@@ -69,7 +69,7 @@ class Tensors(Dataset[tuple[Tensor, Tensor]]):
 
 
 def load_data(run: Run) -> Data:
-    """The data of a run.
+    """Return the data of a run.
 
     Raises:
         FactoryError: if the factory fails, or its result can't be trained on.
@@ -86,7 +86,7 @@ def load_data(run: Run) -> Data:
 
 
 def _as_data(factory: str, result: Any) -> Data:
-    """What a factory returned as a Data; a tuple has a training set, tests and a validation set."""
+    """Convert the result of a factory to a Data; a tuple is (train, tests, validation)."""
     if isinstance(result, Data):
         return result
     if not isinstance(result, tuple) or len(result) not in (2, 3):
@@ -124,7 +124,7 @@ def _check_tests(factory: str, tests: Mapping[str, Any]) -> None:
 
 
 def _count_classes(train: Any) -> int | None:
-    """The largest target plus one, and 1 where all are equal; None where targets are no classes."""
+    """Return the largest target plus one, or 1 if all are equal; None if they are no classes."""
     names = getattr(train, "classes", None)
     if names is not None:
         return len(names)

@@ -1,9 +1,10 @@
 """Three of scikit-learn's digits, all of the same class, on a canvas with clutter.
 
 Each image shows three handwritings of its class, enlarged from 8x8 to a random side, apart from
-each other, and patches cut from enlarged digits of any class. Where things meet, the brighter
-pixel counts. So the evidence for the class is there three times. This follows the cluttered digits
-of Mnih et al. 2014, "Recurrent models of visual attention", which have one digit in an image.
+each other. It also shows patches cut from enlarged digits of any class. Where digits and patches
+meet, the brighter pixel counts. So the evidence for the class is there three times. This follows
+the cluttered digits of Mnih et al. 2014, "Recurrent models of visual attention", which have one
+digit in an image.
 
 No digit is in two splits. A third of each class is for the tests, the same for all seeds. The seed
 of a run draws training and validation from the rest, and all images.
@@ -30,8 +31,8 @@ from experiments.seeds import own_generator
 CLASSES = 10
 COPIES = 3  # digits in an image
 TEST_IMAGES = 1000
-SIZE = 64  # of an image, in pixels
-SIDES = range(14, 25)  # of an enlarged digit, in pixels
+SIZE = 64  # the side of an image, in pixels
+SIDES = range(14, 25)  # the sides of enlarged digits, in pixels
 OCCLUDERS = (0.75, 1.0, 1.5)  # sides of the squares that hide digits, as shares of the digit's box
 GRAY = 128
 
@@ -73,10 +74,10 @@ class Box(NamedTuple):
 
 
 def canvas(seed: int, train_images: int = 2000, validation: float = 0.0) -> Data:
-    """Images to train on and four tests, all made by the seed.
+    """Make images to train on and four tests, all from the seed.
 
-    The tests are clean, occluded (each image three times, with another of its digits hidden),
-    noisy, and clutter (other patches).
+    The tests are ``clean``, ``occluded``, ``noisy`` and ``clutter``. In ``occluded`` each image
+    comes three times, each time with another digit hidden. ``clutter`` has other patches.
 
     Args:
         seed: decides which digits are in training and validation, and all their images.
@@ -117,7 +118,7 @@ def canvas(seed: int, train_images: int = 2000, validation: float = 0.0) -> Data
 
 @lru_cache(maxsize=1)
 def _tests(seed: int) -> dict[str, Tensors]:
-    """The tests of a seed, of the same images."""
+    """Return the tests of a seed, of the same images."""
     clean = clean_canvases(seed)
     labels = clean.labels
 
@@ -135,7 +136,7 @@ def _tests(seed: int) -> dict[str, Tensors]:
 
 
 def _with_other_clutter(canvases: Canvases, seed: int) -> Tensor:
-    """The images again, with more patches of other sizes."""
+    """Return the images again, with more patches of other sizes."""
     digits = split_digits(0, 0.0)["test"]
     images = torch.empty_like(canvases.images)
     for number, shown in enumerate(canvases.digits):
@@ -146,7 +147,7 @@ def _with_other_clutter(canvases: Canvases, seed: int) -> Tensor:
 
 
 def clean_canvases(seed: int = 0) -> Canvases:
-    """The 1,000 images of a test."""
+    """Return the 1,000 images of a test."""
     return compose("test", split_digits(0, 0.0)["test"], TEST_IMAGES, seed)
 
 
@@ -154,10 +155,10 @@ _scikit_digits = cache(load_digits)
 
 
 def split_digits(seed: int, validation: float) -> dict[str, list[Numbers]]:
-    """The numbers of the digits in train, validation and test, class by class.
+    """Return the numbers of the digits in train, validation and test, class by class.
 
     Args:
-        seed: draws validation and training digits; the test has the same for all.
+        seed: draws validation and training digits; the test digits are the same for all seeds.
         validation: share of each class's digits outside of the test.
     """
     names = ("train", "validation", "test")
@@ -178,13 +179,13 @@ def split_digits(seed: int, validation: float) -> dict[str, list[Numbers]]:
 
 
 def _shuffled(numbers: Numbers, seed: int, purpose: str) -> Numbers:
-    """The numbers in an order of their own."""
+    """Return the numbers in random order, which follows from the seed and the purpose."""
     order = torch.randperm(len(numbers), generator=own_generator(seed, purpose))
     return numbers[order.numpy()]
 
 
 def compose(split: str, digits: Sequence[Numbers], count: int, seed: int = 0) -> Canvases:
-    """The first images of a split.
+    """Return the first images of a split.
 
     Image n shows the class n modulo 10. It depends on n, not on how many images are made.
     """
@@ -201,7 +202,7 @@ def compose(split: str, digits: Sequence[Numbers], count: int, seed: int = 0) ->
 
 
 def _draw_digits(numbers: Numbers, generator: Generator) -> Numbers:
-    """Three of the numbers, each with top, left and side of its box; boxes do not overlap."""
+    """Draw three of the numbers, with top, left and side of boxes that do not overlap."""
     order = torch.randperm(len(numbers), generator=generator)
     chosen = numbers[order[:COPIES].numpy()]
     sides = _draw_sides(SIDES, COPIES, generator).tolist()
@@ -213,7 +214,7 @@ def _draw_digits(numbers: Numbers, generator: Generator) -> Numbers:
 
 
 def _draw_boxes(sides: Sequence[int], generator: Generator) -> list[Box] | None:
-    """A box for each side, apart from the others; None if no place is left for one."""
+    """Draw a box for each side, apart from the others; None if there is no more place."""
     boxes: list[Box] = []
     for side in sides:
         free = _free_corners(side, boxes)
@@ -227,7 +228,7 @@ def _draw_boxes(sides: Sequence[int], generator: Generator) -> list[Box] | None:
 
 
 def _free_corners(side: int, boxes: Sequence[Box]) -> NDArray[np.bool_]:
-    """Where the upper left corner of one more box can be: (rows, columns)."""
+    """Return a mask of the places for the upper left corner of another box: (rows, columns)."""
     corners = SIZE - side + 1
     free = np.ones((corners, corners), dtype=bool)
     for box in boxes:
@@ -238,13 +239,13 @@ def _free_corners(side: int, boxes: Sequence[Box]) -> NDArray[np.bool_]:
 
 
 def _draw_sides(among: range, count: int, generator: Generator) -> Numbers:
-    """Sides in pixels, all equally likely."""
+    """Draw sides in pixels, all equally likely."""
     sides = torch.randint(among.start, among.stop, (count,), generator=generator)
     return sides.numpy()
 
 
 def _draw_clutter(digits: Sequence[Numbers], clutter: Clutter, generator: Generator) -> Numbers:
-    """Patches: digit, its side, top and left in it; side, top and left on the canvas."""
+    """Draw patches: digit, its side, top and left in it; side, top and left on the canvas."""
     count = clutter.count
     every = np.concatenate(digits)
     drawn = torch.randint(len(every), (count,), generator=generator).numpy()
@@ -261,7 +262,7 @@ def _draw_clutter(digits: Sequence[Numbers], clutter: Clutter, generator: Genera
 
 
 def _paint(digits: Numbers, clutter: Numbers) -> NDArray[np.uint8]:
-    """One canvas (64, 64): black, and where digits and patches meet, the brighter pixel."""
+    """Paint a canvas (64, 64): black, and where digits and patches meet, the brighter pixel."""
     image = np.zeros((SIZE, SIZE), dtype=np.uint8)
     table = _enlarged_digits()
 
@@ -279,7 +280,7 @@ def _paint(digits: Numbers, clutter: Numbers) -> NDArray[np.uint8]:
 
 @cache
 def _enlarged_digits() -> dict[int, NDArray[np.uint8]]:
-    """Side -> all digits (1797, side, side), enlarged bilinearly to it."""
+    """Return side -> all digits (1797, side, side), enlarged bilinearly to it."""
     images = torch.from_numpy(_scikit_digits().images).div(16).unsqueeze(1)
     table = {}
     for side in SIDES:
@@ -290,7 +291,7 @@ def _enlarged_digits() -> dict[int, NDArray[np.uint8]]:
 
 
 def occluders(boxes: Tensor) -> Tensor:
-    """The squares that hide digits: (n, 3, 3) of top, left and side.
+    """Return the squares that hide digits: (n, 3, 3) of top, left and side.
 
     Each is in the middle of its digit's box. Its side is 0.75, 1 or 1.5 times the side of the box,
     in turn with the number of the image. The largest may leave the canvas.
@@ -311,7 +312,7 @@ def occluders(boxes: Tensor) -> Tensor:
 
 
 def occluded(images: Tensor, boxes: Tensor) -> Tensor:
-    """Each image three times: image 3 n + d is image n with its digit d behind mid-gray."""
+    """Return each image three times: image 3 n + d is image n with its digit d behind gray."""
     hidden = images.repeat_interleave(COPIES, dim=0)
     squares = occluders(boxes).flatten(0, 1).tolist()
     for image, (top, left, side) in zip(hidden, squares, strict=True):

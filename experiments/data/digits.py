@@ -18,14 +18,17 @@ def digits(
     label_noise: float = 0.0,
     image_size: int = 32,
 ) -> Data:
-    """Digits to train on, drawn by the seed; all others are the test.
+    """Draw digits to train on by the seed; all other digits are the test.
 
     Args:
         seed: draws the split and the wrong labels.
         train_images: images for training and validation together, from 10 to 1,796.
-        validation: share of these images that a search chooses by.
+        validation: share of these images for the validation set.
         label_noise: share of these labels that are wrong.
         image_size: side of the images in pixels.
+
+    Raises:
+        ValueError: if `train_images` or a share is outside its range.
     """
     source = load_digits()
     if not 10 <= train_images < len(source.target):
@@ -62,7 +65,7 @@ def _check_share(name: str, share: float) -> None:
 
 
 def noisy_labels(labels: Tensor, share: float, generator: torch.Generator) -> Tensor:
-    """A copy in which this share of the labels is another one of the ten classes."""
+    """Return a copy in which this share of the labels is another one of the ten classes."""
     if not share:
         return labels
     count = round(share * len(labels))
@@ -76,20 +79,20 @@ def noisy_labels(labels: Tensor, share: float, generator: torch.Generator) -> Te
 def tests_of(
     images: Tensor, labels: Tensor, numbers: list[int], noise: float
 ) -> dict[str, Tensors]:
-    """Three tests of the same images: clean, with a hidden square, and with noise.
+    """Return three tests of the same images: clean, with a hidden square, and with noise.
 
     The damage follows from the number of the image alone, so it is the same for all seeds.
 
     Args:
         images: (N, C, H, W) with values in [0, 1].
         labels: (N,).
-        numbers: of the images in their data set.
+        numbers: the numbers of the images in their data set.
         noise: standard deviation of the noise.
     """
     hidden = images.clone()
     noisy = images.clone()
     image_side = images.shape[-1]
-    side = image_side // 2  # of the square
+    side = image_side // 2  # the side of the square
 
     for index, number in enumerate(numbers):
         generator = own_generator(number, "occluded")

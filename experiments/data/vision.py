@@ -25,7 +25,7 @@ _IMAGENET_SIZE = 224  # pixels
 
 
 def _cifar(kind: Any, seed: int, root: str = "data", image_size: int = 32, **options: Any) -> Data:
-    """CIFAR from the files that torchvision leaves in `root`; options as of `_data`."""
+    """Load CIFAR from the files that torchvision leaves in `root`; for options see `_data`."""
     try:
         train = kind(root, train=True)
         test = kind(root, train=False)
@@ -43,9 +43,12 @@ cifar100 = partial(_cifar, datasets.CIFAR100)
 
 
 def imagefolder(seed: int, root: str, image_size: int | None = None, **options: Any) -> Data:
-    """Images in `root/train/CLASS` and `root/val/CLASS`; options as of `_data`.
+    """Load images in `root/train/CLASS` and `root/val/CLASS`; for options see `_data`.
 
     Without `image_size` the size is 224, and images that are smaller are refused.
+
+    Raises:
+        ValueError: if a folder is missing, the classes differ, or the images are too small.
     """
     folder = Path(root).resolve()
     try:
@@ -81,7 +84,7 @@ def _refuse_small_images(images: Any) -> None:
 
 
 def _center(image: Any, size: int) -> Any:
-    """The center of an image, as in the evaluation on ImageNet.
+    """Return the center of an image, as in the evaluation on ImageNet.
 
     The shorter edge is resized to 256/224 of the size before the crop. An image whose shorter edge
     is not that long is resized to the size itself, so it is not enlarged more than was asked for.
@@ -103,7 +106,7 @@ def _data(
     validation: float = 0.0,
     augmentation: str = "none",
 ) -> Data:
-    """Data sets of the images.
+    """Make data sets of the images.
 
     Args:
         train: images to train on.
@@ -112,8 +115,8 @@ def _data(
         size: side in pixels.
         fit: makes an image square and of that size.
         train_images: images for training and validation together. None takes all.
-        validation: share of these images that a search chooses by.
-        augmentation: of training images: none, flip, crop-flip or resized-crop-flip.
+        validation: share of these images for the validation set.
+        augmentation: changes of training images: none, flip, crop-flip or resized-crop-flip.
     """
     flip = v2.RandomHorizontalFlip()
     changes: dict[str, list[Callable[[Any], Any]]] = {
@@ -145,7 +148,7 @@ def _data(
 
 
 def _with(images: Any, transform: v2.Transform) -> Any:
-    """The same images with another transform."""
+    """Return the same images with another transform."""
     changed = copy.copy(images)
     changed.transform = transform
     return changed

@@ -42,7 +42,7 @@ OBSERVED = {Watchdog(every=None): 4}
 
 
 def kernels() -> Iterator[Work]:
-    """Dropouts and DropBlock against the floor, torch and the peers, by replays of CUDA graphs."""
+    """Yield works: dropouts, DropBlock, the floor, torch and the peers, as replays of graphs."""
     for shape in SHAPES:
         for dtype, memory_format in FORMATS:
             yield kernel(shape, dtype, memory_format)
@@ -53,7 +53,7 @@ def kernel(
     dtype: torch.dtype,
     memory_format: torch.memory_format,
 ) -> Work:
-    """The forward and backward of dropouts and DropBlock on one activation."""
+    """Return a work: the forward and backward of dropouts and DropBlock on an activation."""
     block_size = 7 if min(shape[2:]) > 7 else 3
     ours: dict[str, Function] = {
         "dropout": partial(functional.dropout, p=RATE),
@@ -91,7 +91,7 @@ def kernel(
 
 
 def launches() -> Iterator[Work]:
-    """Kernels that a site starts in a step above those of its layer, and the time of the host."""
+    """Yield works: the kernels that a site adds to a step of its layer, and the host's time."""
     peers: dict[str, Function] = {
         "hook with x * 1.1": floor,
         "hook with F.dropout": partial(F.dropout, p=RATE),
@@ -114,7 +114,7 @@ def site(
     make_layer: Layer | None = None,
     updates: bool = False,
 ) -> Work:
-    """Steps of a small layer: bare, with each item at a place, and with each hook.
+    """Return a work: steps of a small layer, bare, with each item at a place, and with each hook.
 
     Args:
         name: the name of the work.

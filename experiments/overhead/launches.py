@@ -86,11 +86,11 @@ AT_A_PARAMETER: Mapping[Any, int] = {
     AdaptiveClipGrad(0.01): 6,
     L2SP(0.1): 5,
 }
-"""The same for a regularizer of a parameter."""
+"""The most kernels that one step may start for a regularizer of a parameter."""
 AT_AN_EMBEDDING: Mapping[Any, int] = {NEFTune(5.0): 2}
-"""The same for a regularizer of an embedding."""
+"""The most kernels that one step may start for a regularizer of an embedding."""
 AT_A_NORM: Mapping[Any, int] = {FreezeNorm(): 0}
-"""The same for a regularizer of a norm."""
+"""The most kernels that one step may start for a regularizer of a norm."""
 AT_AN_UPDATE: Mapping[Any, int] = {
     ClipGradNorm(1.0, group=True): 13,
     L2SP(0.1, when="accumulated"): 8,
@@ -105,7 +105,7 @@ AT_AN_UPDATE: Mapping[Any, int] = {
 
 # calls of the CUDA runtime and driver that put work on the GPU; some have a suffix, such as ExC
 CALLS = ("cudaLaunchKernel", "cuLaunchKernel", "cudaMemsetAsync", "cudaMemcpyAsync")
-# operators that start nothing: they allocate, look, or draw a seed on the host
+# operators that start nothing: they allocate memory, make views, or draw a seed on the host
 FREE = {
     *("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "promote_types"),
     *("detach", "alias", "_unsafe_view", "lift_fresh", "randint", "_local_scalar_dense"),
@@ -113,7 +113,7 @@ FREE = {
 
 
 def launches_of(step: Step, device: torch.device) -> int:
-    """The number of kernels that a step starts.
+    """Return the number of kernels that a step starts.
 
     On a GPU the profiler counts them, with copies and memsets. On a CPU an operator of torch counts
     as one kernel, and so does a Triton kernel.
@@ -132,7 +132,7 @@ def launches_of(step: Step, device: torch.device) -> int:
 
 
 def operators_of(step: Step) -> Counter[str]:
-    """The operators of torch and the Triton kernels that a step starts, by name."""
+    """Return the operators of torch and the Triton kernels that a step starts, by name."""
     names: Counter[str] = Counter()
 
     def count(operator: Any) -> None:
@@ -149,5 +149,5 @@ def operators_of(step: Step) -> Counter[str]:
 
 
 def launches_in(events: Iterable[Any]) -> int:
-    """The number of launches among the averaged events of a profiler."""
+    """Return the number of launches among the averaged events of a profiler."""
     return sum(event.count for event in events if event.key.startswith(CALLS))

@@ -40,12 +40,12 @@ UNIT = "1 µs a site"
 
 
 def floor(x: Tensor) -> Tensor:
-    """The least that a regularizer can cost."""
+    """Do the least work of a regularizer: one read and one write."""
     return x * 1.1
 
 
 def attached(item: Any) -> nn.Module:
-    """A layer that does nothing, with a regularizer or observer on it."""
+    """Return a layer that does nothing, with a regularizer or observer on it."""
     layer = nn.Identity()
     attach(layer, {".": item})
     return layer
@@ -54,12 +54,12 @@ def attached(item: Any) -> nn.Module:
 def on_output(
     function: Function, module: nn.Module, inputs: tuple[Any, ...], output: Tensor
 ) -> Tensor:
-    """With its function bound, a forward hook that calls this function of the output."""
+    """Return the function of the output: a forward hook, once its first argument is bound."""
     return function(output)
 
 
 def steps_of(functions: Mapping[str, Function], x: Tensor, backward: bool = True) -> Made:
-    """Steps that run a function of the activation forward and backward, or forward alone."""
+    """Return steps that run a function of the activation forward and backward, or forward."""
     x = x.detach().requires_grad_(backward)
     gradient = torch.randn_like(x)
 
@@ -80,7 +80,7 @@ def drop_block(
     memory_format: torch.memory_format = torch.contiguous_format,
     compiled: bool = False,
 ) -> Work:
-    """DropBlock against the floor, and against the peers at the same realized rate."""
+    """Return a work: DropBlock, the floor, and the peers at the same realized rate."""
 
     def make(device: torch.device) -> Made:
         ours = partial(functional.drop_block2d, p=p, block_size=BLOCK)
@@ -116,7 +116,7 @@ def drop_block(
 
 
 def work_name(name: str, dtype: torch.dtype, memory_format: torch.memory_format) -> str:
-    """A name with the dtype and the memory format, where they are not the default ones."""
+    """Return a name with the dtype and the memory format, unless they are the defaults."""
     words = [name]
     if dtype != torch.float32:
         words.append(str(dtype).removeprefix("torch."))
@@ -126,25 +126,25 @@ def work_name(name: str, dtype: torch.dtype, memory_format: torch.memory_format)
 
 
 def kernels() -> Iterator[Work]:
-    """DropBlock at three rates."""
+    """Yield works: DropBlock at three rates."""
     for shape in SHAPES:
         yield from (drop_block(shape, p) for p in RATES)
 
 
 def formats() -> Iterator[Work]:
-    """DropBlock in channels_last and in bfloat16."""
+    """Yield works: DropBlock in channels_last and in bfloat16."""
     for shape in SHAPES:
         yield drop_block(shape, memory_format=torch.channels_last)
         yield drop_block(shape, dtype=torch.bfloat16)
 
 
 def compiled() -> Iterator[Work]:
-    """DropBlock with torch.compile, each variant by itself."""
+    """Yield works: DropBlock with torch.compile, each variant by itself."""
     yield from (drop_block(shape, compiled=True) for shape in SHAPES)
 
 
 def others() -> Iterator[Work]:
-    """Dropout2d, DropPath and noise: attached, as a function, and without this package."""
+    """Yield works: Dropout2d, DropPath and noise, attached, as functions, and of other packages."""
     p = 0.1
     std = 0.1
     three: dict[str, tuple[Any, Function, Function]] = {
@@ -182,7 +182,7 @@ def _other(
     shape: tuple[int, ...],
     device: torch.device,
 ) -> Made:
-    """Steps of a regularizer that is attached, of its function, and of the peer's function."""
+    """Return steps of an attached regularizer, of its function, and of the peer's function."""
     item, ours, peer = parts
     functions = {
         "floor": floor,
@@ -195,7 +195,7 @@ def _other(
 
 
 def observers() -> Iterator[Work]:
-    """The cost of observers of an activation and of a gradient, in calls that they measure."""
+    """Yield works: observers of an activation and of a gradient, in calls that they measure."""
     items = {
         "ActivationStats": ActivationStats(every=1),
         "ActivationStats, outliers": ActivationStats(every=1, outliers=True),
@@ -226,7 +226,7 @@ def _gradient(shape: tuple[int, ...], device: torch.device) -> Made:
 
 
 def sites() -> Iterator[Work]:
-    """The cost of a site without its regularizer, on activations of next to no size."""
+    """Yield works: a site without its regularizer, on tiny activations."""
     for count in SITES:
         yield from (idle(count, training) for training in (False, True))
     for count, modules in ATTACHED:
@@ -236,7 +236,7 @@ def sites() -> Iterator[Work]:
 
 
 def idle(count: int, training: bool) -> Work:
-    """Layers that do nothing: bare, with a hook that does nothing, and with sites that are off."""
+    """Return a work: layers that do nothing, bare, with empty hooks, and with idle sites."""
     shape = (2, 4, 8, 8)
 
     def make(device: torch.device) -> Made:

@@ -1,4 +1,4 @@
-"""The names and versions of what was measured on."""
+"""The names and versions of the machine and of the packages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PACKAGES = ("dropblock-hooks", "torch", "torchvision", "timm", "triton")
 
 
 def machine_of(device: torch.device) -> dict[str, str]:
-    """The device, the processor, and the versions of the packages that were measured."""
+    """Return the device, the processor, and the versions of the packages that were measured."""
     facts = {
         "device": str(device),
         "processor": f"{processor()}, {os.cpu_count()} cores",
@@ -28,7 +28,7 @@ def machine_of(device: torch.device) -> dict[str, str]:
 
 
 def processor() -> str:
-    """The name of the processor."""
+    """Return the name of the processor."""
     info = Path("/proc/cpuinfo")
     if info.exists():
         for line in info.read_text().splitlines():
@@ -39,7 +39,7 @@ def processor() -> str:
 
 
 def version_of(package: str) -> str:
-    """The version of a package."""
+    """Return the version of a package."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

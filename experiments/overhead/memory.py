@@ -18,12 +18,12 @@ def synchronize(device: torch.device) -> None:
 
 
 def saved_share(step: Step, activation: Tensor | None) -> float | None:
-    """The bytes saved for the backward in a step, as a share of the bytes of its activation."""
+    """Return the bytes that a step saves for the backward, as a share of its activation's."""
     return None if activation is None else saved_bytes(step, [activation]) / activation.nbytes
 
 
 def saved_bytes(step: Step, known: Iterable[Tensor] = ()) -> int:
-    """Bytes that autograd saves for the backward in one step; `known` tensors do not count.
+    """Return bytes that autograd saves for the backward in one step; `known` tensors do not count.
 
     Example:
         >>> x = torch.ones(10, requires_grad=True)
@@ -47,8 +47,8 @@ def saved_bytes(step: Step, known: Iterable[Tensor] = ()) -> int:
 
 
 def peak_bytes(step: Step, device: torch.device) -> int:
-    """The peak memory of a step in bytes, above the memory held before it."""
-    step()  # buffers that are made once, as those in an optimizer, do not count
+    """Return the peak memory of a step in bytes, above the memory held before it."""
+    step()  # buffers that are made once, such as an optimizer's, do not count
     if device.type == "cuda":
         synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)

@@ -18,112 +18,158 @@ from experiments.overhead.timing import Made, Work
 
 RATE = 0.1
 SIZE = (8, 3, 224, 224)
+_LARGE_BLOCKS = DropBlock2d(RATE, block_size=5)
+_SMALL_BLOCKS = DropBlock2d(RATE, block_size=3)
 SPECS: dict[str, dict[str, Regularizer]] = {
     "resnet50": {
-        "layer3.*.bn2": DropBlock2d(RATE, block_size=5),
-        "layer4.*.bn2": DropBlock2d(RATE, block_size=3),
+        "layer3.*.bn2": _LARGE_BLOCKS,
+        "layer4.*.bn2": _SMALL_BLOCKS,
     },
-    "mobilenetv3_large_100": {"blocks.[45].*": DropBlock2d(RATE, block_size=5)},
-    "convnext_tiny": {"stages.[23].blocks.*": DropBlock2d(RATE, block_size=5)},
-    "vit_tiny_patch16_224": {"blocks.*.mlp": DropPath(RATE)},
+    "mobilenetv3_large_100": {
+        "blocks.[45].*": _LARGE_BLOCKS,
+    },
+    "convnext_tiny": {
+        "stages.[23].blocks.*": _LARGE_BLOCKS,
+    },
+    "vit_tiny_patch16_224": {
+        "blocks.*.mlp": DropPath(RATE),
+    },
 }
 COMPILED = ("resnet50", "vit_tiny_patch16_224")
 WAYS = ("bare", "attached", "watched")
 
 
 def model_work(name: str, training: bool = True) -> Work:
-    """A training step, or a forward in evaluation, of a model: bare, attached and watched."""
+    """Return a work: a step, or a forward in evaluation, of a model bare, attached, watched."""
 
     def make(device: torch.device) -> Made:
-        bare = timm.create_model(name).to(device).train(training)
-        made = {way: copy.deepcopy(bare) for way in WAYS}
-        attach(made["attached"], SPECS[name])
-        watch(made["watched"])
+        bare = timm.create_model(name)
+        bare.to(device)
+        bare.train(training)
+
+        models = {way: copy.deepcopy(bare) for way in WAYS}
+        attach(models["attached"], SPECS[name])
+        watch(models["watched"])
         x = torch.randn(SIZE, device=device)
-        return _steps(made, x)
+        return _steps(models, x)
 
     kind = "training step" if training else "evaluation"
-    against = [(way, "bare") for way in WAYS if way != "bare"]
-    return Work(f"{name}, {kind}", make, against, SIZE)
+    return Work(
+        name=f"{name}, {kind}",
+        make=make,
+        against=[
+            ("attached", "bare"),
+            ("watched", "bare"),
+        ],
+        shape=SIZE,
+    )
 
 
 def compiled_work(name: str) -> Work:
-    """A compiled training step of a model, bare and attached."""
-    apart = {
-        "bare": partial(_compiled_step, name, None, SIZE, "inductor"),
-        "attached": partial(_compiled_step, name, SPECS[name], SIZE, "inductor"),
-    }
-    against = [("attached", "bare")]
-    return Work(f"{name}, compiled training step", against=against, shape=SIZE, apart=apart)
+    """Return a work: a compiled training step of a model, bare and attached."""
+    recipe = partial(
+        _compiled_step,
+        model=name,
+        size=SIZE,
+        backend="inductor",
+    )
+    return Work(
+        name=f"{name}, compiled training step",
+        against=[("attached", "bare")],
+        shape=SIZE,
+        apart={
+            "bare": partial(recipe, spec=None),
+            "attached": partial(recipe, spec=SPECS[name]),
+        },
+    )
 
 
 def _compiled_step(
-    model: str, spec: Any, size: tuple[int, ...], backend: str, device: torch.device
+    device: torch.device,
+    model: str,
+    spec: Any,
+    size: tuple[int, ...],
+    backend: str,
 ) -> Callable[[], None]:
-    """A compiled training step. Its own process calls this function."""
-    made = _model(model, size).to(device).train()
+    """Return a compiled training step. The process of the variant calls this function."""
+    module = _make_model(model, size)
+    module.to(device)
+    module.train()
+
     if spec is not None:
-        attach(made, spec)
-    made.compile(backend=backend)
+        attach(module, spec)
+    module.compile(backend=backend)
     x = torch.randn(size, device=device)
-    return partial(train_step, made, x)
+    return partial(train_step, module, x)
 
 
-def _model(model: str, size: tuple[int, ...]) -> nn.Module:
-    """A model of timm, or that of a user's factory."""
+def _make_model(model: str, size: tuple[int, ...]) -> nn.Module:
+    """Make a model of timm, or the model of a user's factory."""
     if ":" not in model:
-        made: nn.Module = timm.create_model(model)
-        return made
-    offered = {"num_classes": 10, "in_chans": size[1]}
-    return call(model, {}, **offered)
+        of_timm: nn.Module = timm.create_model(model)
+        return of_timm
+
+    in_chans = size[1]
+    of_user: nn.Module = call(
+        model,
+        {},
+        num_classes=10,
+        in_chans=in_chans,
+    )
+    return of_user
 
 
-def _steps(made: Mapping[str, nn.Module], x: Tensor) -> Made:
-    """A training step of each model, or a forward if it is in evaluation mode."""
+def _steps(models: Mapping[str, nn.Module], x: Tensor) -> Made:
+    """Return a training step of each model, or a forward of a model in evaluation mode."""
     steps = {}
-    for way, model in made.items():
+    for way, model in models.items():
         step = train_step if model.training else evaluate
         steps[way] = partial(step, model, x)
     return Made(steps)
 
 
 def train_step(model: nn.Module, x: Tensor) -> None:
-    """Forward, cross entropy and backward; gradients are cleared first."""
+    """Run the forward, the cross entropy and the backward; clear gradients first."""
     model.zero_grad()
-    F.cross_entropy(
-        _scores(model(x)), torch.zeros(len(x), dtype=torch.long, device=x.device)
-    ).backward()
+    output = model(x)
+    scores = _scores(output)
+    targets = torch.zeros(len(x), dtype=torch.long, device=x.device)
+    loss = F.cross_entropy(scores, targets)
+    loss.backward()
 
 
 def _scores(output: Any) -> Tensor:
-    found = getattr(output, "logits", output)
-    if not isinstance(found, Tensor) or found.ndim != 2:
+    """Return the scores in an output, which may be an output object of Transformers."""
+    scores = getattr(output, "logits", output)
+    if not isinstance(scores, Tensor) or scores.ndim != 2:
         raise ValueError("the model must return scores (N, classes)")
-    return found
+    return scores
 
 
 def evaluate(model: nn.Module, x: Tensor) -> None:
-    """A forward without gradients."""
+    """Run a forward without gradients."""
     with torch.no_grad():
         model(x)
 
 
 def models() -> Iterator[Work]:
-    """Training and evaluation of four timm models; two of them compiled."""
+    """Yield works: training and evaluation of four timm models; two of them compiled."""
     for name in SPECS:
-        yield from (model_work(name, training) for training in (True, False))
-    yield from (compiled_work(name) for name in COMPILED)
+        yield model_work(name, training=True)
+        yield model_work(name, training=False)
+    for name in COMPILED:
+        yield compiled_work(name)
 
 
 def own_case(model: str, spec: Any, size: tuple[int, ...], backend: str) -> Work:
-    """A training step of a user's own model: bare and attached, and both compiled.
+    """Return a work: a training step of a user's model, bare and attached, eager and compiled.
 
     Args:
         model: a timm model, or `package.module:factory`, which gets `num_classes` and `in_chans` if
             it has such parameters.
-        spec: to attach.
-        size: of a batch, (N, C, H, W).
-        backend: of torch.compile.
+        spec: the spec to attach.
+        size: the size of a batch, (N, C, H, W).
+        backend: the backend of torch.compile.
 
     Raises:
         FactoryError: if there is no such model.
@@ -132,16 +178,36 @@ def own_case(model: str, spec: Any, size: tuple[int, ...], backend: str) -> Work
         raise FactoryError(f"{model!r} is no model of timm: or give package.module:factory")
 
     def make(device: torch.device) -> Made:
-        bare = _model(model, size).to(device).train()
+        bare = _make_model(model, size)
+        bare.to(device)
+        bare.train()
+
         attached = copy.deepcopy(bare)
         attach(attached, spec)
         x = torch.randn(size, device=device)
-        return _steps({"bare": bare, "attached": attached}, x)
+        models = {
+            "bare": bare,
+            "attached": attached,
+        }
+        return _steps(models, x)
 
-    apart = {
-        "compiled bare": partial(_compiled_step, model, None, size, backend),
-        "compiled attached": partial(_compiled_step, model, spec, size, backend),
-    }
-    against = [(way, "bare") for way in ("bare", "attached", "compiled bare")]
-    against.append(("compiled attached", "compiled bare"))
-    return Work(f"{model}, training step", make, against, apart=apart)
+    recipe = partial(
+        _compiled_step,
+        model=model,
+        size=size,
+        backend=backend,
+    )
+    return Work(
+        name=f"{model}, training step",
+        make=make,
+        against=[
+            ("bare", "bare"),
+            ("attached", "bare"),
+            ("compiled bare", "bare"),
+            ("compiled attached", "compiled bare"),
+        ],
+        apart={
+            "compiled bare": partial(recipe, spec=None),
+            "compiled attached": partial(recipe, spec=spec),
+        },
+    )

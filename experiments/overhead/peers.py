@@ -14,7 +14,7 @@ import torchvision
 from timm.layers.drop import drop_block_2d
 from torch import Tensor
 
-ELEMENTS = 4_000_000  # the share is measured on as many, to about 1 % of itself
+ELEMENTS = 4_000_000  # elements on which a share is measured, with an error of about 1 %
 HALVINGS = 12
 CPU = torch.device("cpu")
 
@@ -34,7 +34,9 @@ def nominal(
     rate: float,
     device: torch.device = CPU,
 ) -> float:
-    """The rate at which a peer drops `rate` of maps of this size. A GPU finds it sooner.
+    """Return the rate at which a peer drops the share `rate` of maps of this size.
+
+    The search is faster on a GPU.
 
     Raises:
         ValueError: if the peer can't drop that much.
@@ -58,7 +60,7 @@ def realized(
     block_size: int,
     device: torch.device = CPU,
 ) -> float:
-    """The share of elements that a peer drops in maps of ones with a single channel."""
+    """Measure the share of elements that a peer drops in maps with a single channel."""
     samples = max(1, ELEMENTS // (map_size[0] * map_size[1]))
     ones = torch.ones(samples, 1, *map_size, device=device)
     forked = [device] if device.type == "cuda" else []

@@ -6,12 +6,12 @@ import torch
 
 from experiments.overhead.memory import Step
 
-RUNS = 10  # of a step in one graph, because starting a graph takes some microseconds
+RUNS = 10  # runs of a step in one graph, because starting a graph takes some microseconds
 _WARM = 3  # runs before the capture, which compile kernels and fill torch's caches
 
 
 def replayed(step: Step, device: torch.device) -> tuple[Step, int]:
-    """A step as a CUDA graph, and how often the graph runs it; on a CPU the step itself, once."""
+    """Return a step as a CUDA graph, and its runs in the graph; on a CPU the step itself, and 1."""
     if device.type != "cuda":
         return step, 1
     stream = torch.cuda.Stream(device)

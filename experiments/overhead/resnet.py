@@ -1,6 +1,6 @@
 """Works for a GPU: training steps of a ResNet-50, eager and compiled, and bounds of its gradients.
 
-The steps have what a training on a GPU has: bfloat16 by autocast, channels_last, and SGD.
+The steps use bfloat16 by autocast, channels_last, and SGD, as a training on a GPU does.
 DropBlock is at the places of the paper (`presets.drop_block_resnet`). torchvision's function is in
 plain hooks at the same places with the same rates. timm's option has fewer places.
 """
@@ -47,9 +47,9 @@ class Case:
     """A model of timm, and its batch of images.
 
     Attributes:
-        batch: images in a batch.
-        model: of timm; a ResNet.
-        edge: of an image, in pixels.
+        batch: the number of images in a batch.
+        model: the name of a ResNet of timm.
+        edge: the edge of an image, in pixels.
     """
 
     batch: int
@@ -63,16 +63,16 @@ class Case:
 
 
 class TrainingStep:
-    """A call is a training step.
+    """Runs a training step in each call.
 
     Args:
         model: a classifier of images.
         case: the size of the batch.
-        device: where it trains.
+        device: the device of the model.
 
     Attributes:
         optimizer: SGD.
-        clip: is called between the backward and the step of the optimizer.
+        clip: a function that is called between the backward and the step of the optimizer.
     """
 
     def __init__(self, model: nn.Module, case: Case, device: torch.device) -> None:
@@ -119,7 +119,7 @@ def _torchvision(model: nn.Module) -> None:
 
 
 def _places(model: nn.Module) -> dict[str, float]:
-    """The layers of the paper's DropBlock, with their rates."""
+    """Return the layers of DropBlock in the paper, with their rates."""
     attached = attach(model, presets.drop_block_resnet(model, p=RATE, block_size=BLOCK))
     places = {site.name: float(site.rate or 0) for site in attached}
     attached.remove()
@@ -136,11 +136,11 @@ WAYS: dict[str, Callable[[nn.Module], object]] = {
     "statistics": _statistics,
     "statistics of each call": partial(_statistics, every=1),
 }
-"""What is put on a model."""
+"""Functions that put a regularizer on a model, by name."""
 
 
 def training(way: str, case: Case, device: torch.device) -> TrainingStep:
-    """A training step of a model with what a way puts on it."""
+    """Return a training step of a model with the regularizer of a way on it."""
     options = {"drop_block_rate": RATE} if way == "timm" else {}
     model = timm.create_model(case.model, **options).to(device).train()
     model = model.to(memory_format=torch.channels_last)
@@ -149,13 +149,13 @@ def training(way: str, case: Case, device: torch.device) -> TrainingStep:
 
 
 def steps() -> Iterator[Work]:
-    """Training steps in eager mode, for batches of three sizes."""
+    """Yield works: training steps in eager mode, for batches of three sizes."""
     for batch in BATCHES:
         yield eager(Case(batch))
 
 
 def eager(case: Case) -> Work:
-    """Training steps in eager mode: bare, and with each way of `WAYS`."""
+    """Return a work: training steps in eager mode, bare, and with each way of `WAYS`."""
 
     def make(device: torch.device) -> Made:
         return Made({way: training(way, case, device) for way in WAYS})
@@ -166,18 +166,18 @@ def eager(case: Case) -> Work:
 
 
 def compiled() -> Iterator[Work]:
-    """Compiled training steps, in both modes of torch.compile that are in use."""
+    """Yield works: compiled training steps, in both modes of torch.compile that are in use."""
     for mode in MODES:
         yield compiled_steps(Case(COMPILED_BATCH), mode, {"mode": mode})
 
 
 def compiled_steps(case: Case, label: str, options: dict[str, Any]) -> Work:
-    """Compiled training steps, each way in a process of its own.
+    """Return a work: compiled training steps, each way in a process of its own.
 
     Args:
         case: the model and its batch.
         label: the name of the options.
-        options: of torch.compile.
+        options: the options of torch.compile.
     """
     apart = {way: partial(_compiled_step, way, case, options) for way in COMPILED_WAYS}
     return Work(
@@ -228,12 +228,12 @@ CLIPS: dict[str, Callable[[TrainingStep], None]] = {
 
 
 def clip() -> Iterator[Work]:
-    """Bounds of gradients against a step without them, torch's function and timm's."""
+    """Yield works: bounds of gradients, a step without bounds, and the bounds of torch and timm."""
     yield clipped(Case(CLIP_BATCH))
 
 
 def clipped(case: Case) -> Work:
-    """Training steps with each bound of `CLIPS`."""
+    """Return a work: training steps with each bound of `CLIPS`."""
 
     def make(device: torch.device) -> Made:
         made = {"bare": training("bare", case, device)}

@@ -23,7 +23,7 @@ class Set(NamedTuple):
     needs_gpu: bool = False
 
     def works(self) -> Iterable[Any]:
-        """The works of the set."""
+        """Return the works of the set."""
         make: Callable[[], Iterable[Any]] = pkgutil.resolve_name(self.maker)
         return make()
 
@@ -43,12 +43,12 @@ SETS = {
     "gpu-compiled": Set("experiments.overhead.resnet:compiled", 240, needs_gpu=True),
 }
 GROUPS = {
-    "all": [name for name, each in SETS.items() if not each.needs_gpu],
-    "gpu": [name for name, each in SETS.items() if each.needs_gpu],
+    "all": [name for name, members in SETS.items() if not members.needs_gpu],
+    "gpu": [name for name, members in SETS.items() if members.needs_gpu],
 }
 
 
 def sets_of(choice: str) -> dict[str, Set]:
-    """The sets that a name stands for: one set, or a group of them."""
+    """Return the sets that a name stands for: one set, or a group of them."""
     names = GROUPS.get(choice, [choice])
     return {name: SETS[name] for name in names}

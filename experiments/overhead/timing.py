@@ -22,9 +22,9 @@ from experiments.overhead.memory import Step
 from experiments.overhead.variants import Apart, Facts, Here, Recipe, Variant, reason_of
 
 CPU = torch.device("cpu")
-LEAST_SECONDS = 0.002  # of a timing; quicker steps are repeated within it
+LEAST_SECONDS = 0.002  # the least time of a timing; quicker steps are repeated
 MOST_REPEATS = 1000
-MOST_SECONDS = 120  # of all rounds of a work; slower works have fewer rounds, but at least 3
+MOST_SECONDS = 120  # the most time of a work; slower works have fewer rounds, but at least 3
 LEAST_ROUNDS = 3
 
 
@@ -49,18 +49,18 @@ class Work:
     """A piece of work that can be done in several ways.
 
     Attributes:
-        name: of the work.
+        name: the name of the work.
         make: makes the steps of this process on a device.
         against: pairs of a variant and a reference. "a - b" is the cost of a above b.
-        shape: of the activation.
+        shape: the shape of the activation.
         units: references that are not timed, in seconds.
         apart: variant -> makes its step in a process of its own.
         at_once: the number of these processes that start and compile at the same time.
         replays: whether a GPU replays CUDA graphs, which shows its own time without Python's.
         budgets: variant -> the most kernels that it may start above its reference. None does not
             count kernels.
-        least_seconds: of a timing; quicker steps are repeated within it.
-        most_seconds: of all rounds.
+        least_seconds: the least time of a timing; quicker steps are repeated.
+        most_seconds: the most time of all rounds.
     """
 
     name: str
@@ -84,7 +84,7 @@ class Work:
 
 
 class Measured:
-    """The variants of a work that run, what was measured of them, and why others failed."""
+    """The variants of a work that run, their measured numbers, and why others failed."""
 
     def __init__(self) -> None:
         self.variants: dict[str, Variant] = {}
@@ -93,10 +93,10 @@ class Measured:
         self.failed: dict[str, str] = {}
 
     def call(self, name: str, method: Callable[[Any], Any], argument: object) -> Any:
-        """The result of a call; None if it fails, and its variant is left out from then on."""
+        """Return the result of a call; None if it fails, and then leave its variant out."""
         try:
             return method(argument)
-        except Exception as error:  # whatever it is, the row of this variant shows it
+        except Exception as error:  # the row of this variant shows any error
             self.failed[name] = reason_of(error)
             variant = self.variants.pop(name, None)
             self.facts.pop(name, None)
@@ -116,15 +116,19 @@ def measure(
 ) -> list[dict[str, Any]]:
     """Time all variants of a work, and compare them: one row for each pair of `against`.
 
-    A row has the seconds of the first call, the median time of the variant in ms, the median and
-    the quartiles of the paired ratios, the bytes saved for the backward as a share of the
-    activation, the peak memory of a step in MB above the memory in use before, the launches of a
-    step with their budget, the number of rounds, and the reason why a variant has no time.
+    A row has these columns:
+
+    - the seconds of the first call, and the median time of the variant in ms
+    - the median and the quartiles of the paired ratios, and the number of rounds
+    - the bytes saved for the backward, as a share of the activation
+    - the peak memory of a step in MB, above the memory in use before
+    - the launches of a step, and their budget
+    - the reason why a variant has no time
 
     Args:
-        work: what is done.
+        work: the work to time.
         rounds: the number of paired timings, at least 2.
-        device: where it is done.
+        device: the device of the work.
         deadline: a time of `time.monotonic`. After it there are fewer rounds, and a work that has
             not begun has rows without times.
     """
@@ -141,7 +145,7 @@ def measure(
 
 
 def _limits(work: Work, deadline: float) -> tuple[float, float]:
-    """The seconds that a timing takes at least, and that all rounds take at most."""
+    """Return the least seconds of a timing, and the most seconds of all rounds."""
     least = LEAST_SECONDS if work.least_seconds is None else work.least_seconds
     most = MOST_SECONDS if work.most_seconds is None else work.most_seconds
     left = max(0.0, deadline - time.monotonic())
@@ -179,9 +183,9 @@ def interleave(measured: Measured, rounds: int, least_seconds: float, most_secon
 
     Args:
         measured: has the variants, and gets their seconds.
-        rounds: at least 2.
-        least_seconds: of a timing; quicker steps are repeated within it.
-        most_seconds: of all rounds; there are fewer rounds where they would take longer.
+        rounds: the number of rounds, at least 2.
+        least_seconds: the least time of a timing; quicker steps are repeated.
+        most_seconds: the most time of all rounds. If it is not enough, there are fewer rounds.
 
     Raises:
         ValueError: for fewer than 2 rounds.
@@ -211,14 +215,14 @@ def interleave(measured: Measured, rounds: int, least_seconds: float, most_secon
 
 
 def _compared(work: Work, pair: tuple[str, str], measured: Measured) -> dict[str, Any]:
-    """The row of a variant and its reference."""
+    """Return the row of a variant and its reference."""
     variant, reference = pair
     name, minus, above = variant.partition(" - ")
     for part in (name, above, reference):
         if part in measured.failed:
             reason = measured.failed[part]
-            told = reason if part == name else f"{part} failed: {reason}"
-            return _row(work, pair, {"error": told})
+            message = reason if part == name else f"{part} failed: {reason}"
+            return _row(work, pair, {"error": message})
 
     cost = measured.seconds[name]
     if minus:
@@ -243,7 +247,7 @@ def _compared(work: Work, pair: tuple[str, str], measured: Measured) -> dict[str
 
 
 def _launches(work: Work, measured: Measured, name: str, above: str) -> int | None:
-    """The launches of a variant, or its launches above those of another one."""
+    """Return the launches of a variant, or its launches above another variant."""
     launches = measured.facts[name].launches
     if launches is None or not above:
         return launches
@@ -251,7 +255,7 @@ def _launches(work: Work, measured: Measured, name: str, above: str) -> int | No
 
 
 def _row(work: Work, pair: tuple[str, str], columns: Mapping[str, Any]) -> dict[str, Any]:
-    """A row with all columns, empty where nothing was measured."""
+    """Return a row with all columns. Columns without a measurement are empty."""
     variant, reference = pair
     name = variant.partition(" - ")[0]
     row = dict.fromkeys(COLUMNS)
@@ -270,7 +274,7 @@ COLUMNS = (
 
 
 def paired_ratios(a: Sequence[float], b: Sequence[float]) -> tuple[float, float, float]:
-    """First quartile, median and third quartile of the ratios, round by round.
+    """Return the first quartile, median and third quartile of the ratios, round by round.
 
     Example:
         >>> paired_ratios([2.0, 30.0, 3.0], [1.0, 10.0, 1.0])

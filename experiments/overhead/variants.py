@@ -31,7 +31,7 @@ _LONGEST = 300  # characters of a reason
 
 @dataclass(frozen=True)
 class Facts:
-    """What is measured once for a variant.
+    """The numbers that are measured once for a variant.
 
     Attributes:
         first_s: seconds of the first call.
@@ -50,13 +50,13 @@ class Variant(Protocol):
     """A variant that is ready to be timed."""
 
     def look(self, deadline: float) -> Facts:
-        """Run it for the first times, and say what is measured once."""
+        """Run the step for the first times, and return the numbers that are measured once."""
 
     def seconds(self, repeats: int) -> float:
-        """Seconds of a call, as the mean of several."""
+        """Return the seconds of a call, as the mean of several calls."""
 
     def close(self) -> None:
-        """Give its memory and its process back."""
+        """Free the memory and the process of the variant."""
 
 
 class Here:
@@ -64,7 +64,7 @@ class Here:
 
     Args:
         step: does the work once.
-        device: where it runs.
+        device: the device of the step.
         activation: saved bytes are counted as a share of it. None does not count them.
         replays: whether replays of a CUDA graph are timed in place of calls.
         counts: whether launches are counted.
@@ -87,7 +87,7 @@ class Here:
         self.runs = 1
 
     def look(self, deadline: float) -> Facts:
-        """Run it for the first times, and say what is measured once."""
+        """Run the step for the first times, and return the numbers that are measured once."""
         first = seconds_of(self.step, 1, self.device)
         saved = saved_share(self.step, self.activation)
         peak = peak_bytes(self.step, self.device) / 1e6
@@ -97,20 +97,20 @@ class Here:
         return Facts(first, saved, peak, launches)
 
     def seconds(self, repeats: int) -> float:
-        """Seconds of a call, as the mean of several."""
+        """Return the seconds of a call, as the mean of several calls."""
         return seconds_of(self.timed, repeats, self.device) / self.runs
 
     def close(self) -> None:
-        """Nothing: the memory is freed with the object."""
+        """Do nothing, because the memory is freed with the object."""
 
 
 class Apart:
     """A variant in a process of its own, which is started at once.
 
     Args:
-        recipe: makes the step there.
-        device: where it runs.
-        threads: of the compiler, for kernels.
+        recipe: makes the step in the other process.
+        device: the device of the step.
+        threads: the number of threads with which the compiler makes kernels.
     """
 
     def __init__(self, recipe: Recipe, device: torch.device, threads: int) -> None:
@@ -131,22 +131,22 @@ class Apart:
         other_end.close()
 
     def look(self, deadline: float) -> Facts:
-        """Wait for what is measured once, until a time of `time.monotonic`."""
+        """Wait for the numbers that are measured once, until a time of `time.monotonic`."""
         left = max(0.0, deadline - time.monotonic())
         facts: Facts = self._receive(min(left, 1e6))
         return facts
 
     def seconds(self, repeats: int) -> float:
-        """Seconds of a call, as the mean of several."""
+        """Return the seconds of a call, as the mean of several calls."""
         self.connection.send(repeats)
         taken: float = self._receive(None)
         return taken
 
     def _receive(self, timeout: float | None) -> Any:
-        """The next answer of the process.
+        """Return the next answer of the process.
 
         Raises:
-            RuntimeError: it has failed, ended, or not answered in time.
+            RuntimeError: if the process has failed, ended, or not answered in time.
         """
         if not self.connection.poll(timeout):
             raise RuntimeError("not ready in time: the limit of its set was reached")
@@ -172,7 +172,7 @@ class Apart:
 
 @dataclass(frozen=True)
 class Failure:
-    """What a process answers that can't go on."""
+    """The answer of a process that can't continue."""
 
     reason: str
 
@@ -193,7 +193,7 @@ def environment(values: Mapping[str, str]) -> Iterator[None]:
 
 
 def serve(connection: Connection, recipe: Recipe, device: torch.device, threads: int) -> None:
-    """Make a step, say what is measured once, and time the step as often as it is asked."""
+    """Make a step, send the numbers that are measured once, and answer each request for a time."""
     try:
         set_up(device, threads)
         variant = Here(recipe(device), device)
@@ -205,18 +205,18 @@ def serve(connection: Connection, recipe: Recipe, device: torch.device, threads:
             connection.send(variant.seconds(repeats))
     except EOFError:  # the parent has all it wanted
         return
-    except Exception as error:  # whatever it is, the row of this variant shows it
+    except Exception as error:  # the row of this variant shows any error
         connection.send(Failure(reason_of(error)))
 
 
 def set_up(device: torch.device, threads: int) -> None:
-    """Set what holds for a whole process: threads, and the choice of convolutions."""
+    """Set the options of a whole process: threads, and the choice of convolutions."""
     torch.set_num_threads(threads)
     torch.backends.cudnn.benchmark = device.type == "cuda"
 
 
 def reason_of(error: BaseException) -> str:
-    """An error in one line."""
+    """Return an error in one line."""
     text = " ".join(str(error).split())
     name = type(error).__name__
     line = text if name == "RuntimeError" and text else f"{name}: {text}"
@@ -224,7 +224,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def seconds_of(step: Step, repeats: int, device: torch.device) -> float:
-    """Seconds of a call, as the mean of several."""
+    """Return the seconds of a call, as the mean of several calls."""
     synchronize(device)
     began = time.perf_counter()
     for _ in range(repeats):

@@ -82,7 +82,7 @@ def test_a_batch_of_any_size_keeps_the_operators():
 
 
 def test_an_operator_that_can_not_be_traced_is_told_once_and_stays(kernels, monkeypatch):
-    monkeypatch.setattr(in_graph, "_told", set())
+    monkeypatch.setattr(in_graph, "_warned", set())
 
     def fail(*given, **options):
         raise RuntimeError("this kernel is too large")

@@ -67,7 +67,7 @@ def test_two_callbacks(pl):  # noqa: F811
         """Another class has another state."""
 
     clamp = {"model.0": ClampGrad(1.0)}
-    with pytest.raises(ValueError, match=r"2 Regularize .*put all entries into the spec of one"):
+    with pytest.raises(ValueError, match=r"2 Regularize .*put all entries into the spec of a "):
         trainer(pl, Regularize(drop()), Regularize(clamp)).fit(module(pl), in_order())
     trainer(pl, Regularize(drop()), Own(clamp)).fit(module(pl), in_order())
     first = Regularize({"1": drop()["model.1"]}, root="model")

@@ -34,16 +34,16 @@ from torch import Tensor
 from ..masks import Mask, count_ratio
 from . import launch
 
-# what the factor of the kept elements is in `_apply_kernel`
+# the kinds of factors of the kept elements in `_apply_kernel`
 NUMBER, COUNTED, GIVEN = range(3)
-_STRIPS = 512  # of a program of `_apply_flat_kernel`
+_STRIPS = 512  # the strips of a program of `_apply_flat_kernel`
 LONGEST = 64  # edge of a block along a row; a longer one would reach over more than two words
 _BITS = ((8, torch.int8), (16, torch.int16), (32, torch.int32), (64, torch.int64))
 
 
 @triton.jit
 def random_bits(seed, counter):
-    """Four 32-bit random numbers, as int64, for each element of a counter."""
+    """Return four 32-bit random numbers, as int64, for each element of a counter."""
     wide = counter.to(tl.int64)
     low = (wide & 0xFFFFFFFF).to(tl.uint32)
     high = (wide >> 32).to(tl.uint32)
@@ -54,7 +54,7 @@ def random_bits(seed, counter):
 
 @triton.jit
 def key_of(seed, ON_DEVICE: tl.constexpr):
-    """The seed of a kernel, which is a number or lies on the device."""
+    """Return the seed of a kernel, which is a number or lies on the device."""
     if ON_DEVICE:
         key = tl.load(seed)
     else:
@@ -64,7 +64,7 @@ def key_of(seed, ON_DEVICE: tl.constexpr):
 
 @triton.jit
 def limit_of(chance, seed):
-    """The number of 2^32 random values that are below a chance.
+    """Return the number of 2^32 random values that are below a chance.
 
     It is rounded up or down at random. So even a chance near 2^-32 is right on average.
     """
@@ -78,7 +78,7 @@ def limit_of(chance, seed):
 
 @triton.jit
 def _log1p(x):
-    """log(1 + x) for x in (-1, 0], without cancellation (Kahan)."""
+    """Return log(1 + x) for x in (-1, 0], without cancellation (Kahan)."""
     u = 1.0 + x
     safe = tl.where(u == 1.0, 0.5, tl.maximum(u, 1e-37))
     return tl.where(u == 1.0, x, tl.log(safe) * (x / (safe - 1.0)))
@@ -86,10 +86,10 @@ def _log1p(x):
 
 @triton.jit
 def _mean_gap(rate, table, ON_DEVICE: tl.constexpr, NODES: tl.constexpr):
-    """-1 / log(1 - γ), about the number of places between two seeds; at most 1e30.
+    """Return -1 / log(1 - γ), about the number of places between two seeds; at most 1e30.
 
-    The rate is the seed rate γ, or on the device the rate p; then it is multiplied by the table if
-    that is a number (the paper's γ), or γ is looked up there if it has `NODES`: see
+    The rate is the seed rate γ. A rate on the device is p. If the table is a number (the paper's
+    γ), p is multiplied by it. If the table has `NODES`, γ is looked up there: see
     `dropblock.gamma_on`.
     """
     if ON_DEVICE:
@@ -112,7 +112,7 @@ def _mean_gap(rate, table, ON_DEVICE: tl.constexpr, NODES: tl.constexpr):
 
 @triton.jit
 def _with_next_seed(word, place, places, number, gap):
-    """A word with one more seed behind a place, and the place of this seed.
+    """Return a word with one more seed behind a place, and the place of this seed.
 
     The distance to the next seed is geometric. It is a rounded exponential number, which follows
     from a random one of 32 bits.
@@ -126,7 +126,7 @@ def _with_next_seed(word, place, places, number, gap):
 
 @triton.jit
 def _seeds_of(key, index, places, gap, BITS: tl.constexpr):
-    """Words of seeds at the first places, for indices of words; none if `places` is negative."""
+    """Return the words of seeds for indices of words; no word has a seed for `places` < 0."""
     wide = index.to(tl.int64)
     low = (wide & 0xFFFFFFFF).to(tl.uint32)
     high = (wide >> 32).to(tl.uint32)
@@ -166,7 +166,7 @@ def _draw_kernel(
     GROUP: tl.constexpr,
     BIG: tl.constexpr,
 ):
-    """Draw the words of the seeds, and begin the counts at 0. The rate is that of `_mean_gap`.
+    """Draw the words of the seeds, and set the counts to 0; for `rate` see `_mean_gap`.
 
     Short rows are drawn together: `ROWS` of them have as many places as fit into `BITS` bits.
     """
@@ -199,7 +199,7 @@ def _draw_kernel(
 
 @triton.jit
 def _place_of(index, words_per_row, channels, rows, LAST: tl.constexpr):
-    """The sample, the channel, the row in the map and the word in the row of an index."""
+    """Return the sample, the channel, the row in the map and the word in the row of an index."""
     if LAST:  # the channels lie next to each other
         channel = index % channels
         rest = index // channels
@@ -219,7 +219,7 @@ def _place_of(index, words_per_row, channels, rows, LAST: tl.constexpr):
 
 @triton.jit
 def _quotient(number, divisor, BIG: tl.constexpr):
-    """The quotient of numbers from 0, rounded down, without the steps that negative ones need."""
+    """Return the rounded-down quotient of numbers from 0, faster than with negative numbers."""
     if BIG:
         result = number // divisor
     else:
@@ -230,7 +230,7 @@ def _quotient(number, divisor, BIG: tl.constexpr):
 
 @triton.jit
 def _unsigned(word):
-    """Words as unsigned integers of 32 bits, or of 64 if they have as many."""
+    """Return words as unsigned integers of 32 bits, or of 64 if they have as many."""
     BITS: tl.constexpr = word.dtype.primitive_bitwidth
     if BITS == 64:
         number = word.to(tl.uint64, bitcast=True)
@@ -243,7 +243,7 @@ def _unsigned(word):
 
 @triton.jit
 def _bits_in(word):
-    """The number of bits that are set in words of uint32 or uint64, as int32."""
+    """Return the number of bits that are set in words of uint32 or uint64, as int32."""
     BITS: tl.constexpr = word.dtype.primitive_bitwidth
     if BITS == 64:
         number = _bits_in_32(word.to(tl.uint32)) + _bits_in_32((word >> 32).to(tl.uint32))
@@ -254,7 +254,7 @@ def _bits_in(word):
 
 @triton.jit
 def _bits_in_32(word):
-    """The number of bits that are set in words of uint32, as int32."""
+    """Return the number of bits that are set in words of uint32, as int32."""
     word = word - ((word >> 1) & 0x55555555)
     word = (word & 0x33333333) + ((word >> 2) & 0x33333333)
     word = (word + (word >> 4)) & 0x0F0F0F0F
@@ -265,7 +265,7 @@ def _bits_in_32(word):
 
 @triton.jit
 def _grown_along_row(word, EDGE: tl.constexpr):
-    """Words in which each bit is grown to a block with this edge, by doubling."""
+    """Return words in which each bit is grown to a block with this edge, by doubling."""
     reach = 1
     for _ in tl.static_range(6):
         if reach < EDGE:
@@ -277,7 +277,7 @@ def _grown_along_row(word, EDGE: tl.constexpr):
 
 @triton.jit
 def _carried_over(before, EDGE: tl.constexpr):
-    """The places that blocks of the word before reach in this word, as uint64."""
+    """Return the places that blocks of the word before reach in this word, as uint64."""
     carried = before.to(tl.uint64, bitcast=True) >> (65 - EDGE)
     reach = 1
     for _ in tl.static_range(6):
@@ -390,7 +390,7 @@ def _grow_kernel(
 
 @triton.jit
 def _counted_factor(dropped, n_elements, WIDE: tl.constexpr):
-    """The ratio of all elements and the kept ones; 0 if none is kept."""
+    """Return the ratio of all elements and the kept ones; 0 if none is kept."""
     lost = tl.load(dropped)
     kept = n_elements - lost
     everything = (kept + lost).to(WIDE)
@@ -401,10 +401,10 @@ def _counted_factor(dropped, n_elements, WIDE: tl.constexpr):
 def _factor_at(
     sample, dropped, factors, number, n_elements, FACTOR: tl.constexpr, WIDE: tl.constexpr
 ):
-    """The factor of the kept elements of a sample, or of all samples at place 0.
+    """Return the factor of the kept elements of a sample, or of all samples at place 0.
 
-    It is a number, or follows from the counts of dropped elements, or is given in a tensor, where
-    it is multiplied by the number.
+    The factor is a number, or follows from the counts of dropped elements, or is the product of a
+    number and a value in a tensor.
     """
     if FACTOR == 0:
         factor = tl.full([], number, WIDE)
@@ -417,9 +417,9 @@ def _factor_at(
 
 @triton.jit
 def _word_at(words, index, n_words, words_per_map, channels, SHARED: tl.constexpr):
-    """Words as unsigned integers, by their place in a contiguous tensor with all channels."""
+    """Return words as unsigned integers, by their place in a tensor with all channels."""
     place = index
-    if SHARED:  # all channels of a sample have the words of one
+    if SHARED:  # all channels of a sample have the same words
         of_map = index // words_per_map
         place = index - (of_map - of_map // channels) * words_per_map
     word = tl.load(words + place, mask=index < n_words, other=0)
@@ -461,7 +461,7 @@ def _apply_flat_kernel(
     WIDE: tl.constexpr,
     BIG: tl.constexpr,
 ):
-    """`_apply_kernel` for contiguous tensors, in the order of the memory.
+    """Do the work of `_apply_kernel` for contiguous tensors, in the order of the memory.
 
     A strip is as many neighboring elements as a thread loads and stores at once. Its bits come
     from one word, or from up to `REACH` words if it goes on in the next row. The words have the
@@ -582,9 +582,9 @@ def _finish_kernel(
     COLUMNS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """Write the rate and the factors of a call, and the counts with it.
+    """Write the rate and the factors of a call, and the counts with this call.
 
-    The rows of the cells are those of `functional.cells`.
+    The cells have the rows of `functional.cells`.
     """
     p = tl.load(cells + 1)
     total = tl.zeros([1], dtype=tl.int64)
@@ -619,9 +619,9 @@ class Plan:
     """How the blocks of tensors of a shape are drawn, and how their words lie in memory."""
 
     shape: tuple[int, ...]  # (N, C, D, H, W)
-    size: tuple[int, ...]  # of a map, without the axes that were added
-    edges: tuple[int, int, int]  # of a block
-    channels: int  # of the words: 1 if the channels share their blocks
+    size: tuple[int, ...]  # the size of a map, without the axes that were added
+    edges: tuple[int, int, int]  # the edges of a block
+    channels: int  # the channels of the words: 1 if all channels share their blocks
     last: bool  # whether the words of all channels lie next to each other
     across: bool  # whether blocks may reach across the border of a map
 
@@ -685,7 +685,7 @@ class Plan:
         return launch.power_of_two(64 // max(self.places[-1], 1) + 1) // 2
 
     def reach(self, strip: int) -> int:
-        """The most words that so many neighboring places of a contiguous map have.
+        """Return the most words that so many neighboring places of a contiguous map have.
 
         The number of places is a power of two, and strips begin at its multiples.
         """
@@ -698,7 +698,7 @@ class Plan:
         return 2 if shortest >= strip - 1 else 3
 
     def strides(self, rows: int) -> tuple[int, int, int]:
-        """The strides of the words by sample, channel and row, for maps with so many rows."""
+        """Return the strides of words by sample, channel and row, for maps with so many rows."""
         per_row = self.words_per_row
         per_sample = self.channels * rows * per_row
         if self.last:
@@ -709,7 +709,7 @@ class Plan:
 def words_per_map(
     size: tuple[int, ...], block: tuple[int, ...], across: bool
 ) -> tuple[int, torch.dtype]:
-    """The number of words of a map of this size, and their type."""
+    """Return the number of words of a map of this size, and their type."""
     plan = plan_of((1, 1, *size), block, True, False, across)
     return plan.n_words, plan.dtype
 
@@ -722,7 +722,7 @@ def plan_of(
     last: bool,
     across: bool,
 ) -> Plan:
-    """The plan for tensors (N, C, ...) of this shape, and blocks that fit into them."""
+    """Return the plan for tensors (N, C, ...) of this shape, and blocks that fit into them."""
     missing = (1,) * (5 - len(shape))
     whole = (*shape[:2], *missing, *shape[2:])
     depth, height, width = (*missing, *edges)
@@ -731,7 +731,7 @@ def plan_of(
 
 
 def is_channels_last(x: Tensor) -> bool:
-    """Whether the channels of a tensor (N, C, ...) lie closer together than its last axis."""
+    """Return whether channels of a tensor (N, C, ...) lie closer together than its last axis."""
     return _channels_are_last(x.shape, x.stride())
 
 
@@ -751,7 +751,7 @@ def draw_words(
 
     Args:
         plan: the shape and the blocks.
-        device: where they are drawn.
+        device: the device of the words.
         seed: an integer of up to 63 bits, or a tensor on the device that holds it.
         rate: the seed rate γ; or the rate p, as a tensor on the device.
         table: for a tensor `rate`: `dropblock.gamma_table`, or the number that the rate is
@@ -774,7 +774,7 @@ def draw_words(
 def _drawing(
     plan: Plan, n_counts: int, seed_on_device: bool, rate_on_device: bool, nodes: int
 ) -> launch.Launch:
-    """The start of `_draw_kernel` for a plan."""
+    """Return the start of `_draw_kernel` for a plan."""
     _, _, width = plan.places
     rows = plan.rows_together
     is_short = plan.words_per_row == 1 and width * rows <= 32
@@ -794,7 +794,7 @@ def _drawing(
 
 @functools.lru_cache(maxsize=4096)
 def _growing(plan: Plan, per_sample: bool) -> launch.Launch:
-    """The start of `_grow_kernel` for a plan."""
+    """Return the start of `_grow_kernel` for a plan."""
     depth, height, _ = plan.places
     numbers = (
         plan.n_words,
@@ -839,9 +839,10 @@ def apply_words(
     Args:
         x: tensor (N, C, ...) of the shape of the plan, with any strides.
         plan: the plan that the words were drawn by.
-        words: of `draw_words`.
+        words: the words from `draw_words`.
         factor: a number, a tensor with one number, or one with a number for each sample.
-        dropped: counts of `draw_words`. Then the factor is the ratio of all and kept elements.
+        dropped: the counts from `draw_words`. Then the factor is the ratio of all and kept
+            elements.
         keeps_blocks: True multiplies in the blocks, and writes 0 outside of them.
     """
     y = torch.empty_like(x)
@@ -867,7 +868,7 @@ def _applying(
     per_sample: bool,
     keeps_blocks: bool,
 ) -> launch.Launch | None:
-    """The start of a kernel that applies words; None for strides that none of them can read."""
+    """Return the start of a kernel that applies words; None if no kernel can read the strides."""
     shape = (*plan.shape[:2], *plan.size)
     numel = math.prod(shape)
     of_sample = numel // max(plan.shape[0], 1)
@@ -945,7 +946,7 @@ class _Factor:
 
 
 def _factor_of(x: Tensor, words: Tensor, factor: float | Tensor, dropped: Tensor | None) -> _Factor:
-    """The factor of `apply_words` for the kernel."""
+    """Return the factor of `apply_words` for the kernel."""
     if dropped is not None:
         return _Factor(COUNTED, 1.0, words, per_sample=dropped.numel() > 1)
     if not isinstance(factor, Tensor):
@@ -965,15 +966,15 @@ def finish(
     counting: bool,
     normalize: str,
 ) -> tuple[Tensor, Tensor]:
-    """The rate and the factors of a call as one vector, and the counts of a site with this call.
+    """Return the rate and the factors of a call as one vector, and the counts with this call.
 
     Args:
-        dropped: counts of `draw_words`.
+        dropped: the counts from `draw_words`.
         cells: the rows of `functional.cells` for the mode of the layer.
         counts: the counts of the site, which are not changed.
-        n_elements: of the tensor.
+        n_elements: the number of elements of the tensor.
         size: the code of the map; see `functional.cells`.
-        counting: False only takes over the counts.
+        counting: False copies the counts, and adds nothing.
         normalize: ``"counted"``, ``"expected"`` or ``"none"``.
     """
     n_counts = dropped.numel()
@@ -1001,7 +1002,7 @@ def finish(
 
 
 def can_grow(size: tuple[int, ...], block: tuple[int, ...], across: bool) -> bool:
-    """Whether the kernels can grow blocks with these edges on maps of this size.
+    """Return whether the kernels can grow blocks with these edges on maps of this size.
 
     A row of the seeds of blocks that reach across the border has one word only.
     """
@@ -1019,7 +1020,7 @@ def draw(
     per_sample: bool,
     across: bool,
 ) -> tuple["Words", Tensor]:
-    """Draw the blocks of a tensor (N, C, ...): the object that applies them, and the words."""
+    """Draw the blocks of a tensor (N, C, ...); return the object that applies them, and words."""
     plan = plan_of(tuple(x.shape), block, share_channels, is_channels_last(x), across)
     seed = launch.draw_seed(x.device, generator)
     words, dropped = draw_words(plan, x.device, seed, gamma, per_sample=per_sample)
@@ -1031,7 +1032,7 @@ class Words:
 
     Args:
         plan: the plan that the words were drawn by.
-        dropped: counts of `draw_words`, from which the factor follows.
+        dropped: the counts from `draw_words`, from which the factor follows.
     """
 
     has_counts = True  # whether `drop` without a scale multiplies by all / kept elements
@@ -1047,7 +1048,7 @@ class Words:
         return mask_of(self.plan, drawn)
 
     def drop(self, x: Tensor, scale: float | None, drawn: Tensor) -> Tensor:
-        """``x * scale`` with 0 in the dropped blocks."""
+        """Return ``x * scale`` with 0 in the dropped blocks."""
         dropped = self.dropped if scale is None else None
         factor = 1.0 if scale is None else scale
         return launch.or_else(
@@ -1056,7 +1057,7 @@ class Words:
         )
 
     def _drop_densely(self, x: Tensor, scale: float | Tensor | None, drawn: Tensor) -> Tensor:
-        """`drop` in torch operations."""
+        """Do the work of `drop` in torch operations."""
         if scale is None:
             total = x.numel() // self.dropped.numel()
             ratios = count_ratio(total, total - self.dropped, 0.0)
@@ -1066,7 +1067,7 @@ class Words:
         return Mask(x.numel()).drop(x, scale, mask)
 
     def keep(self, noise: Tensor, drawn: Tensor) -> Tensor:
-        """The tensor with 0 outside of the blocks."""
+        """Return the tensor with 0 outside of the blocks."""
         return launch.or_else(
             lambda: apply_words(noise, self.plan, drawn, 1.0, keeps_blocks=True),
             lambda: noise.masked_fill_(~self.mask(drawn), 0.0),
@@ -1074,7 +1075,7 @@ class Words:
 
 
 def mask_of(plan: Plan, words: Tensor) -> Tensor:
-    """The dropped places as a boolean tensor (N, C, ...), with one channel if all share it."""
+    """Return the dropped places as a boolean tensor (N, C, ...); C is 1 if channels share them."""
     samples, *_, width = plan.shape
     shape = (samples, plan.channels, plan.rows, plan.words_per_row)
     strides = (*plan.strides(plan.rows), 1)
@@ -1089,7 +1090,7 @@ def mask_of(plan: Plan, words: Tensor) -> Tensor:
 
 
 def words_of(plan: Plan, mask: Tensor) -> Tensor:
-    """The words of a boolean tensor (N, C, ...): the inverse of `mask_of`."""
+    """Return the words of a boolean tensor (N, C, ...): the inverse of `mask_of`."""
     samples, *_, width = plan.shape
     per_row = plan.words_per_row
     flat = mask.reshape(samples, plan.channels, plan.rows, width)
@@ -1115,11 +1116,11 @@ def _is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
 
 
 def _strides_of_rows(strides: tuple[int, ...]) -> tuple[int, int, int, int]:
-    """The strides of a tensor (N, C, ...) by sample, channel, row of a map, and place in a row."""
+    """Return the strides of a tensor by sample, channel, row of a map, and place in a row."""
     of_rows = strides[-2] if len(strides) > 3 else 0
     return strides[0], strides[1], of_rows, strides[-1]
 
 
 def _has_rows(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Whether all rows of a map have one distance, so that depth and height are one axis."""
+    """Return whether all rows of a map have one distance, so that depth and height are one axis."""
     return len(shape) < 5 or shape[2] == 1 or strides[2] == shape[3] * strides[3]

@@ -1,6 +1,6 @@
 """Bounds of gradients by value on a GPU, by one kernel.
 
-    y = clamp(x, low * scale, high * scale)     the scale is that of the loss
+    y = clamp(x, low * scale, high * scale)     scale is the factor of the loss
     changed = number of values with y != x
 
 In torch operations, the same is `functional.gradients.clamp_counted`.
@@ -21,7 +21,7 @@ _SIZE = 4096  # elements of a program
 def _clamp_kernel(
     x,
     y,
-    found,
+    numbers,
     scale,
     low,
     high,
@@ -64,34 +64,35 @@ def _clamp_kernel(
     tl.store(y + place, result, mask=exists)
 
     changed = finite & exists & (result.to(tl.float32) != value)
-    tl.atomic_add(found, tl.sum(changed.to(tl.int64), axis=0))
+    tl.atomic_add(numbers, tl.sum(changed.to(tl.int64), axis=0))
     seen = tl.where(value != value, float("inf"), magnitude)  # a NaN is larger than all
     largest = tl.max(seen, axis=0).to(tl.float64) / factor.to(tl.float64)
-    tl.atomic_max(found + 1, largest.to(tl.int64, bitcast=True))
+    tl.atomic_max(numbers + 1, largest.to(tl.int64, bitcast=True))
 
 
 def clamp(
     x: Tensor, low: float | None, high: float | None, scale: float | Tensor = 1.0
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The clamped tensor, the number of changed values, and the largest magnitude.
+    """Return the clamped tensor, the number of changed values, and the largest magnitude.
 
     Args:
         x: the gradient.
         low: lower bound; None for no bound.
-        high: upper bound; None for no bound. With one bound only, the magnitude is that towards it.
+        high: upper bound; None for no bound. With one bound only, the largest magnitude is
+            the largest one on its side.
         scale: the factor of the loss, by which the bounds are multiplied and the magnitude divided.
     """
     y = torch.empty_like(x)
     if x.stride() != y.stride():
         x = torch.empty_like(y).copy_(x)
-    found = launch.zeros(x.device, 2)
+    numbers = launch.zeros(x.device, 2)
     launch.start(
         _clamp_kernel,
         launch.parts(x.numel(), _SIZE),
         x.device,
         x,
         y,
-        found,
+        numbers,
         scale,
         0.0 if low is None else low,
         0.0 if high is None else high,
@@ -103,4 +104,4 @@ def clamp(
         SIZE=_SIZE,
         BIG=launch.is_big(x.numel()),
     )
-    return y, found[0], found.view(torch.float64)[1]
+    return y, numbers[0], numbers.view(torch.float64)[1]

@@ -8,8 +8,9 @@ In torch operations, the same is `functional.gradients.scale_counted`.
 squares   sums of squares of parts of a tensor, in float64
 clip      y = x * min(1, bound / norm), the norms, and how many elements were changed
 
-Both read a tensor as units, each of which has a norm: the whole tensor, samples, or channels. A
-unit has several sums, so that enough programs run. They are added in one order, so results repeat.
+Both read a tensor as units: the whole tensor, samples, or channels. Each unit has a norm. A unit
+has several sums, so that enough programs run. The sums are added in a fixed order, so results
+repeat.
 """
 
 import functools
@@ -22,13 +23,13 @@ from torch import Tensor
 
 from . import launch
 
-_PROGRAMS = 512  # that measure a tensor, or fewer
+_PROGRAMS = 512  # the most programs that measure a tensor
 _SIZE = 4096  # elements in a step of a program
 
 
 @triton.jit
 def loss_scale(scale, ON_DEVICE: tl.constexpr):
-    """The factor of the loss, in float64."""
+    """Return the factor of the loss, in float64."""
     if ON_DEVICE:
         factor = tl.load(scale).to(tl.float64)
     else:
@@ -38,7 +39,7 @@ def loss_scale(scale, ON_DEVICE: tl.constexpr):
 
 @triton.jit
 def tile_of(step, n_columns, SIZE: tl.constexpr, BIG: tl.constexpr):
-    """The place on the second axis that a step of a program reads, and its columns."""
+    """Return the place on the second axis that a step of a program reads, and its columns."""
     place = step // n_columns
     column = step % n_columns * SIZE + tl.arange(0, SIZE)
     if BIG:
@@ -49,7 +50,7 @@ def tile_of(step, n_columns, SIZE: tl.constexpr, BIG: tl.constexpr):
 
 @triton.jit
 def square_sum(value):
-    """The sums of squares of the rows of a float32 tile, in float64; they can't overflow."""
+    """Return the sums of squares of the rows of a float32 tile, in float64; they can't overflow."""
     magnitude = tl.where(value == value, tl.abs(value), float("inf"))
     peak = tl.max(tl.max(magnitude, axis=1), axis=0)
     usable = (peak > 0) & (peak < float("inf"))
@@ -103,7 +104,7 @@ def _squares_kernel(
 
 @triton.jit
 def _norms_of(sums, unit, units, splits, UNITS: tl.constexpr, SPLITS: tl.constexpr):
-    """The norms of units from their sums of squares."""
+    """Return the norms of units from their sums of squares."""
     split = tl.arange(0, SPLITS)
     exists = (unit < units)[:, None] & (split < splits)[None, :]
     parts = tl.load(sums + unit[:, None] * splits + split[None, :], mask=exists, other=0.0)
@@ -190,7 +191,7 @@ class UnitLayout:
         units: number of units.
         outer: number of places on the second axis.
         columns: number of places on the third axis.
-        strides: of the three axes.
+        strides: the strides of the three axes.
         order: the axes that the second and the third one consist of, the outermost first.
     """
 
@@ -228,9 +229,9 @@ class UnitLayout:
 def units_of(
     shape: tuple[int, ...], strides: tuple[int, ...], axis: int | None
 ) -> UnitLayout | None:
-    """How a tensor is read whose units lie on an axis, or that is one unit (None).
+    """Return how a tensor is read: its units lie on an axis, or it is one unit (None).
 
-    The result is None if its other axes don't form two.
+    It returns None if the other axes can't be read as two axes.
     """
     axes = [i for i, size in enumerate(shape) if size > 1 and i != axis]
     axes.sort(key=lambda i: (strides[i], -i))  # the innermost one first
@@ -256,14 +257,14 @@ def squares(
     add: bool = False,
     scale: float | Tensor = 1.0,
 ) -> Tensor:
-    """The sums of squares of each unit of a tensor, in float64: (units, parts of a unit).
+    """Return the sums of squares of each unit of a tensor, in float64: (units, parts of a unit).
 
     Args:
         x: the tensor.
-        axis: where the units lie; None for the whole tensor.
+        axis: the axis of the units; None for the whole tensor.
         add: True gives each unit one part. Its last digits may differ from run to run, because the
-            order of the additions does.
-        scale: with `add`, what the values are divided by.
+            order of the additions may differ.
+        scale: the divisor of the values; used with `add` only.
     """
     read = units_of(tuple(x.shape), x.stride(), axis)
     if read is None:
@@ -290,12 +291,12 @@ def clip(
 
     Args:
         x: the gradient.
-        sums: of `squares`.
+        sums: the sums from `squares`.
         bound: the largest norm; with `weights`, as a share of the norm of the weights of a unit.
-        axis: where the units lie; None for the whole tensor.
+        axis: the axis of the units; None for the whole tensor.
         scale: the factor of the loss. The norms are divided by it.
-        weights: of `squares` of the parameter.
-        least: smallest norm of weights.
+        weights: the sums from `squares` of the parameter.
+        least: the smallest norm of weights.
     """
     read = units_of(tuple(x.shape), x.stride(), axis)
     y = torch.empty_like(x)
@@ -318,7 +319,7 @@ def clip(
 
 @functools.lru_cache(maxsize=4096)
 def _squaring(read: UnitLayout, scale_on_device: bool, add: bool, is_big: bool) -> launch.Launch:
-    """The start of `_squares_kernel` for tensors that are read alike."""
+    """Return the start of `_squares_kernel` for tensors that are read alike."""
     return launch.Launch(
         _squares_kernel,
         launch.parts(read.units, read.together) * read.splits,
@@ -340,7 +341,7 @@ def _clipping(
     scale_on_device: bool,
     is_big: bool,
 ) -> launch.Launch:
-    """The start of `_clip_kernel` for tensors that are read alike, and written alike."""
+    """Return the start of `_clip_kernel` for tensors that are read alike, and written alike."""
     weight_sums = 1 if parts_of_weight is None else parts_of_weight
     numbers = (
         read.units,

@@ -30,7 +30,7 @@ launched = 0
 """The number of kernels that were started by this process."""
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-_MOST_PLACES = 2**31 - 2**17  # that 32 bits can count, and a program more
+_MOST_PLACES = 2**31 - 2**17  # places that 32 bits can count, less the places of a program
 _LEAST_SEED = 2**32
 _CHUNK = 4096  # counts that are allocated together, which takes one launch
 _failed = False  # whether a kernel could not be compiled
@@ -44,7 +44,7 @@ class KernelError(RuntimeError):
 
 
 def takes(x: Tensor) -> bool:
-    """Whether kernels are used for a tensor on a GPU: a plain one, or one of `tracing`."""
+    """Return whether kernels are used for a tensor on a GPU: a plain one, or one of `tracing`."""
     if x.device.type not in DEVICES:  # first, because most tensors on a CPU end here
         return False
     if is_traced():
@@ -59,30 +59,31 @@ def takes(x: Tensor) -> bool:
 
 
 def is_on(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether kernels are used on a device, also for tensors that a compiler traces."""
+    """Return whether kernels are used on a device, also for tensors that a compiler traces."""
     return device.type in DEVICES and dtype in _FLOATS and not _failed and is_available()
 
 
 @functools.cache
 def is_available() -> bool:
-    """Whether Triton is switched on, installed and new enough. A warning tells what is missing."""
+    """Return whether Triton is switched on, installed and new enough; otherwise, warn why not."""
     if os.environ.get(SWITCH) == "0":
         return False
     try:
-        found = _version_of_triton()
+        version = _version_of_triton()
     except ImportError as error:
         warn(messages.NO_TRITON.format(error=error, triton="triton"))
         return False
-    if found < OLDEST:
-        version, oldest = (".".join(map(str, each)) for each in (found, OLDEST))
+    if version < OLDEST:
+        installed = ".".join(map(str, version))
+        oldest = ".".join(map(str, OLDEST))
         newer = f"triton>={oldest}"
-        warn(messages.OLD_TRITON.format(version=version, oldest=oldest, triton=newer))
+        warn(messages.OLD_TRITON.format(version=installed, oldest=oldest, triton=newer))
         return False
     return True
 
 
 def _version_of_triton() -> tuple[int, ...]:
-    """The first two numbers of the version of Triton.
+    """Return the first two numbers of the version of Triton.
 
     Raises:
         ImportError: it is not installed.
@@ -94,11 +95,11 @@ def _version_of_triton() -> tuple[int, ...]:
 class Launch:
     """A kernel with all that does not change from call to call.
 
-    A call of a Triton kernel finds out each time which compiled form fits to its arguments, which
-    takes longer than many of our kernels. So a compiled form is kept for arguments of one kind.
+    A call of a Triton kernel looks up each time which compiled form fits the arguments. This takes
+    longer than many of our kernels. So a compiled form is kept for each kind of arguments.
 
     Args:
-        kernel: of Triton.
+        kernel: a kernel of Triton.
         programs: the number of programs; with 0 nothing is started.
         numbers: the parameters behind the arguments of `start`.
         constants: the parameters behind the numbers, by name.
@@ -118,7 +119,7 @@ class Launch:
         """Start it on a device.
 
         Args:
-            device: where the tensors are.
+            device: the device of the tensors.
             arguments: the first parameters of the kernel: tensors, None, seeds and floats.
 
         Raises:
@@ -162,7 +163,7 @@ class Launch:
 
 
 def _kind(argument: Any) -> Any:
-    """What Triton compiles a kernel for: of a tensor its type and whether 16 divides its address.
+    """Return what Triton compiles for: a tensor's type, and whether 16 divides its address.
 
     Floats and seeds are different each time, and have one kind. Other integers are smaller.
     """
@@ -186,11 +187,11 @@ def start(
     """Start a kernel with a number of programs on a device.
 
     Args:
-        kernel: of Triton.
+        kernel: a kernel of Triton.
         programs: the number of programs; with 0 nothing is started.
-        device: where the tensors are.
-        arguments: the first parameters of the kernel. Its last ones among them that are integers
-            are sizes, strides and the like, of which there are few different ones.
+        device: the device of the tensors.
+        arguments: the first parameters of the kernel. Integers at their end must be sizes, strides
+            and other numbers with few different values.
         constants: its other parameters.
 
     Raises:
@@ -205,13 +206,13 @@ def start(
 
 @functools.cache
 def _keeps_forms() -> bool:
-    """Whether compiled forms can be started by all arguments, as of Triton 3.3."""
+    """Return whether compiled forms can be started by all arguments, as of Triton 3.3."""
     return _version_of_triton() >= (3, 3)
 
 
 @contextmanager
 def tracing() -> Iterator[None]:
-    """`start` writes kernels into a graph in this thread, and starts none."""
+    """Let `start` write kernels into a graph in this thread, instead of starting them."""
     before = is_traced()
     _thread.traced = True
     try:
@@ -221,12 +222,12 @@ def tracing() -> Iterator[None]:
 
 
 def is_traced() -> bool:
-    """Whether kernels are written into a graph now, in this thread."""
+    """Return whether kernels are written into a graph now, in this thread."""
     return getattr(_thread, "traced", False)
 
 
 def is_ours(kernel: Any) -> bool:
-    """Whether a kernel that was written into a graph is one of this package."""
+    """Return whether a kernel that was written into a graph belongs to this package."""
     return id(kernel) in _ours
 
 
@@ -240,7 +241,7 @@ def _give_up(kernel: Any, error: Exception) -> None:
 
 
 def or_else(fast: Callable[[], Result], dense: Callable[[], Result]) -> Result:
-    """The result of a function that uses kernels; if they can't be compiled, of the other one."""
+    """Return the result of the function with kernels, or without them if they can't be compiled."""
     try:
         return fast()
     except KernelError:
@@ -248,17 +249,17 @@ def or_else(fast: Callable[[], Result], dense: Callable[[], Result]) -> Result:
 
 
 def is_capturing(device: torch.device) -> bool:
-    """Whether a CUDA graph is captured, which will be replayed without Python."""
+    """Return whether a CUDA graph is captured, which will be replayed without Python."""
     return device.type == "cuda" and is_captured()
 
 
 def is_captured() -> bool:
-    """Whether a CUDA graph is captured on the current stream of any device."""
+    """Return whether a CUDA graph is captured on the current stream of any device."""
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 def draw_seed(device: torch.device, generator: torch.Generator | None = None) -> int | Tensor:
-    """A seed from torch's CPU generator, which needs no launch, or else a tensor on the device.
+    """Draw a seed from torch's CPU generator, which needs no launch, or a tensor on the device.
 
     A tensor is needed where the user gives a generator of the device, and while a CUDA graph is
     captured, because each replay must draw another mask.
@@ -272,10 +273,10 @@ def draw_seed(device: torch.device, generator: torch.Generator | None = None) ->
 
 
 def zeros(device: torch.device, number: int = 1) -> Tensor:
-    """New counts on a device, as int64. Each chunk of them is allocated by one launch.
+    """Return new counts of 0 on a device, as int64. One launch allocates many counts, a chunk.
 
-    Operators of compiled code can't take them: torch.compile runs code once in the memory of a CUDA
-    graph before it captures it, and a chunk that lived on there would be an error.
+    Operators of compiled code can't use them, because torch.compile runs code once in the memory of
+    a CUDA graph before it captures the graph. A chunk that stayed alive there would be an error.
     """
     if is_capturing(device):  # each replay must begin at 0
         return torch.zeros(number, dtype=torch.int64, device=device)
@@ -293,40 +294,40 @@ def zeros(device: torch.device, number: int = 1) -> Tensor:
 
 
 def power_of_two(number: int) -> int:
-    """The smallest power of two that is not below a number."""
+    """Return the smallest power of two that is not below a number."""
     return 1 << max(number - 1, 0).bit_length()
 
 
 def parts(number: int, size: int) -> int:
-    """How many parts of a size a number has, of which the last one may be smaller."""
+    """Return how many parts of a size cover a number. The last part may be smaller."""
     return -(-number // size)
 
 
 def wide(x: Tensor) -> Any:
-    """The type in which a kernel computes: Triton's float32, or float64 for float64."""
+    """Return the type in which a kernel computes: Triton's float32, or float64 for float64."""
     return wide_type(x.dtype)
 
 
 @functools.cache
 def wide_type(dtype: torch.dtype) -> Any:
-    """`wide` for a type."""
+    """Return `wide` for a type."""
     language = importlib.import_module("triton.language")
     return language.float64 if dtype == torch.float64 else language.float32
 
 
 def is_big(number: int, *tensors: Tensor) -> bool:
-    """Whether a kernel must compute the places of so many elements with 64 bits."""
+    """Return whether a kernel must compute the places of so many elements with 64 bits."""
     return is_far(number, ()) or any(is_far(0, x.shape, x.stride()) for x in tensors)
 
 
 def is_far(number: int, shape: tuple[int, ...], *strides: tuple[int, ...]) -> bool:
-    """`is_big` for tensors of one shape with these strides."""
+    """Return `is_big` for tensors with this shape and these strides."""
     if number >= _MOST_PLACES:
         return True
-    return any(_reach(shape, each) >= _MOST_PLACES for each in strides)
+    return any(_reach(shape, steps) >= _MOST_PLACES for steps in strides)
 
 
 @functools.lru_cache(maxsize=4096)
 def _reach(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
-    """The distance in memory of the last element from the first one."""
+    """Return the distance in memory of the last element from the first one."""
     return sum((n - 1) * step for n, step in zip(shape, strides, strict=True))

@@ -9,10 +9,10 @@ In torch operations, the same are `measures.add_moments`, `add_shares` and `add_
 measure   sums of values, of squares and of norms, the largest magnitude, shares and octaves
 alive     which channels had a magnitude above a bound
 largest   the largest magnitudes in the output and the arguments of a layer
-notes     what a Watchdog keeps of calls and gradients in compiled code
+notes     the numbers that a Watchdog keeps of calls and gradients in compiled code
 
-The sums of a tensor come from several programs, in float64. Another kernel of one program adds them
-up in one order, and leaves them out if a value was not finite.
+The sums of a tensor come from several programs, in float64. Another kernel with a single program
+adds them up in a fixed order, and leaves them out if a value was not finite.
 """
 
 import functools
@@ -30,7 +30,7 @@ from . import launch
 from .clip import loss_scale, square_sum, squares, tile_of, units_of
 
 _SIZE = 4096  # elements in a step of a program
-_PROGRAMS = 256  # that measure a tensor, or fewer
+_PROGRAMS = 256  # the most programs that measure a tensor
 _OUTPUT, _GIVEN, _MASK = range(3)  # the roles of tensors in a call of a layer
 _PARTS = 4  # numbers of a program: sum, squares, largest magnitude, values that are not finite
 
@@ -40,13 +40,13 @@ class Places:
     """Where the numbers of `functional.measures` stand, which can't be imported from here.
 
     Attributes:
-        kept: of the sums: measured calls.
-        zeros: of the sums: values that are zero.
-        bins: of the sums: where the octaves begin.
-        counted: of a state: calls of the layer in this mode.
-        off: of a state: calls in which the attachment was switched off.
-        calls: of a state: calls in which the site was on.
-        looked: of a state: values that were measured.
+        kept: in the sums, measured calls.
+        zeros: in the sums, values that are zero.
+        bins: in the sums, the start of the octaves.
+        counted: in a state, calls of the layer in this mode.
+        off: in a state, calls in which the attachment was switched off.
+        calls: in a state, calls in which the site was on.
+        looked: in a state, values that were measured.
     """
 
     kept: int
@@ -67,7 +67,7 @@ def _is_due(
     GATED: tl.constexpr,
     PLANNED: tl.constexpr = False,
 ):
-    """Whether the site is on and this call is measured; always, if there is no gate.
+    """Return whether the site is on and this call is measured; always, if there is no gate.
 
     With PLANNED, `every` is the place of the distance of measured calls in the state; see
     `measures.is_planned`.
@@ -87,10 +87,11 @@ def _is_due(
 
 @triton.jit
 def _sum_and_squares(value, exists):
-    """The sum and the sum of squares of finite values, in float64.
+    """Return the sum and the sum of squares of finite values, in float64.
 
-    They are taken of differences from the mean, so that they are right also where the mean is much
-    larger than the deviation, and of values near 1, so that they can't overflow.
+    They are computed from differences to the mean, so that they are exact also if the mean is much
+    larger than the deviation. The values are scaled to magnitudes near 1, so that they can't
+    overflow.
     """
     peak = tl.max(tl.abs(value), axis=0).to(tl.float32)
     power = (peak.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
@@ -171,7 +172,7 @@ def _measure_kernel(
 
 @triton.jit
 def _begin_call(state, training: tl.constexpr, counted_at, off_at, COUNTS: tl.constexpr):
-    """Count a call of a layer in compiled code; whether its site is on."""
+    """Count a call of a layer in compiled code; return whether its site is on."""
     on = tl.load(state + training)
     counted = tl.load(state + counted_at)
     off = tl.load(state + off_at)
@@ -209,7 +210,7 @@ def _add_kernel(
     BINS: tl.constexpr,
     PROGRAMS: tl.constexpr,
 ):
-    """Add what the programs have measured to the sums, and in compiled code to the state."""
+    """Add the measured numbers of all programs to the sums, and in compiled code to the state."""
     factor = loss_scale(scale, SCALE_ON_DEVICE)
     due = _is_due(state, TRAINING, calls_at, every, GATED)
     if GATED:
@@ -290,16 +291,16 @@ def _alive_kernel(
     wanted = tl.min(known.to(tl.int32), axis=0) == 0  # a living channel stays alive
     if wanted & _is_due(state, TRAINING, calls_at, every, GATED, PLANNED):
         most = tl.full([], zero, tl.float32)  # inductor passes numbers as float64
-        found = tl.zeros([UNITS], dtype=tl.int32)
+        some_alive = tl.zeros([UNITS], dtype=tl.int32)
         for step in range(split, outer * n_columns, splits):
             place, column = tile_of(step, n_columns, COLUMNS, BIG)
             exists = inside[:, None] & (column < columns)[None, :]
             at = (unit * x_unit + place * x_outer)[:, None] + column[None, :] * x_column
             value = tl.load(x + at, mask=exists, other=0.0).to(tl.float32)
             lives = exists & ((tl.abs(value) <= most) == 0)  # true for NaN
-            found = tl.maximum(found, tl.max(lives.to(tl.int32), axis=1))
+            some_alive = tl.maximum(some_alive, tl.max(lives.to(tl.int32), axis=1))
         living = tl.full([UNITS], 1, tl.int8)
-        tl.store(flags + unit, living, mask=inside & (found > 0))
+        tl.store(flags + unit, living, mask=inside & (some_alive > 0))
 
 
 @triton.jit
@@ -315,7 +316,7 @@ def _largest_of(
     SIZE: tl.constexpr,
     BIG: tl.constexpr,
 ):
-    """The largest magnitude and the largest positive value that a program reads.
+    """Return the largest magnitude and the largest positive value that a program reads.
 
     Both are Inf if a value is NaN.
     """
@@ -333,22 +334,22 @@ def _largest_of(
 
 
 @triton.jit
-def _keep_largest(found, largest, positive, ROLE: tl.constexpr):
-    """Keep what a program has found: see `largest_of_call`."""
+def _keep_largest(numbers, largest, positive, ROLE: tl.constexpr):
+    """Keep the largest values that a program has measured: see `largest_of_call`."""
     if ROLE == 0:
-        tl.atomic_max(found, largest)
-        tl.atomic_max(found + 1, positive)
+        tl.atomic_max(numbers, largest)
+        tl.atomic_max(numbers + 1, positive)
     elif ROLE == 1:
-        tl.atomic_max(found + 2, largest)
+        tl.atomic_max(numbers + 2, largest)
     else:
-        tl.atomic_max(found + 2, positive)
+        tl.atomic_max(numbers + 2, positive)
 
 
 @triton.jit
 def _largest_kernel(
     x,
     y,
-    found,
+    numbers,
     state,
     turn_at,
     distance_at,
@@ -372,7 +373,7 @@ def _largest_kernel(
     Y_SIZE: tl.constexpr,
     BIG: tl.constexpr,
 ):
-    """The largest values of two tensors, each of which has a role; the second may be left out."""
+    """Find the largest values of two tensors with their roles; the second may be missing."""
     program = tl.program_id(0)
     if _is_due(state, TRAINING, turn_at, distance_at, PLANNED, PLANNED):
         if program < x_programs:
@@ -388,7 +389,7 @@ def _largest_kernel(
                 X_SIZE,
                 BIG,
             )
-            _keep_largest(found, largest, positive, X_ROLE)
+            _keep_largest(numbers, largest, positive, X_ROLE)
         else:
             largest, positive = _largest_of(
                 y,
@@ -402,7 +403,7 @@ def _largest_kernel(
                 Y_SIZE,
                 BIG,
             )
-            _keep_largest(found, largest, positive, Y_ROLE)
+            _keep_largest(numbers, largest, positive, Y_ROLE)
 
 
 @triton.jit
@@ -422,7 +423,7 @@ def _square_kernel(
     SIZE: tl.constexpr,
     BIG: tl.constexpr,
 ):
-    """Add up the squares of a gradient in compiled code, where it is measured."""
+    """Add up the squares of a gradient in compiled code, if the gradient is measured."""
     program = tl.program_id(0)
     if _is_due(state, TRAINING, turn_at, distance_at, True, True):
         total = tl.zeros([1], dtype=tl.float64)
@@ -448,8 +449,8 @@ def _keep_row(rows, is_kept, call, value, KEEP: tl.constexpr, WIDTH: tl.constexp
 
 @triton.jit
 def _note_call_kernel(
-    state,  # before its part `found`; see `_add_kernel`
-    found,
+    state,  # before its part `numbers`; see `_add_kernel`
+    numbers,
     near,
     counted_at,
     off_at,
@@ -468,7 +469,7 @@ def _note_call_kernel(
     KEEP: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """Add a call to what a Watchdog keeps in compiled code, and begin the found numbers anew."""
+    """Add a call to the state of a Watchdog in compiled code, and set `numbers` to 0."""
     due = _is_due(state, TRAINING, turn_at, distance_at, True, True)
     calls = tl.load(state + calls_at)
     bad_calls = tl.load(state + bad_calls_at)
@@ -479,10 +480,10 @@ def _note_call_kernel(
     measured = tl.load(state + measured_at)
     turn = tl.load(state + turn_at)
     infinite = float("inf")
-    largest = tl.load(found)
+    largest = tl.load(numbers)
     bad = (largest < infinite) == 0
-    worse = (tl.load(found + 1) < infinite) == 0
-    made = bad & (tl.load(found + 2) < infinite)
+    worse = (tl.load(numbers + 1) < infinite) == 0
+    made = bad & (tl.load(numbers + 2) < infinite)
     on = _begin_call(state, TRAINING, counted_at, off_at, True)
     if on:
         tl.store(state + calls_at, calls + 1)
@@ -502,9 +503,9 @@ def _note_call_kernel(
         if HAS_NEAR:
             tl.store(state + near_at, near_before + tl.load(near).to(tl.float64))
         zero = tl.full([], 0.0, tl.float64)
-        tl.store(found, zero)
-        tl.store(found + 1, zero)
-        tl.store(found + 2, zero)
+        tl.store(numbers, zero)
+        tl.store(numbers + 1, zero)
+        tl.store(numbers + 2, zero)
 
 
 @triton.jit
@@ -524,7 +525,7 @@ def _note_gradient_kernel(
     KEEP: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """Add a gradient to what a Watchdog keeps in compiled code, and begin its square anew."""
+    """Add a gradient to the state of a Watchdog in compiled code, and set `square` to 0."""
     due = _is_due(state, TRAINING, turn_at, distance_at, True, True)
     on = tl.load(state + TRAINING)
     seen = tl.load(state + seen_at)
@@ -552,16 +553,16 @@ def _note_gradient_kernel(
 
 @dataclass(frozen=True)
 class Gate:
-    """The state of a site in compiled code, which tells whether it is on and when it is due.
+    """The state of a site in compiled code: whether it is on, and which calls are measured.
 
     Attributes:
-        state: numbers, see `functional.measures`.
+        state: the numbers of the site; see `functional.measures`.
         training: the mode of the layer.
-        counts: whether it is a call of the layer, and not a gradient.
-        calls: where the number of calls stands in which the site was on.
-        every: each n-th of these is measured.
-        planned: whether a Watchdog plans the calls. Then `calls` and `every` are the places of the
-            number of calls since the beginning, and of the distance of measured ones.
+        counts: True for a call of the layer, False for a gradient.
+        calls: the place of the number of calls in which the site was on.
+        every: each n-th of these calls is measured.
+        planned: whether a Watchdog plans the calls. Then `calls` is the place of the number of
+            calls since the beginning, and `every` is the place of the distance of measured calls.
     """
 
     state: Tensor
@@ -576,7 +577,7 @@ class _Steps(NamedTuple):
     """How several programs read a tensor as one unit.
 
     Attributes:
-        programs: how many programs read the tensor.
+        programs: the number of programs that read the tensor.
         size: the number of columns that a program reads at once.
         places: the numbers of `_measure_kernel` and `_largest_kernel` that tell where.
     """
@@ -588,7 +589,7 @@ class _Steps(NamedTuple):
 
 @functools.lru_cache(maxsize=4096)
 def _steps_of(shape: tuple[int, ...], strides: tuple[int, ...]) -> _Steps | None:
-    """How a tensor is read; None if it must be copied first."""
+    """Return how a tensor is read; None if it must be copied first."""
     layout = units_of(shape, strides, None)
     if layout is None:
         return None
@@ -603,7 +604,7 @@ def _steps_of(shape: tuple[int, ...], strides: tuple[int, ...]) -> _Steps | None
 
 
 def _one_unit(x: Tensor) -> tuple[Tensor, _Steps]:
-    """A tensor, or a copy of it, that several programs read as one unit, and how they read it."""
+    """Return a tensor, or a copy, that programs read as one unit, and how they read it."""
     steps = _steps_of(tuple(x.shape), x.stride())
     if steps is None:
         x = x.contiguous()
@@ -624,13 +625,13 @@ def measure(
     """Add a tensor to statistics: two kernels.
 
     Args:
-        x: the tensor, of which values that are not finite leave all moments out.
+        x: the tensor. If a value is not finite, all moments are left out.
         sums: in float64; changed.
         largest: the largest magnitude so far, in float64; changed.
-        exponents: of 2, where the octaves begin and end.
-        places: where the numbers stand.
+        exponents: the exponents of 2 where the octaves begin and end.
+        places: the places of the numbers.
         scale: the factor of the loss, by which values are divided.
-        gate: tells in compiled code whether the call is measured; it is counted there.
+        gate: decides in compiled code whether the call is measured, and counts the call.
     """
     first, last = exponents
     bins = last - first + 2
@@ -701,7 +702,7 @@ def alive(x: Tensor, flags: Tensor, zero: float, gate: Gate | None = None) -> No
 
     Args:
         x: the tensor; NaN counts.
-        flags: of each channel, boolean; changed.
+        flags: a boolean for each channel; changed.
         zero: the largest magnitude of a channel that is not alive.
         gate: whether the site is on, in compiled code.
     """
@@ -736,7 +737,7 @@ def alive(x: Tensor, flags: Tensor, zero: float, gate: Gate | None = None) -> No
 
 
 def largest_of_call(
-    outputs: Sequence[Tensor], given: Sequence[Tensor], found: Tensor, gate: Gate | None = None
+    outputs: Sequence[Tensor], given: Sequence[Tensor], numbers: Tensor, gate: Gate | None = None
 ) -> None:
     """Find three numbers of a call of a layer, in float64: one kernel for each two tensors.
 
@@ -746,8 +747,8 @@ def largest_of_call(
 
     Args:
         outputs: the floating-point tensors in the output.
-        given: those among the arguments.
-        found: the numbers, which are 0 before.
+        given: the floating-point tensors among the arguments.
+        numbers: the three numbers, which must be 0 before.
         gate: in compiled code, whether the call is measured.
     """
     roles = [*((x, _OUTPUT) for x in outputs), *((x, _GIVEN) for x in given[:1])]
@@ -761,11 +762,11 @@ def largest_of_call(
         launch.start(
             _largest_kernel,
             of_x.programs + (0 if is_alone else of_y.programs),
-            found.device,
+            numbers.device,
             x,
             y,
-            found,
-            found if gate is None else gate.state,
+            numbers,
+            numbers if gate is None else gate.state,
             0 if gate is None else gate.calls,
             0 if gate is None else gate.every,
             *of_x.places,
@@ -781,21 +782,21 @@ def largest_of_call(
 
 
 def square_of(x: Tensor, scale: float | Tensor = 1.0) -> Tensor:
-    """The sum of squares of a tensor divided by a scale, in float64, by one kernel."""
+    """Return the sum of squares of a tensor divided by a scale, in float64, by one kernel."""
     return squares(x, add=True, scale=scale).view(())
 
 
-def note_call(gate: Gate, found: Tensor, near: Tensor | None, at: Any, keep: int) -> None:
+def note_call(gate: Gate, numbers: Tensor, near: Tensor | None, at: Any, keep: int) -> None:
     """Add a call to the state of a Watchdog in compiled code.
 
     Args:
         gate: the state.
-        found: of `largest_of_call`.
-        near: the share of values near their bounds; None without.
-        at: where the numbers stand: calls of the layer in this mode, calls while switched off,
-            calls while switched on, measured ones with NaN or Inf, the first of these, the first of
-            these with a finite input, the first with NaN or +Inf, shares near bounds, all measured
-            ones, and rows.
+        numbers: the numbers from `largest_of_call`.
+        near: the share of values near their bounds; None for layers without bounds.
+        at: the places of ten numbers: calls of the layer in this mode; calls while switched off;
+            calls while switched on; measured calls with NaN or Inf; the first of these; the first
+            of these with a finite input; the first call with NaN or +Inf; shares near bounds; all
+            measured calls; the rows.
         keep: the number of rows.
     """
     launch.start(
@@ -803,8 +804,8 @@ def note_call(gate: Gate, found: Tensor, near: Tensor | None, at: Any, keep: int
         1,
         gate.state.device,
         gate.state,
-        found,
-        found if near is None else near,
+        numbers,
+        numbers if near is None else near,
         *at,
         gate.calls,
         gate.every,
@@ -823,10 +824,10 @@ def note_gradient(
     Args:
         gate: the state.
         grad: the gradient.
-        square: where its squares are added up; 0 before and after.
+        square: the sum of the squares of the gradient; 0 before and after.
         scale: the factor of the loss, by which the norm is divided; None is 1.
-        at: where the numbers stand: gradients, measured ones, the sum of their norms, the first one
-            with NaN or Inf, and rows.
+        at: the places of five numbers: gradients, measured gradients, the sum of their norms, the
+            first gradient with NaN or Inf, and the rows.
         keep: the number of rows.
     """
     grad, unit = _one_unit(grad)

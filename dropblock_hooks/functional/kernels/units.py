@@ -5,11 +5,11 @@
 
 In torch operations, the same are `masks.bernoulli` and `masks.Mask.drop`.
 
-Elements are drawn from a seed, of which the backward draws the same again. Units are drawn once: a
-byte for each unit tells if it is kept.
+Elements are drawn from a seed, and the backward draws them again from the same seed. Units are
+drawn once: a byte for each unit says whether it is kept.
 
 An element is dropped if a random number of 16 bits is below p * 2^16, which is rounded so that the
-rate is exact; a random draw has eight of them.
+rate is exact. A random draw has eight such numbers.
 """
 
 import functools
@@ -25,16 +25,16 @@ from ..masks import Mask
 from . import launch
 from .blocks import key_of, limit_of, random_bits
 
-_STRIPS = 512  # of a program, with two times 4 elements each
+_STRIPS = 512  # the strips of a program, with two times 4 elements each
 
 
 @triton.jit
 def _limit_of_halves(p, a, b, c, d):
-    """How many of the 2^16 values of a half are dropped, for the halves of four random numbers.
+    """Return how many of the 2^16 values of a half are dropped, for four random numbers.
 
-    It is rounded up with the chance that makes the rate exact, to 2^-48. What decides is the
-    exclusive or of the four numbers, of which any two halves are independent. So the events that
-    two elements are dropped have a covariance of at most 2^-34.
+    The limit is rounded up with the chance that makes the rate exact, to 2^-48. The exclusive or of
+    the four numbers decides about the rounding; any two halves are independent of it. So the events
+    that two elements are dropped have a covariance of at most 2^-34.
     """
     scaled = tl.full([], p, tl.float32) * 65536.0
     whole = scaled.to(tl.int32)
@@ -44,7 +44,7 @@ def _limit_of_halves(p, a, b, c, d):
 
 @triton.jit
 def _dropped_halves(first, second, limit):
-    """Four bits for the halves of two random numbers: whether they are below a limit."""
+    """Return four bits for the halves of two random numbers: whether they are below a limit."""
     bits = ((first & 0xFFFF).to(tl.int32) < limit).to(tl.int32)
     bits |= ((first >> 16).to(tl.int32) < limit).to(tl.int32) << 1
     bits |= ((second & 0xFFFF).to(tl.int32) < limit).to(tl.int32) << 2
@@ -54,7 +54,7 @@ def _dropped_halves(first, second, limit):
 
 @triton.jit
 def _number_of_four(bits, places):
-    """How many of four bits are set, of which only the first ones have a place."""
+    """Return how many of four bits are set. Bits beyond the `places` do not count."""
     existing = tl.minimum(tl.maximum(places, 0), 4).to(tl.int32)
     bits = bits & ((1 << existing) - 1)
     pairs = bits - ((bits >> 1) & 5)
@@ -154,8 +154,8 @@ def _apply_units_kernel(
 ):
     """Multiply kept units by a factor, and write 0 in the others.
 
-    A tensor is read as (outer, inner, columns). The first two axes are rows, each of which is one
-    unit; or the columns are the units of each outer place.
+    A tensor is read as (outer, inner, columns). Each row (outer, inner) is one unit. With LAST, the
+    columns are the units of each outer place instead.
     """
     program = tl.program_id(0)
     if BIG:
@@ -181,11 +181,11 @@ def _apply_units_kernel(
 
 
 class Elements:
-    """Drops elements of tensors, like `sparse.Blocks`; the same of a tensor and its gradient.
+    """Drops elements of tensors, like `sparse.Blocks`; a gradient loses the same elements.
 
     Args:
         p: chance of an element to be dropped.
-        seed: of `launch.draw_seed`.
+        seed: the seed from `launch.draw_seed`.
     """
 
     has_counts = False  # whether `drop` without a scale multiplies by all / kept elements
@@ -193,13 +193,13 @@ class Elements:
     def __init__(self, p: float, seed: int | Tensor) -> None:
         self.p = p
         self.seed = seed
-        self.strides: tuple[int, ...] | None = None  # in whose order elements are drawn
+        self.strides: tuple[int, ...] | None = None  # elements are drawn in their order
 
     def count(self, drawn: Tensor) -> Tensor:
         return drawn.view(())
 
     def drop(self, x: Tensor, scale: float | None, drawn: Tensor) -> Tensor:
-        """``x * scale`` with 0 in the dropped elements, which are counted in `drawn`."""
+        """Return ``x * scale`` with 0 in the dropped elements, and count these in `drawn`."""
         y = torch.empty_like(x)
         is_forward = self.strides is None
         if self.strides is None:
@@ -233,7 +233,7 @@ class KeptUnits:
     """Drops units of tensors, like `sparse.Blocks`; the mask tells which are kept.
 
     Args:
-        axes: how many axes at the beginning tell the unit; at most 2.
+        axes: the number of axes at the beginning whose places are units; at most 2.
         dropped: the number of dropped elements.
     """
 
@@ -245,7 +245,7 @@ class KeptUnits:
         return self.dropped.view(())
 
     def drop(self, x: Tensor, scale: float | None, drawn: Tensor) -> Tensor:
-        """``x * scale`` with 0 in the dropped units."""
+        """Return ``x * scale`` with 0 in the dropped units."""
         factor = 1.0 if scale is None else scale
         return launch.or_else(
             lambda: _apply_units(x, self.axes, drawn, factor),
@@ -261,14 +261,14 @@ class KeptUnits:
 def draw_elements(
     x: Tensor, p: float, generator: torch.Generator | None
 ) -> tuple[Elements, Tensor]:
-    """What drops elements of a tensor, and the count of the dropped ones."""
+    """Return the object that drops elements of a tensor, and the count of the dropped ones."""
     return Elements(p, launch.draw_seed(x.device, generator)), launch.zeros(x.device)
 
 
 def draw_units(
     x: Tensor, axes: int, p: float, generator: torch.Generator | None
 ) -> tuple[KeptUnits, Tensor]:
-    """Draw the units that a tensor has on its first axes: what drops them, and which are kept."""
+    """Draw the units on the first axes; return the object that drops them, and which are kept."""
     n_units = math.prod(x.shape[:axes])
     kept = torch.empty(n_units, dtype=torch.int8, device=x.device)
     dropped = launch.zeros(x.device)
@@ -331,7 +331,7 @@ class Rows:
         outer: number of places on the first axis.
         inner: number of places on the second axis.
         columns: number of places on the third axis.
-        strides: of the three axes.
+        strides: the strides of the three axes.
         last: whether the columns are the units of each outer place; otherwise each row is a unit.
     """
 
@@ -348,7 +348,7 @@ def _as_rows(x: Tensor, axes: int) -> Rows | None:
 
 @functools.lru_cache(maxsize=4096)
 def rows_of(shape: tuple[int, ...], strides: tuple[int, ...], axes: int) -> Rows | None:
-    """How a tensor of units is read; None if its axes don't form rows."""
+    """Return how a tensor of units is read; None if its axes don't form rows."""
     sizes = (*(1,) * (2 - axes), *shape)
     steps = (*(0,) * (2 - axes), *strides)
     inside = _together(sizes[2:], steps[2:], any_order=axes < 2)
@@ -363,7 +363,7 @@ def rows_of(shape: tuple[int, ...], strides: tuple[int, ...], axes: int) -> Rows
 def _together(
     sizes: tuple[int, ...], strides: tuple[int, ...], any_order: bool
 ) -> tuple[int, int] | None:
-    """The size and the stride of one axis in place of several; None if there is none."""
+    """Join several axes; return the size and the stride, or None if that is impossible."""
     axes = [(step, size) for size, step in zip(sizes, strides, strict=True) if size > 1]
     if any_order:
         axes.sort(reverse=True)
