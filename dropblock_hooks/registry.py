@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar, dataclass_transform
 
@@ -74,6 +74,25 @@ def check_fields(cls: type) -> None:
     if names:
         fields_ = ", ".join(sorted(names))
         raise TypeError(f"{cls.__name__} has fields ({fields_}): put @register above it")
+
+
+def check_arguments(cls: type, names: Iterable[str], annotation: str) -> None:
+    """Raise TypeError for an argument that is an attribute of a class, but no field of it.
+
+    Args:
+        cls: the class that is called.
+        names: the names of the keyword arguments.
+        annotation: the annotation that most fields of such classes have.
+    """
+    for name in names:
+        is_field = name in getattr(cls, "__dataclass_fields__", {})
+        value = getattr(cls, name, None)
+        if _is_number(value) and not is_field:
+            raise TypeError(
+                f"{cls.__name__} has no argument {name!r}, because {name} = {value} has no "
+                f"annotation in the class: write `{name}: {annotation} = {value}`, and @register "
+                "above the class"
+            )
 
 
 def store(frozen: object, /, **values: Any) -> None:
@@ -160,5 +179,9 @@ def stated_fields(obj: Any) -> dict[str, Any]:
 
 def _is_nonzero_number(value: Any) -> bool:
     """Return whether a value is a number other than 0, and no boolean."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and value != 0
+    return _is_number(value) and value != 0
+
+
+def _is_number(value: Any) -> bool:
+    """Return whether a value is a number, and no boolean."""
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -71,12 +71,16 @@ def test_an_action_gets_the_sites_of_one_fault_together():
     assert [finding.sites for finding in seen] == [("a/X", "c/X")]
 
 
+def train(model, steps=1):
+    for _ in range(steps):
+        model(torch.randn(5, 3)).sum().backward()
+
+
 def test_verify_has_one_finding_for_a_fault_of_many_parameters():
     model = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3))
     attached = attach(model, {"param:**": ClipGradNorm(1.0, group=True)})
     with pytest.warns(HookWarning) as caught:
-        model(torch.ones(2, 3)).sum().backward()
-        attached.step()
+        train(model)
     (finding,) = [each for each in attached.verify() if each.kind == Kind.NO_OPTIMIZER]
     assert finding.sites == tuple(site.key for site in attached)
     assert len(finding.sites) == 4
@@ -92,8 +96,7 @@ def test_alerts_and_warnings_have_one_finding_for_a_fault_of_many_layers():
     for norm in model[:4]:
         norm.eval()
     with pytest.warns(HookWarning) as caught:
-        for _ in range(8):
-            model(torch.randn(5, 3)).sum().backward()
+        train(model, steps=8)
     sites = tuple(f"{i}/Watchdog" for i in range(4))
     assert [finding.sites for finding in attached.alerts] == [sites]
     assert [finding.sites for finding in attached.verify()] == [sites]

@@ -23,6 +23,7 @@ class TargetKind:
         values_in: returns the values of this kind in a module, by their names; None for layers.
         no_options: the options of a regularizer that mean nothing for such a target.
         hint: an explanation of these selectors, for the message about one that matches nothing.
+        listing: the call that lists the targets, for this message if no name is close.
     """
 
     prefix: str
@@ -30,6 +31,7 @@ class TargetKind:
     values_in: Callable[[nn.Module], Mapping[str, Any]] | None = None
     no_options: tuple[str, ...] = ()
     hint: str = ""
+    listing: str = ""
 
     @property
     def is_layer(self) -> bool:
@@ -63,8 +65,14 @@ def parameters_in(module: nn.Module) -> dict[str, Any]:
 
 _OF_TENSORS = ("at", "index", "layout", "grid", "prefix_tokens")
 
-LAYER = TargetKind("", "layer")
-PARAMETER = TargetKind("param", "parameter", parameters_in, no_options=_OF_TENSORS)
+LAYER = TargetKind("", "layer", listing="layers(model)")
+PARAMETER = TargetKind(
+    "param",
+    "parameter",
+    parameters_in,
+    no_options=_OF_TENSORS,
+    listing="model.named_parameters()",
+)
 ATTRIBUTE = TargetKind(
     "attr",
     "attribute",
