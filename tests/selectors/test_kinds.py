@@ -3,7 +3,7 @@
 import pytest
 from torch import nn
 
-from dropblock_hooks import Dropout, DropPath, ScaleGrad, SpecError, attach
+from dropblock_hooks import Dropout, DropPath, ScaleGrad, SpecError, attach, plan
 from dropblock_hooks.attachment.place import HOOKS
 from dropblock_hooks.selectors.kinds import KINDS, LAYER, TargetKind
 from dropblock_hooks.sites.hooks import SiteHook
@@ -48,6 +48,17 @@ def test_a_new_kind_is_selected_placed_and_reported(buffers):
         assert model[0].running_var.tolist() == [0.5] * 3
         assert attached.select("buffer:**") == attached.sites
         assert "0.running_var/Dropout" in str(attached)
+
+
+def test_values_that_are_no_parameters_are_not_frozen_and_have_no_axes_of_a_parameter(buffers):
+    spec = {"buffer:*.running_var": Dropout(0.5)}
+    (planned,) = plan(norm(), spec)
+    assert not planned.frozen
+    (site,) = attach(norm(), spec)
+    assert site.layout != "parameter"
+    frozen = norm().requires_grad_(False)
+    (planned,) = plan(frozen, {"param:1.bias": ScaleGrad(2.0)})
+    assert planned.frozen
 
 
 @pytest.mark.parametrize(
