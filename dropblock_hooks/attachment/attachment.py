@@ -267,7 +267,8 @@ class Attachment:
         """Let each site draw one mask within a ``with`` block, and use it in all of its calls.
 
         It is for several passes of a model that belong together, such as both sides of a siamese
-        network, the steps of a recurrent cell, or samples of Monte-Carlo dropout that are compared.
+        network, or the steps of a recurrent cell. To compare several inputs under the same mask of
+        Monte-Carlo dropout, call the model yourself in the block, because `sample` draws new masks.
         The first call of a site in the block draws the mask. Regularizers of gradients and the
         model's own dropouts draw a new mask in each call. Compiled code runs in eager mode in the
         block.

@@ -48,14 +48,15 @@ class Sampled(NamedTuple):
     samples: Tensor
 
     def entropy(self, axis: int = 1) -> Tensor:
-        """Return the entropy of the mean probabilities, in nats: the whole uncertainty of a class.
+        """Return the entropy of the mean probabilities, in nats: the total uncertainty.
 
         Args:
             axis: the axis of the classes in an output, without the axis of the samples.
 
         Raises:
-            ValueError: if there is no such axis, or if the samples are no probabilities that add up
-                to 1 on this axis: sample with ``target=lambda y: y.softmax(1)``.
+            ValueError: if there is no such axis, or if the samples are not probabilities that add
+                up to 1 on this axis. For a model that returns logits, write
+                ``sample(..., target=lambda y: y.softmax(1))``.
         """
         probabilities = _probabilities(self.samples, axis)
         return _entropy(probabilities.mean(0))
@@ -63,8 +64,9 @@ class Sampled(NamedTuple):
     def mutual_information(self, axis: int = 1) -> Tensor:
         """Return the mutual information of class and mask, in nats: the uncertainty of the model.
 
-        It is the entropy of the mean probabilities minus the mean entropy of the passes, which is
-        the noise of the data. It is 0 if all passes agree. The method is known as BALD.
+        It is the total uncertainty, see `entropy`, minus the mean of the entropies of the single
+        passes. This mean measures the noise of the data. The mutual information is 0 if all passes
+        agree. The method is known as BALD.
 
         Args:
             axis: as for `entropy`.
