@@ -194,7 +194,9 @@ def test_scaled_by_a_factor(schedule, half):
 
 def test_each_schedule_is_scaled():
     missing = set(own_classes(Schedule).values()) - {type(schedule) for schedule, _ in SCALED}
-    assert not missing, f"add a schedule and half of it to SCALED in this file: {missing}"
+    assert not missing, (
+        f"add a schedule and half of it to SCALED in tests/test_schedules.py: {missing}"
+    )
 
 
 @dataclass(frozen=True, repr=False)
