@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar, dataclass_transform
 
@@ -76,23 +76,41 @@ def check_fields(cls: type) -> None:
         raise TypeError(f"{cls.__name__} has fields ({fields_}): put @register above it")
 
 
-def check_arguments(cls: type, names: Iterable[str], annotation: str) -> None:
+def check_arguments(
+    cls: type, args: Sequence[Any], kwargs: Mapping[str, Any], annotation: str
+) -> None:
     """Raise TypeError for an argument that is an attribute of a class, but no field of it.
 
     Args:
         cls: the class that is called.
-        names: the names of the keyword arguments.
+        args: the positional arguments.
+        kwargs: the keyword arguments.
         annotation: the annotation that most fields of such classes have.
     """
+    known: Mapping[str, Any] = getattr(cls, "__dataclass_fields__", {})  # with class variables
+    names = list(kwargs)
+    positional = [name for name, field_ in known.items() if field_.kw_only is False]
+    if len(args) > len(positional):
+        names += _new_attributes(cls)
+
     for name in names:
-        is_field = name in getattr(cls, "__dataclass_fields__", {})
         value = getattr(cls, name, None)
-        if _is_number(value) and not is_field:
+        if _is_number(value) and name not in known:
             raise TypeError(
                 f"{cls.__name__} has no argument {name!r}, because {name} = {value} has no "
                 f"annotation in the class: write `{name}: {annotation} = {value}`, and @register "
                 "above the class"
             )
+
+
+def _new_attributes(cls: type) -> list[str]:
+    """Return the names of the attributes that the bases of a class do not have."""
+    names = []
+    for name in vars(cls):
+        is_inherited = any(hasattr(base, name) for base in cls.__bases__)
+        if not is_inherited:
+            names.append(name)
+    return names
 
 
 def store(frozen: object, /, **values: Any) -> None:

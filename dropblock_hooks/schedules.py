@@ -48,7 +48,7 @@ class Schedule:
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         check_fields(cls)
-        check_arguments(cls, kwargs, "float")
+        check_arguments(cls, args, kwargs, "float")
         return super().__new__(cls)
 
     def __getstate__(self) -> dict[str, Any]:

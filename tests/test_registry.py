@@ -174,7 +174,13 @@ def test_an_argument_without_an_annotation_is_explained(own_registry):
     assert Bare(at="input").at == "input"
     with pytest.raises(TypeError, match=r"no annotation.*write `p: Probability = 0.1`"):
         Bare(p=0.2)
+    with pytest.raises(TypeError, match=r"write `p: Probability = 0.1`"):
+        Bare(0.2)
     with pytest.raises(TypeError, match=r"write `start: float = 0.3`"):
         Flat(start=0.5)
+    with pytest.raises(TypeError, match=r"write `start: float = 0.3`"):
+        Flat(0.5)
     with pytest.raises(TypeError, match="unexpected keyword argument 'q'"):
         Bare(q=0.2)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'spatial'"):
+        Bare(spatial=1)

@@ -162,7 +162,7 @@ class Regularizer:
     traced: ClassVar[bool] = False  # whether ``apply`` is traced, with rates as tensors
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        check_arguments(cls, kwargs, "Probability")
+        check_arguments(cls, args, kwargs, "Probability")
         return super().__new__(cls)
 
     def __copy__(self) -> Self:
