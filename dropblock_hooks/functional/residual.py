@@ -38,7 +38,7 @@ def branch_squares(y: Tensor, x: Tensor) -> Tensor:
 
 def _norm(x: Tensor) -> Tensor:
     """The norm of a tensor. That of `norm_of` is quicker on a CPU, where it reads a number."""
-    if launch.is_traced():
+    if launch.is_traced() or launch.is_on(x.device, x.dtype):
         norm: Tensor = vector_norm(x, dtype=wide_dtype(x.device))
         return norm
     return norm_of(x)
