@@ -287,12 +287,18 @@ class Attachment:
         return same_masks(self._run, self._hooks)
 
     def remove(self) -> None:
-        """Take every hook off, after the backward. Warns of rates that never moved or stayed 0."""
+        """Take every hook off, after the backward.
+
+        Warns of faults of the last epoch, as ``step`` would. Warns also of rates that never moved,
+        or stayed 0.
+        """
         run = self._run
         forgotten = []
         if run.installed:
             forgotten = find_forgotten(run, self._sites)
-            close_last(self._base, run, self._hooks)
+            of_last_epoch = close_last(self._base, run, self._hooks)
+            if run.stepped:  # no step will report them
+                forgotten += of_last_epoch
         run.installed = False
 
         if run.ticker is not None:

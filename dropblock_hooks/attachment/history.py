@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from ..diagnosis.now import find_before_step
+from ..diagnosis.now import find_at_boundary
 from ..findings import Finding
 from ..sites.counter import Snapshot
 from ..sites.history import History, mean_rates
@@ -39,12 +39,12 @@ def close_last(
     base: nn.Module,
     run: Run,
     hooks: Sequence[SiteHook],
-) -> None:
-    """Add the rows of the present epoch, because no step will end it."""
+) -> list[Finding]:
+    """Add the rows of the present epoch, because no step will end it; return its faults."""
     run.take_counts()
     windows = _open_windows(run)
     if not _is_trained(windows):
-        return
+        return []
 
     recorder = run.history
     faults = _faults_now(base, run, hooks)
@@ -53,6 +53,7 @@ def close_last(
     epoch = math.floor(run.epoch)
     recorder.note_end(epoch, run.sites)
     recorder.close(run.sites, windows)
+    return faults
 
 
 def rates_now(run: Run) -> tuple[float, float] | None:
@@ -82,4 +83,4 @@ def _faults_now(
 ) -> list[Finding]:
     """Find the faults that ``step`` would report at the end of the present epoch."""
     next_epoch = math.floor(run.epoch) + 1
-    return find_before_step(next_epoch, base, run, hooks)
+    return find_at_boundary(next_epoch, base, run, hooks)

@@ -170,10 +170,14 @@ def _is_ever_above_zero(rate: Any, start: int, stop: int) -> bool:
 
 
 def _only_evaluated(run: Run, sites: Iterable[LiveSite]) -> list[Finding]:
-    """Find out whether the model never ran in training mode, if ``step`` was never called."""
-    if run.stepped or run.switched:
+    """Find out whether the model never ran in training mode, if no ``step`` has ended an epoch."""
+    if run.switched:
         return []
     forwards = run.counter.life()
+    in_open_window = run.counter.window().evaluated
+    was_reported = run.stepped and in_open_window < forwards.evaluated
+    if was_reported:
+        return []
     if forwards.trained or forwards.evaluated < _FEWEST:
         return []
     if any(site.counter.active or site.counter.trained for site in sites):

@@ -115,6 +115,16 @@ def find_before_step(
         return [messages.REMOVED.finding(epoch=run.epoch)]
 
     _check_end(t, run, hooks)
+    return find_at_boundary(t, base, run, hooks)
+
+
+def find_at_boundary(
+    t: float,
+    base: nn.Module,
+    run: Run,
+    hooks: Sequence[SiteHook],
+) -> list[Finding]:
+    """Find the faults of the open window, if it closes when the time moves to `t`."""
     epochs = math.floor(t) - math.floor(run.epoch)
     if not epochs:
         return []

@@ -246,3 +246,37 @@ def test_each_is_told_once():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         attached.remove()
+
+
+def test_the_only_epoch_was_in_evaluation_mode():
+    model = model_of().eval()
+    attached = attach(model, {"0": Dropout(0.1)})
+    attached.step(0)
+    train(model)
+    with pytest.warns(HookWarning, match="10 forwards in evaluation mode and none in training"):
+        attached.remove()
+
+
+def test_a_fault_of_the_last_epoch_is_told_when_the_attachment_is_removed():
+    model = model_of()
+    attached = attach(model, {"0": Dropout(0.1), "2": Dropout(0.1)})
+    attached.step(0)
+    train(model)
+    attached.step(1)
+    train(model[:2])
+    with pytest.warns(HookWarning) as caught:
+        attached.remove()
+    (warning,) = caught
+    (finding,) = warning.message.findings
+    assert finding.sites == ("2/Dropout",)
+
+
+def test_an_attachment_that_is_removed_after_its_last_epoch_has_made_no_further_step():
+    """Nobody called ``step(4)``, so no warning says that 4 is after the end."""
+    model = model_of()
+    attached = attach(model, {"0": Dropout(LinearSchedule(0.1, 0.2))}, epochs=3)
+    attached.step(3)
+    train(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        attached.remove()
