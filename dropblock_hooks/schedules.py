@@ -22,7 +22,7 @@ Span: TypeAlias = tuple[float, float]
 UNKNOWN: Span = (-math.inf, math.inf)
 
 UNSAID = (
-    "it does not say its epochs: give it epochs=, or the length of the whole training "
+    "the schedule has no length: pass epochs= to it, or the length of the whole training "
     "(epochs=90 of attach, plan or a callback; --epochs 90 of the command)"
 )
 

@@ -137,7 +137,9 @@ def _clear(resolved: Resolved, targets: list[Target], where: str) -> None:
     names = {target.name for target in targets}
     remaining = [p for p in resolved.placements if p.target.name not in names]
     if len(remaining) == len(resolved.placements):
-        resolved.warnings.append(f"{where}: None clears nothing: no earlier entry is on it")
+        resolved.warnings.append(
+            f"{where}: None has no effect: no earlier entry selects these layers"
+        )
     resolved.placements = remaining
 
 

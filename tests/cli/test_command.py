@@ -103,7 +103,7 @@ def test_plan(capsys):
     assert data["problems"] == []
     code, out, err = run(capsys, "--json", "plan", "resnet18", "spec.yaml")
     assert (code, out) == (1, "")
-    assert "does not say its epochs" in err
+    assert "the schedule has no length" in err
 
 
 def test_plan_tells_what_is_wrong(capsys):

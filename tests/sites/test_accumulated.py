@@ -339,7 +339,7 @@ def test_an_unused_parameter_is_told_until_it_is_frozen():
     keys = [key for finding in found for key in finding.sites]
     assert keys == ["unused.weight/ClipGradNorm", "unused.bias/ClipGradNorm"]
     for finding in found:
-        assert "it had no gradient, and others of the optimizer had one" in finding.text
+        assert "it had no gradient, while other parameters of the optimizer had one" in finding.text
         assert "requires_grad_(False)" in finding.cure
 
     model.unused.requires_grad_(False)
