@@ -77,7 +77,7 @@ class Member:
 
 
 def _shown(block: Regularizer) -> str:
-    """A regularizer in the column of options: its class, unless it is DropBlock, and its options."""
+    """The options of a regularizer, after its class if it is not DropBlock."""
     options = [f"{name}={getattr(block, name)}" for name in ("index", "grid")]
     options = [option for option in options if not option.endswith("=None")]
     if not isinstance(block, DropBlock2d):
