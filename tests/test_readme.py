@@ -122,6 +122,13 @@ def test_the_dropped_shares_of_the_resnets_of_timm():
     assert (set_third, set_fourth) == (2.5, 10)
     assert measured == [pytest.approx(real_third, abs=0.4), pytest.approx(real_fourth, abs=0.6)]
 
+    migrating = (ROOT / "docs/guide/migrating.md").read_text(encoding="utf-8")
+    rates = re.findall(r'"layer[34]\.\*\.drop_block": DropBlock2d\(p=([\d.]+)', migrating)
+    assert [100 * float(rate) for rate in rates] == [
+        pytest.approx(real_third),
+        pytest.approx(real_fourth),
+    ]
+
 
 def test_the_dropped_shares_of_this_package_in_the_resnets_of_timm():
     timm = pytest.importorskip("timm", reason="the README compares with timm")
