@@ -132,8 +132,9 @@ def test_the_dropped_shares_of_the_resnets_of_timm():
 
 def test_the_dropped_shares_of_this_package_in_the_resnets_of_timm():
     timm = pytest.importorskip("timm", reason="the README compares with timm")
-    cell = row_of("dropped in timm's own ResNets")[3]
-    third, fourth = numbers(cell)
+    row = row_of("dropped in timm's own ResNets")
+    third, fourth = numbers(row[3])
+    assert [third, fourth] == numbers(row[1])[1::2]  # the rates that timm is set to
     model = timm.create_model("resnet18", num_classes=2)
     spec = {
         "layer3.*.drop_block": DropBlock2d(third / 100, 5),
