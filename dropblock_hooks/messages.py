@@ -64,7 +64,7 @@ SKIPPED_UPDATE = Message(
 )
 SKIPPED_UPDATES = Message(
     Kind.SKIPPED,
-    "left out {share:.2g} of the updates of the optimizer",
+    "left out {skipped} of {updates} updates of the optimizer ({percent:.0f} %)",
     _ABOUT_SKIPPED,
 )
 
@@ -211,7 +211,7 @@ REMOVED = Message(Kind.REMOVED, "the attachment was removed", "Call attach again
 NOT_RUN = Message(
     Kind.NOT_RUN,
     "no layer was called in this epoch, or since attaching or loading",
-    "Run a training step first",
+    "Run a training step first. If you did, another model was trained: attach to that one",
     Severity.ERROR,
 )
 _TRAIN_THIS_MODEL = (

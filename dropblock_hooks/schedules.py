@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Self, TypeAlias
 from .checks import NON_NEGATIVE, PROBABILITY, as_count, as_number
 from .pickling import set_state, state_of
 from .quoting import described, quote
-from .registry import brief, check_fields, register, store
+from .registry import brief, check_arguments, check_fields, register, store
 
 Span: TypeAlias = tuple[float, float]
 """The smallest and the largest value."""
@@ -48,6 +48,7 @@ class Schedule:
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         check_fields(cls)
+        check_arguments(cls, args, kwargs, "float")
         return super().__new__(cls)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from torch import nn
 
 from .. import messages
 from .._torch import NO_TASK, graph_task
-from ..findings import Finding, tell
+from ..findings import Finding, merged, tell
 from ..selectors.wrappers import bare_type
 from ..sites.hooks import SiteHook
 from ..sites.run import Run
@@ -99,7 +99,7 @@ def tell_faults(attached: Any) -> list[Finding]:
     alerts = new_alerts(base, run, hooks)
     tell_alerts(run, hooks, alerts)
     present_alerts = alerts_now(base, run, hooks)
-    return faults + present_alerts
+    return merged(faults + present_alerts)
 
 
 def find_before_step(
