@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dropblock_hooks import Attachment, DropBlock2d, Dropout1d, Site, attach
+from dropblock_hooks import Attachment, DropBlock2d, Dropout1d, Regularizer, Site, attach
 
 P, BLOCK, BATCH, REPEATS = 0.2, 3, 2, 40
 STAGES = ("stage:-2", "stage:-1")
@@ -58,6 +58,31 @@ class Member:
         if self.model == "coat_tiny":  # its last stages are scales of the same blocks
             return {"stage:-1": blocks}
         return dict(zip(STAGES, blocks, strict=True))
+
+    def shown(self) -> str:
+        """The options of the spec by selector, and the classes other than DropBlock.
+
+        ``+`` stands between the regularizers of a list.
+        """
+        by_selector = {}
+        for selector, blocks in self.spec().items():
+            if isinstance(blocks, list):
+                by_selector[selector] = " + ".join(map(_shown, blocks))
+            else:
+                by_selector[selector] = _shown(blocks)
+        texts = list(dict.fromkeys(by_selector.values()))
+        if len(by_selector) == 2 and len(texts) == 1:
+            return texts[0]
+        return "; ".join(f"{selector} {text}" for selector, text in by_selector.items())
+
+
+def _shown(block: Regularizer) -> str:
+    """The options of a regularizer, after its class if it is not DropBlock."""
+    options = [f"{name}={getattr(block, name)}" for name in ("index", "grid")]
+    options = [option for option in options if not option.endswith("=None")]
+    if not isinstance(block, DropBlock2d):
+        options.insert(0, type(block).__name__)
+    return ", ".join(options) or "none"
 
 
 def both(**options: Any) -> tuple[dict[str, Any], dict[str, Any]]:

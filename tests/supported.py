@@ -15,7 +15,11 @@ KINDS = {
     "rate only read": "{} (read)",
     "rate held by a module": "{} (held)",
 }
-HIERA = "the tokens of the last stage only are in the order of rows: use `Dropout1d` before it"
+HIERA = (
+    "the tokens are in the order of rows in the last stage only, so DropBlock fails before it: "
+    "use `Dropout1d` there"
+)
+LAST_ONLY = "last stage only"
 Row = dict[str, str]
 
 
@@ -34,19 +38,28 @@ def write(name: str, rows: list[Row]) -> None:
 
 
 def options_of(row: Row) -> str:
-    """What a user passes at the two stages: `stage:-2`, then `stage:-1`."""
-    stages = row["options"].split("; ")
-    shown = ["nothing" if stage == "none" else f"`{stage}`" for stage in stages]
-    if len(shown) == 1:
-        return shown[0]
-    return f"{shown[0]} at `stage:-2`, {shown[1]} at `stage:-1`"
+    """What a user passes for DropBlock, by selector if the two stages differ."""
+    if row["options"] == "none":
+        return "nothing"
+
+    shown = []
+    for part in row["options"].split("; "):
+        if not part.startswith("stage:"):
+            return f"`{part}`"
+        selector, _, options = part.partition(" ")
+        if "+" in options:
+            elements = " and ".join(f"`{option}`" for option in options.split(" + "))
+            shown.append(f"a list of two at `{selector}`, with {elements}")
+        elif "=" in options:  # not another class than DropBlock
+            shown.append(f"`{options}` at `{selector}`")
+    return ", ".join(shown)
 
 
 def drop_block(row: Row) -> str:
-    """Whether DropBlock works at both stages."""
+    """Whether DropBlock works at both stages, or was only put into the last one."""
     if row["result"] != "ok":
         return "no"
-    return "✓ last stage" if row["family"] == "hiera" else "✓"
+    return LAST_ONLY if "Dropout1d" in row["options"] else "✓"
 
 
 def own_dropout(row: Row) -> str:
@@ -103,11 +116,12 @@ def timm_table() -> str:
         rows.append((row["family"], options_of(row), drop_block(row), own_dropout(other), notes))
 
     nothing = sum(row[1] == "nothing" for row in rows)
-    works = sum(row[2] != "no" for row in rows)
+    works = sum(row[2] == "✓" for row in rows)
+    partly = sum(row[2] == LAST_ONLY for row in rows)
     retunes = sum(row[3].startswith("✓") for row in rows)
     text = (
-        f"Of {len(rows)} families, DropBlock works in **{works}** and `Retune` in **{retunes}**. "
-        f"In **{nothing}** you pass nothing."
+        f"Of {len(rows)} families, DropBlock works in **{works}**, and in the last stage of "
+        f"**{partly}** more. `Retune` works in **{retunes}**. In **{nothing}** you pass nothing."
     )
     header = "family | you pass | DropBlock | Retune | notes"
     return f"{text}\n\n{table(header, rows)}"

@@ -9,7 +9,9 @@ import pytest
 import torch
 
 import dropblock_hooks
-from dropblock_hooks import SpecError, attach
+from dropblock_hooks import DropBlock2d, SpecError, attach
+from tests import supported
+from tests.families import MEMBERS
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -119,6 +121,107 @@ def test_the_dropped_shares_of_the_resnets_of_timm():
     real_third, set_third, real_fourth, set_fourth = numbers(cell)
     assert (set_third, set_fourth) == (2.5, 10)
     assert measured == [pytest.approx(real_third, abs=0.4), pytest.approx(real_fourth, abs=0.6)]
+
+    migrating = (ROOT / "docs/guide/migrating.md").read_text(encoding="utf-8")
+    rates = re.findall(r'"layer[34]\.\*\.drop_block": DropBlock2d\(p=([\d.]+)', migrating)
+    assert [100 * float(rate) for rate in rates] == [
+        pytest.approx(real_third),
+        pytest.approx(real_fourth),
+    ]
+
+
+def test_the_dropped_shares_of_this_package_in_the_resnets_of_timm():
+    timm = pytest.importorskip("timm", reason="the README compares with timm")
+    row = row_of("dropped in timm's own ResNets")
+    third, fourth = numbers(row[3])
+    assert [third, fourth] == numbers(row[1])[1::2]  # the rates that timm is set to
+    model = timm.create_model("resnet18", num_classes=2)
+    spec = {
+        "layer3.*.drop_block": DropBlock2d(third / 100, 5),
+        "layer4.*.drop_block": DropBlock2d(fourth / 100, 3),
+    }
+    torch.manual_seed(0)
+    with attach(model, spec) as attached:
+        model(torch.randn(16, 3, 224, 224))
+        realized = [100 * site.realized_rate for site in attached.sites]
+        edges = [site.map_size for site in attached.sites]
+    assert edges == [(14, 14), (14, 14), (7, 7), (7, 7)]
+    assert realized[:2] == [pytest.approx(third, abs=0.2)] * 2
+    assert realized[2:] == [pytest.approx(fourth, abs=0.5)] * 2
+
+
+def graphs_of_rates(model, set_rate, rates):
+    """How many graphs a training step at each of these rates compiles."""
+    graphs = []
+
+    def backend(graph, example_inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    torch.compiler.reset()
+    compiled = torch.compile(model, fullgraph=True, backend=backend)
+    for rate in rates:
+        set_rate(rate)
+        compiled(torch.randn(2, 4, 8, 8)).sum().backward()
+    return len(graphs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("library", ["timm.layers", "torchvision.ops"])
+def test_other_drop_blocks_compile_again_for_each_rate(library):
+    peer = pytest.importorskip(library, reason="the README compares with it").DropBlock2d(0.1, 3)
+    name = "drop_prob" if library == "timm.layers" else "p"
+    model = torch.nn.Sequential(torch.nn.Conv2d(4, 4, 3, padding=1), peer)
+
+    def set_rate(rate):
+        setattr(peer, name, rate)
+
+    rates = [0.01 * number for number in range(1, 10)]
+    assert graphs_of_rates(model, set_rate, rates[:8]) == 8
+    with pytest.raises(torch._dynamo.exc.FailOnRecompileLimitHit):
+        graphs_of_rates(model, set_rate, rates)
+    with torch._dynamo.config.patch(recompile_limit=9):
+        assert graphs_of_rates(model, set_rate, rates) == 9
+    column = 1 if library == "timm.layers" else 2
+    row = row_of("schedule with `fullgraph=True`")
+    assert row[column] == "compiles for each rate, stops by the 9th"
+
+
+@pytest.mark.slow
+def test_a_schedule_of_this_package_compiles_one_graph():
+    model = torch.nn.Sequential(torch.nn.Conv2d(4, 4, 3, padding=1))
+    with attach(model, {"0": DropBlock2d(0.1, 3)}) as attached:
+        rates = [0.01 * number for number in range(1, 10)]
+        graphs = graphs_of_rates(model, lambda rate: attached.set("0", p=rate), rates)
+    assert row_of("schedule with `fullgraph=True`")[3] == f"{graphs} graph"
+
+
+@pytest.mark.slow
+def test_the_families_of_timm_are_counted():
+    timm = pytest.importorskip("timm", reason="the README counts the families of timm")
+    text = " ".join(README.split())
+    found = re.search(r"Of timm's (\d+) model families, (\d+) have no argument", text)
+    families, without = found.groups()
+    members = {member.family: accepts_drop_block_rate(member) for member in MEMBERS}
+    assert len(members) == int(families)
+    if f"with timm {timm.__version__}," in text:  # a later version may have more
+        assert set(members) == set(timm.list_modules())
+    assert sum(not accepts for accepts in members.values()) == int(without)
+    assert f"in {sum(members.values())} of {families} families" in row_of("models")[1]
+
+    both_stages, last_stage = re.findall(r"\*\*(\d+)\*\*", supported.timm_table())[:2]
+    assert f"DropBlock works in {both_stages}, in the last stage of the other one" in text
+    assert int(both_stages) + int(last_stage) == len(members)
+
+
+def accepts_drop_block_rate(member):
+    """Whether the model is built with timm's argument for DropBlock."""
+    try:
+        with torch.device("meta"):
+            member.build(drop_block_rate=0.1)
+    except TypeError as error:
+        return "drop_block_rate" not in str(error)
+    return True
 
 
 def test_the_times_are_those_of_the_benchmarks():

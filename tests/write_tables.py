@@ -34,7 +34,6 @@ def family_row(member):
     if families.has_checkpointing(member):
         again = stage_faults(families.observe(member, checkpointing=True))
         checkpointing, faults = "; ".join(again) or "ok", [*faults, *again]
-    options = (", ".join(f"{n}={v}" for n, v in each.items()) or "none" for each in member.options)
     cells = (
         member.family,
         member.model,
@@ -43,7 +42,7 @@ def family_row(member):
         each_stage(plain, lambda s: s.layout),
         each_stage(plain, map_of),
         each_stage(plain, lambda s: f"{s.realized:.3f} (z {s.z:+.1f})"),
-        "; ".join(dict.fromkeys(options)),
+        member.shown(),
         checkpointing,
     )
     return cells, faults

@@ -11,7 +11,7 @@ from typing import ClassVar
 import pytest
 import torch
 
-from dropblock_hooks import DropBlock2d, Regularizer, SiteError, attach, register
+from dropblock_hooks import DropBlock2d, Regularizer, SiteError, SpecError, attach, register
 from tests.cases import rest_slow
 from tests.families import MEMBERS, P, has_checkpointing, observe
 
@@ -137,6 +137,22 @@ def test_what_a_family_needs_to_be_told(family, message):
     attach(model, {"stage:-1": DropBlock2d(P, 3)})
     with pytest.raises(SiteError, match=message):
         model.train()(torch.randn(2, 3, member.size, member.size))
+
+
+def test_before_the_last_stage_of_hiera_drop_block_is_refused():
+    member = BY_FAMILY["hiera"]
+    model = member.build()
+    attach(model, {"stage:-2": DropBlock2d(P, 3)})
+    with pytest.raises(SiteError, match="no known grid"):
+        model.train()(torch.randn(2, 3, member.size, member.size))
+
+
+def test_the_last_stages_of_coat_are_outputs_of_the_same_layer():
+    model = BY_FAMILY["coat"].build()
+    with pytest.raises(SpecError, match="can't both be on"):
+        attach(
+            model, {"stage:-2": DropBlock2d(P, 3, index=2), "stage:-1": DropBlock2d(P, 3, index=3)}
+        )
 
 
 def test_blocks_of_a_cut_map_are_no_map():
