@@ -245,7 +245,8 @@ class Measuring(Observer):
     def take_compiled(self, state: State, counted: Compiled) -> int:
         values = counted.values
         calls = round(values[CALLS])
-        measured = math.ceil(calls / self.every)
+        all_calls = counted.turn + calls
+        measured = math.ceil(all_calls / self.every) - math.ceil(counted.turn / self.every)
         state["calls"] += measured
         state["looked"] += round(values[LOOKED])
 
@@ -490,25 +491,26 @@ class GradientStats(Measuring):
     traced: ClassVar[bool] = True
 
     def start(self) -> State:
-        # by how many calls measured calls are late, and the gradients before the last of them
-        return {**super().start(), "late": 0, "before": -1}
+        # by how many calls measured calls are shifted, and how many of them lost their gradient
+        return {**super().start(), "shift": 0, "lost": 0}
 
     def is_due(self, state: State, turn: int, training: bool, shared: dict[str, Any]) -> bool:
         """Return whether to measure a call, although its gradient may never come.
 
         A GAN calls its generator twice in a step, and detaches one of the outputs. So calls are
-        measured until the first gradient has come, and one call later if the last one got none.
+        measured until the first gradient has come, and one call later if a gradient was lost. A
+        gradient that may still come is not lost: a step may call a shared layer several times.
         """
         gradients = state["calls"]
         if gradients == 0 and turn < self.every:
             return True
-        if (turn - state["late"]) % self.every:
+        if (turn - state["shift"]) % self.every:
             return False
-        if gradients == state["before"]:
-            state["late"] += 1
-            state["before"] = -1
+        # if each call is measured, a shift would only leave out this one
+        if state["lost"] and self.every > 1:
+            state["shift"] += 1
+            state["lost"] = 0
             return False
-        state["before"] = gradients
         return True
 
 

@@ -137,6 +137,8 @@ class Run:
             site.tally.close_window()
             if site.watch is not None:
                 site.watch.close_window()
+            if site.observed is not None:
+                site.observed.begin_epoch()
         self.history.close(sites, [site.tally.closed for site in sites])
         self.looked = False
 
