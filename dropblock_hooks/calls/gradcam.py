@@ -53,12 +53,17 @@ class CAM(_Maps):
     Attributes:
         maps: (N, H, W) in [0, 1], of the size of the images: `raw` scaled from the smallest
             value in an image to the largest.
-        raw: (N, h, w), not negative: the weighted sum of the features, in their unit.
+        raw: (N, h, w), not negative: the sum of the features, weighted by gradients of the score.
         target: (N,), the explained class of each image; None if the target was a function.
         layer: the name of the layer.
     """
 
     layer: str = ""
+
+    def _replace(self, **changes: Any) -> "CAM":
+        cam = super()._replace(**changes)
+        cam.layer = self.layer
+        return cam
 
     def __repr__(self) -> str:
         target = None if self.target is None else self.target.tolist()
@@ -101,7 +106,8 @@ def gradcam(
             The output, or its ``logits`` or ``out``, must be (images, classes). A function takes
             the output and returns a score for each image, or their sum.
         method: ``"gradcam"`` weighs a channel by the mean of its gradient, ``"gradcam++"`` by
-            positions with a positive gradient. ``"layercam"`` weighs each position separately.
+            positions with a positive gradient; it assumes features that are not negative, as after
+            a ReLU. ``"layercam"`` weighs each position separately.
         index: the element to use, if the layer returns several tensors.
         layout: the order of the axes, if it cannot be read: ``"NCHW"``, ``"NHWC"``, ``"NLC"``.
         grid: the map (height, width) that tokens form, if it cannot be read.
@@ -211,7 +217,8 @@ def _scaled_to_1(raw: Tensor) -> Tensor:
     """Scale each map from its smallest value to its largest value."""
     maps = raw - raw.amin((1, 2), keepdim=True)
     largest = maps.amax((1, 2), keepdim=True)
-    return maps / (largest + 1e-7)
+    divisor = torch.where(largest > 0, largest, 1.0)
+    return maps / divisor
 
 
 def _batch_and_channels_of_maps(output: Any) -> set[tuple[int, ...]]:
@@ -384,7 +391,7 @@ def weighted(features: Tensor, gradient: Tensor, method: str) -> Tensor:
         weights = gradient.mean((2, 3), keepdim=True)
     elif method == "gradcam++":
         total = features.sum((2, 3), keepdim=True)
-        # the paper's alpha, divided by the squared gradient
+        # the paper's alpha, with its fraction reduced by the squared gradient
         alpha = 1 / (2 + total * gradient + torch.finfo(features.dtype).eps)
         weights = (positive * alpha).sum((2, 3), keepdim=True)
     else:  # layercam
