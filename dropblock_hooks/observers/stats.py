@@ -78,7 +78,8 @@ class Statistics:
     mean_shift: float | None = None  # |mean of batches - running mean| / running deviation
     variance_shift: float | None = None  # |log(variance of batches / running variance)|
     norms: Mapping[str, float] = field(default_factory=dict)  # for `WeightStats`, by parameter
-    # the norm of the change of each parameter since the epoch began, divided by its norm then
+    # the norm of the change of each parameter since the epoch began, divided by its norm then;
+    # without the parameters that were zero then
     updates: Mapping[str, float] = field(default_factory=dict)
 
     def scalars(self) -> dict[str, float]:
@@ -167,7 +168,7 @@ def _updates(s: Statistics) -> Short:
     return Short(", ".join(texts), ", ".join(named))
 
 
-_MOMENTS: Columns[Any] = {
+_COLUMNS: Columns[Any] = {
     "mean": attrgetter("mean"),
     "std": attrgetter("std"),
     "largest": attrgetter("largest"),
@@ -195,7 +196,7 @@ class Measuring(Observer):
     low: float = 1e-8
     high: float = 1e4
 
-    columns: ClassVar[Columns[Any]] = _MOMENTS
+    columns: ClassVar[Columns[Any]] = _COLUMNS
     traced: ClassVar[bool] = True
 
     def check(self, values: Mapping[str, float]) -> None:
@@ -259,6 +260,7 @@ class Measuring(Observer):
             state["alive"] = alive_in_either(state.get("alive"), counted.alive)
         if counted.batches is not None:
             state["batches"] = counted.batches + state.get("batches", 0.0)
+        # an observer of gradients is active where it sees a gradient, one of values in each call
         return calls if self.sees_values else measured
 
 
@@ -316,7 +318,7 @@ class ActivationStats(Measuring):
     channelwise: ClassVar[bool] = True
     reads_given: ClassVar[bool] = True
     columns: ClassVar[Columns[Any]] = {
-        **_MOMENTS,
+        **_COLUMNS,
         "kurtosis": _if_measured("kurtosis"),
         "beyond\n6 std": _if_measured("outliers"),
         "peak/\nmedian": _if_measured("peak_ratio"),
@@ -325,7 +327,7 @@ class ActivationStats(Measuring):
         "running": _running,
     }
 
-    traced: ClassVar[bool] = True
+    traced: ClassVar[bool] = True  # again, because a class with its own `start` loses it
 
     def check(self, values: Mapping[str, float]) -> None:
         super().check(values)
@@ -358,6 +360,7 @@ class ActivationStats(Measuring):
         return sums
 
     def look(self, state: State, module: nn.Module, parameter: str | None) -> None:
+        """Keep the running statistics of a BatchNorm, with which its batches are compared."""
         layer: Any = module
         if not isinstance(module, _BATCH_NORMS):
             return
@@ -467,15 +470,15 @@ class GradientStats(Measuring):
             2. Its bins are octaves.
         high: upper bound of the histogram, above `low`, at most 1e30; rounded up to a power of 2.
         at: ``"output"``; no other value is allowed.
-        index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
-            keyword. None is the output itself, or the first argument.
+        index: the element of a tuple, list or dict, as an integer or a key. None is the output
+            itself.
         layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
             for tokens. ``"auto"`` reads them from the model, or refuses.
         grid: None; no other value is allowed.
         prefix_tokens: None; no other value is allowed.
         active: ``"train"`` (while the layer is in training mode) or ``"always"``.
-        when: see the activation ``"after"`` the regularizers of the layer, or ``"before"`` them. An
-            observer of gradients alone sees them after, or before, the gradient regularizers.
+        when: see the gradient ``"after"`` the gradient regularizers of the layer, or ``"before"``
+            them.
 
     Raises:
         TypeError: if an argument has a wrong type.
@@ -488,7 +491,7 @@ class GradientStats(Measuring):
     sees_values: ClassVar[bool] = False
     sees_gradients: ClassVar[bool] = True
     reads_grad_scale: ClassVar[bool] = True
-    traced: ClassVar[bool] = True
+    traced: ClassVar[bool] = True  # again, because a class with its own `start` loses it
 
     def start(self) -> State:
         # by how many calls measured calls are shifted, and how many of them lost their gradient
@@ -519,12 +522,12 @@ class WeightStats(Observer):
     """Mean, deviation, largest magnitude and norm of a layer's own parameters, all taken together.
 
     For each parameter, it also measures the norm and the update: the norm of the change since the
-    epoch began, divided by the norm then. It holds a copy of the parameters for this. Use it to
-    find layers that learn too fast, or not at all. Parameters are read at the end of an epoch and
-    for a report, so the layer need not be called. If a module has no parameters of its own, the
-    parameters inside it are read; with a ``param:`` selector, only this parameter. Sharded
-    parameters are gathered when ``attach`` or ``step`` is called. Parameters of
-    FullyShardedDataParallel are not read.
+    epoch began, divided by the norm then. It holds a copy of the parameters for this. A parameter
+    that was zero then has no update. Use it to find layers that learn too fast, or not at all.
+    Parameters are read at the end of an epoch and for a report, so the layer need not be called. If
+    a module has no parameters of its own, the parameters inside it are read; with a ``param:``
+    selector, only this parameter. Sharded parameters are gathered when ``attach`` or ``step`` is
+    called. Parameters of FullyShardedDataParallel are not read.
 
     Example:
         >>> attached = attach(nn.Sequential(nn.Linear(2, 3)), {"0": WeightStats()})
@@ -538,9 +541,8 @@ class WeightStats(Observer):
         layout: ``"auto"``; no other value is allowed.
         grid: None; no other value is allowed.
         prefix_tokens: None; no other value is allowed.
-        active: ``"train"`` (while the layer is in training mode) or ``"always"``.
-        when: see the activation ``"after"`` the regularizers of the layer, or ``"before"`` them. An
-            observer of gradients alone sees them after, or before, the gradient regularizers.
+        active: ``"train"`` or ``"always"``, without effect: parameters have no mode.
+        when: ``"after"`` or ``"before"``, without effect: parameters are not read in a call.
 
     Raises:
         ValueError: if an option has a value that is not allowed.
@@ -550,7 +552,7 @@ class WeightStats(Observer):
     sees_values: ClassVar[bool] = False
     reads_parameters: ClassVar[bool] = True
     needs_calls: ClassVar[bool] = False
-    columns: ClassVar[Columns[Any]] = {**_MOMENTS, "updates\nrelative": _updates}
+    columns: ClassVar[Columns[Any]] = {**_COLUMNS, "updates\nrelative": _updates}
     edges: ClassVar[tuple[float, ...]] = GradientStats(low=1e-8).edges
 
     def start(self) -> State:
@@ -564,7 +566,9 @@ class WeightStats(Observer):
 
         starts: dict[str, Tensor] = {}  # the values when the epoch began
         for name, x in values.items():
-            start = state["began"].setdefault(name, x.clone())
+            if name not in state["began"]:
+                state["began"][name] = x.clone()
+            start = state["began"][name]
             values[name] = x = whole_value(x)
             state.update(on_device(state, x.device))
             add_moments(state, x)
