@@ -128,11 +128,11 @@ def gradcam(
     check_option("method", method, ("gradcam", "gradcam++", "layercam"))
     axes: dict[str, Any] = {"layout": layout, "grid": grid, "prefix_tokens": prefix_tokens}
     observer = LastMap(gradients=True, detach=False, index=index, **axes)
-    targets = Index(model)
-    base = targets.model
+    layers = Index(model)
+    base = layers.model
     arguments = arguments_of(x)
-    images = _images_in(arguments)
-    number = len(images)
+    batch = _images_in(arguments)
+    images = len(batch)
     classes: Tensor | None = None
 
     def forward() -> Any:
@@ -141,14 +141,14 @@ def gradcam(
 
     def explained() -> Tensor:
         nonlocal classes
-        scores, classes = _scores(forward(), target, number)
+        scores, classes = _scores(forward(), target, images)
         return scores
 
     def map_at(selector: Selector) -> tuple[str, Tensor]:
         """Run the model; return the name of the layer and its map, or raise a SiteError."""
-        sites = call_once(targets, selector, observer, explained)
+        sites = call_once(layers, selector, observer, explained)
         site = _only_site(sites, selector)
-        activations, gradient = features(site, number)
+        activations, gradient = features(site, images)
         raw = weighted(activations, gradient, method).clamp(min=0)
         return site.name, raw
 
@@ -156,11 +156,11 @@ def gradcam(
         if layer is not None:
             name, raw = map_at(layer)
         else:
-            name, raw = _first_map(default_layers(targets, forward), map_at)
+            name, raw = _first_map(default_layers(layers, forward), map_at)
 
     _warn_of_empty_maps(raw, name)
     maps = _scaled_to_1(raw)[:, None]
-    size = images.shape[2:]
+    size = batch.shape[2:]
     resized = interpolate(maps, size, mode="bilinear", align_corners=False)[:, 0]
     cam = CAM(resized, raw, classes)
     cam.layer = name
@@ -248,7 +248,8 @@ def default_layers(index: Index, forward: Callable[[], Any]) -> list[str]:
 
     layers: list[str] = []
     for name in candidates:
-        if len(shapes.get(name, ())) != 4:
+        is_map = len(shapes.get(name, ())) == 4
+        if not is_map:
             layers += _norms_of_last_block(name, norms)
         if name in shapes:
             layers.append(name)
@@ -278,7 +279,11 @@ def _may_have_features(index: Index, name: str) -> bool:
 
 
 def _norms_of_last_block(layer: str, norms: list[str]) -> list[str]:
-    """Return the norms in the last block of a layer: all that are siblings of its last norm."""
+    """Return the norms in the last block of a layer.
+
+    They are the siblings of the last norm that is not deeper than any other, so the norms inside
+    an attention do not count.
+    """
     inside = [norm for norm in norms if norm.startswith(f"{layer}.")]
     if not inside:
         return []
@@ -335,17 +340,17 @@ def _classes(logits: Tensor, target: Any) -> Tensor:
     if target is None:
         return logits.argmax(1)
 
-    images, number = logits.shape
+    images, number_of_classes = logits.shape
     try:
         classes = torch.as_tensor(target, device=logits.device)
     except (TypeError, ValueError, RuntimeError):  # the target has no numbers
         classes = logits  # floats are refused below
     are_integers = not classes.is_floating_point() and classes.dtype is not torch.bool
     fits = are_integers and classes.shape in ((), (images,))
-    if not fits or bool(((classes < 0) | (classes >= number)).any()):
+    if not fits or bool(((classes < 0) | (classes >= number_of_classes)).any()):
         raise ValueError(
-            f"target must be a class in 0..{number - 1}, one for each of {images} images, or a "
-            f"function of the output, got {shown(target)}"
+            f"target must be a class in 0..{number_of_classes - 1}, one for each of {images} "
+            f"images, or a function of the output, got {shown(target)}"
         )
     return classes.long().expand(images)
 

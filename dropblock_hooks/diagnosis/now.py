@@ -48,7 +48,7 @@ def find_faults(
 
     findings = find_unknown_scaler(run)
     was_run = window.has("calls", "active")
-    if not was_run and not _leaves_no_trace(hooks):
+    if not was_run and _is_counted(hooks):
         not_run = messages.NOT_RUN.finding(epoch=run.epoch)
         findings.append(not_run)
 
@@ -139,7 +139,7 @@ def find_before_step(
     time_was_set = boundaries != 1 or run.fresh
     if was_off or time_was_set:
         return []
-    if _leaves_no_trace(hooks):
+    if not _is_counted(hooks):
         return []
     finding = _not_trained(base, run, window)
     return [finding]
@@ -198,6 +198,6 @@ def _not_trained(base: nn.Module, run: Run, window: Window) -> Finding:
     )
 
 
-def _leaves_no_trace(hooks: Iterable[SiteHook]) -> bool:
-    """Return whether compiled code may run the model uncounted, because it reads only rates."""
-    return all(hook.holds_rate and not hook.needs_calls for hook in hooks)
+def _is_counted(hooks: Iterable[SiteHook]) -> bool:
+    """Return whether all calls are counted: compiled code that reads only rates counts none."""
+    return any(hook.needs_calls or not hook.holds_rate for hook in hooks)
