@@ -470,15 +470,15 @@ class GradientStats(Measuring):
             2. Its bins are octaves.
         high: upper bound of the histogram, above `low`, at most 1e30; rounded up to a power of 2.
         at: ``"output"``; no other value is allowed.
-        index: the element of a tuple, list or dict, as an integer or a key. None is the output
-            itself.
+        index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
+            keyword. None is the output itself, or the first argument.
         layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
             for tokens. ``"auto"`` reads them from the model, or refuses.
         grid: None; no other value is allowed.
         prefix_tokens: None; no other value is allowed.
         active: ``"train"`` (while the layer is in training mode) or ``"always"``.
-        when: see the gradient ``"after"`` the gradient regularizers of the layer, or ``"before"``
-            them.
+        when: see the activation ``"after"`` the regularizers of the layer, or ``"before"`` them. An
+            observer of gradients alone sees them after, or before, the gradient regularizers.
 
     Raises:
         TypeError: if an argument has a wrong type.
@@ -524,10 +524,11 @@ class WeightStats(Observer):
     For each parameter, it also measures the norm and the update: the norm of the change since the
     epoch began, divided by the norm then. It holds a copy of the parameters for this. A parameter
     that was zero then has no update. Use it to find layers that learn too fast, or not at all.
-    Parameters are read at the end of an epoch and for a report, so the layer need not be called. If
-    a module has no parameters of its own, the parameters inside it are read; with a ``param:``
-    selector, only this parameter. Sharded parameters are gathered when ``attach`` or ``step`` is
-    called. Parameters of FullyShardedDataParallel are not read.
+    Parameters are read at the end of an epoch and for a report, so the layer need not be called,
+    and `active` and `when` have no effect. If a module has no parameters of its own, the parameters
+    inside it are read; with a ``param:`` selector, only this parameter. Sharded parameters are
+    gathered when ``attach`` or ``step`` is called. Parameters of FullyShardedDataParallel are not
+    read.
 
     Example:
         >>> attached = attach(nn.Sequential(nn.Linear(2, 3)), {"0": WeightStats()})
@@ -541,8 +542,9 @@ class WeightStats(Observer):
         layout: ``"auto"``; no other value is allowed.
         grid: None; no other value is allowed.
         prefix_tokens: None; no other value is allowed.
-        active: ``"train"`` or ``"always"``, without effect: parameters have no mode.
-        when: ``"after"`` or ``"before"``, without effect: parameters are not read in a call.
+        active: ``"train"`` (while the layer is in training mode) or ``"always"``.
+        when: see the activation ``"after"`` the regularizers of the layer, or ``"before"`` them. An
+            observer of gradients alone sees them after, or before, the gradient regularizers.
 
     Raises:
         ValueError: if an option has a value that is not allowed.

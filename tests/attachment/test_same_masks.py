@@ -32,7 +32,6 @@ from dropblock_hooks import (
     attachments,
     sample,
 )
-from dropblock_hooks.sites.seeds import seeded
 from tests.classes import own_regularizers
 from tests.stacks import OF_SOME_LAYERS
 
@@ -382,16 +381,3 @@ def test_a_block_costs_nothing_before_and_after(cls):
         model(x)
     torch.manual_seed(3)
     assert torch.equal(model(x), before)
-
-
-def test_the_generator_of_mps_is_seeded(monkeypatch):
-    """`torch.mps` has one generator, and no list of them as other devices."""
-    generator = torch.Generator()
-    monkeypatch.setattr(torch.mps, "_get_default_mps_generator", lambda: generator)
-    state = generator.get_state()
-    draws = []
-    for _ in range(2):
-        with seeded(3, torch.device("mps")):
-            draws.append(torch.rand(4, generator=generator))
-    assert torch.equal(*draws)
-    assert torch.equal(generator.get_state(), state)

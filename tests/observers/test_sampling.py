@@ -16,6 +16,7 @@ from dropblock_hooks.diagnosis import sights
 from dropblock_hooks.functional.kernels import launch
 from dropblock_hooks.functional.measures import DISTANCE
 from dropblock_hooks.observers import watchdog
+from dropblock_hooks.observers.updates import Updates
 from dropblock_hooks.observers.watchdog import Clock
 
 
@@ -532,3 +533,13 @@ def test_reading_numbers_does_not_change_which_calls_are_measured(compiled, read
         expected = nn.functional.linear(inputs, model[0].weight, model[0].bias).mean().item()
         assert rows[0].observed.mean == pytest.approx(expected, rel=1e-5)
         assert rows[0].active_calls == 25 * (epoch + 1)
+
+
+def test_a_frozen_layer_has_no_update_after_a_new_beginning():
+    layer = nn.Linear(2, 2)
+    updates = Updates()
+    updates.note(layer)
+    updates.forget()
+    layer.requires_grad_(False)
+    updates.note(layer)
+    assert updates.updates == 0

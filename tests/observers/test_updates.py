@@ -5,7 +5,6 @@ import torch
 from torch import nn
 
 from dropblock_hooks import FreezeNorm, attach, watch
-from dropblock_hooks.observers.updates import Updates
 from tests.observers.faulty import batch_for, cnn, cross_entropy, deep, mlp
 
 SGD, ADAMW = torch.optim.SGD, torch.optim.AdamW
@@ -154,13 +153,3 @@ def test_an_evaluation_in_between_is_no_fault():
         model.train()
 
     assert not alerts_of(model, SGD(model.parameters(), lr=0.05), before=evaluate)
-
-
-def test_a_frozen_layer_has_no_update_after_a_new_beginning():
-    layer = nn.Linear(2, 2)
-    updates = Updates()
-    updates.note(layer)
-    updates.forget()
-    layer.requires_grad_(False)
-    updates.note(layer)
-    assert updates.updates == 0
