@@ -357,16 +357,18 @@ def test_a_sample_may_have_several_maps():
     assert len({tuple(x.flatten().tolist()) for x in samples[:, 0]}) == 6
 
 
+class Twice(Position):
+    """Drops again at a tensor with all rows."""
+
+    def forward(self, x):
+        return self.drop(super().forward(x))
+
+
 def test_the_first_of_several_calls_may_be_the_one_that_shares_a_mask():
     model = Twice()
     attach(model, {"drop": Dropout(0.5, active="always")})
     with pytest.raises(RuntimeError, match="acts on a tensor of 1 rows"):
         sample(model, rows(2), n=4, batched=True)
-
-
-class Twice(Position):
-    def forward(self, x):
-        return self.drop(super().forward(x))
 
 
 def test_an_output_of_another_length_is_refused():
