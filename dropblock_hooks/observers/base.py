@@ -264,7 +264,7 @@ class Awaited:
     def __del__(self) -> None:
         # after a shift, other calls are measured
         if not self.came and self.shift == self.state["shift"]:
-            self.state["lost"] += 1
+            self.state["lost_gradients"] += 1
 
 
 class Watch:
@@ -305,12 +305,12 @@ class Watch:
 
     def await_gradient(self) -> Awaited | None:
         """Return the gradient of a measured call, if the observer notes lost gradients."""
-        return Awaited(self.open) if "lost" in self.open else None
+        return Awaited(self.open) if "lost_gradients" in self.open else None
 
     def note_recomputation(self) -> None:
         """Note that a checkpoint repeats a call, whose gradient will come."""
-        if "lost" in self.open:
-            self.open["lost"] = 0
+        if "lost_gradients" in self.open:
+            self.open["lost_gradients"] = 0
 
     @torch.inference_mode(False)
     def take(self, counted: Compiled, device: torch.device) -> int:

@@ -495,7 +495,7 @@ class GradientStats(Measuring):
 
     def start(self) -> State:
         # by how many calls measured calls are shifted, and how many of them lost their gradient
-        return {**super().start(), "shift": 0, "lost": 0}
+        return {**super().start(), "shift": 0, "lost_gradients": 0}
 
     def is_due(self, state: State, turn: int, training: bool, shared: dict[str, Any]) -> bool:
         """Return whether to measure a call, although its gradient may never come.
@@ -510,9 +510,9 @@ class GradientStats(Measuring):
         if (turn - state["shift"]) % self.every:
             return False
         # if each call is measured, a shift would only leave out this one
-        if state["lost"] and self.every > 1:
+        if state["lost_gradients"] and self.every > 1:
             state["shift"] += 1
-            state["lost"] = 0
+            state["lost_gradients"] = 0
             return False
         return True
 
