@@ -186,11 +186,11 @@ class WatchdogError(ComposedError, RuntimeError):
         self.findings = tuple(findings)
 
     def _text(self) -> str:
-        return "\n".join(grouped(self.findings))
+        return "\n".join(map(str, self.findings))
 
 
 def merged(findings: Iterable[Finding]) -> list[Finding]:
-    """Merge findings with the same text about several sites."""
+    """Merge the findings that differ only in their sites and their time."""
     by_cause: dict[tuple[str, str, str], Finding] = {}
     for finding in findings:
         cause = (finding.kind, finding.text, finding.cure)
@@ -201,11 +201,6 @@ def merged(findings: Iterable[Finding]) -> list[Finding]:
     return list(by_cause.values())
 
 
-def grouped(findings: Iterable[Finding]) -> list[str]:
-    """Return the texts of the merged findings."""
-    return [str(finding) for finding in merged(findings)]
-
-
 def tell(
     findings: Iterable[Finding],
     reported: set[tuple[str, str]],
@@ -214,9 +209,9 @@ def tell(
     """Report the findings whose `ids` are not in `reported` yet, and add their `ids` to it.
 
     The action is ``"warn"``, ``"raise"``, which raises a `WatchdogError`, or a function of a
-    finding.
+    finding. Findings that differ only in their sites are reported as one.
     """
-    new = [finding for finding in findings if not finding.ids <= reported]
+    new = merged(finding for finding in findings if not finding.ids <= reported)
     if not new:
         return
     for finding in new:
@@ -228,6 +223,6 @@ def tell(
     elif action == "raise":
         raise WatchdogError(new)
     else:
-        lines = grouped(new)
+        lines = list(map(str, new))
         heading = f"{len(lines)} findings:\n  - " if len(lines) > 1 else ""
         warn(heading + "\n  - ".join(lines), new)

@@ -47,8 +47,8 @@ FROZEN = Message(
 
 OVERWRITTEN = Message(
     Kind.OVERWRITTEN,
-    "the parameter has gradients of each sample (grad_sample), from which the optimizer's step "
-    "computes its gradient, so a regularizer of the gradient of the backward has no effect",
+    "optimizer.step() computes the gradient of the parameter from grad_sample, as with Opacus, so "
+    "a hook in the backward comes too early and has no effect",
     'Use when="accumulated" and pass the optimizer, attach(..., optimizer=optimizer)',
     Severity.ERROR,
 )
@@ -64,7 +64,7 @@ SKIPPED_UPDATE = Message(
 )
 SKIPPED_UPDATES = Message(
     Kind.SKIPPED,
-    "left out {share:.2g} of the updates of the optimizer",
+    "left out {skipped} of {updates} updates of the optimizer ({percent:.0f} %)",
     _ABOUT_SKIPPED,
 )
 
@@ -177,8 +177,8 @@ NO_STEP = Message(
 )
 UPDATES_WITHOUT_IT = Message(
     Kind.NEVER_ACTIVE,
-    "its gradient was not regularized at any optimizer step: it had no gradient, and others of the "
-    "optimizer had one",
+    "its gradient was not regularized at any optimizer step: it had no gradient, while other "
+    "parameters of the optimizer had one",
     "Look for a layer that the forward does not use, or for a detach() behind it; "
     "requires_grad_(False) on the parameter silences this",
     Severity.ERROR,
@@ -211,7 +211,7 @@ REMOVED = Message(Kind.REMOVED, "the attachment was removed", "Call attach again
 NOT_RUN = Message(
     Kind.NOT_RUN,
     "no layer was called in this epoch, or since attaching or loading",
-    "Run a training step first",
+    "Run a training step first. If you did, another model was trained: attach to that one",
     Severity.ERROR,
 )
 _TRAIN_THIS_MODEL = (
@@ -265,7 +265,7 @@ GRAD_SCALER = Message(
 
 DROPPED_TWICE = Message(
     Kind.DROPPED_TWICE,
-    "{ours} drops where the model's own {theirs} drops, {share} in all",
+    "{ours} and the model's own {theirs} drop the same values, together {share}",
     "Put Retune on that layer instead, or leave one of the two out",
 )
 WHOLE_MAP = Message(

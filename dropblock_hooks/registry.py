@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar, dataclass_transform
 
@@ -74,6 +74,43 @@ def check_fields(cls: type) -> None:
     if names:
         fields_ = ", ".join(sorted(names))
         raise TypeError(f"{cls.__name__} has fields ({fields_}): put @register above it")
+
+
+def check_arguments(
+    cls: type, args: Sequence[Any], kwargs: Mapping[str, Any], annotation: str
+) -> None:
+    """Raise TypeError for an argument that is an attribute of a class, but no field of it.
+
+    Args:
+        cls: the class that is called.
+        args: the positional arguments.
+        kwargs: the keyword arguments.
+        annotation: the annotation that most fields of such classes have.
+    """
+    known: Mapping[str, Any] = getattr(cls, "__dataclass_fields__", {})  # with class variables
+    names = list(kwargs)
+    positional = [name for name, field_ in known.items() if field_.kw_only is False]
+    if len(args) > len(positional):
+        names += _new_attributes(cls)
+
+    for name in names:
+        value = getattr(cls, name, None)
+        if _is_number(value) and name not in known:
+            raise TypeError(
+                f"{cls.__name__} has no argument {name!r}, because {name} = {value} has no "
+                f"annotation in the class: write `{name}: {annotation} = {value}`, and @register "
+                "above the class"
+            )
+
+
+def _new_attributes(cls: type) -> list[str]:
+    """Return the names of the attributes that the bases of a class do not have."""
+    names = []
+    for name in vars(cls):
+        is_inherited = any(hasattr(base, name) for base in cls.__bases__)
+        if not is_inherited:
+            names.append(name)
+    return names
 
 
 def store(frozen: object, /, **values: Any) -> None:
@@ -160,5 +197,9 @@ def stated_fields(obj: Any) -> dict[str, Any]:
 
 def _is_nonzero_number(value: Any) -> bool:
     """Return whether a value is a number other than 0, and no boolean."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and value != 0
+    return _is_number(value) and value != 0
+
+
+def _is_number(value: Any) -> bool:
+    """Return whether a value is a number, and no boolean."""
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Self, TypeAlias
 from .checks import NON_NEGATIVE, PROBABILITY, as_count, as_number
 from .pickling import set_state, state_of
 from .quoting import described, quote
-from .registry import brief, check_fields, register, store
+from .registry import brief, check_arguments, check_fields, register, store
 
 Span: TypeAlias = tuple[float, float]
 """The smallest and the largest value."""
@@ -22,7 +22,7 @@ Span: TypeAlias = tuple[float, float]
 UNKNOWN: Span = (-math.inf, math.inf)
 
 UNSAID = (
-    "it does not say its epochs: give it epochs=, or the length of the whole training "
+    "the schedule has no length: pass epochs= to it, or the length of the whole training "
     "(epochs=90 of attach, plan or a callback; --epochs 90 of the command)"
 )
 
@@ -48,6 +48,7 @@ class Schedule:
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         check_fields(cls)
+        check_arguments(cls, args, kwargs, "float")
         return super().__new__(cls)
 
     def __getstate__(self) -> dict[str, Any]:

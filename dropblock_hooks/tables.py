@@ -196,9 +196,12 @@ def _common_prefix(names: Iterable[str]) -> str:
 
 
 def _cut(prefix: str, cells: list[list[Any]]) -> bool:
-    """Remove a long prefix from the names in the first column; return whether it was removed."""
-    has_names = any(isinstance(line[0], str) for line in cells)
-    if len(prefix) <= _PREFIX or not has_names:
+    """Remove a long prefix from the names in the first column; return whether it was removed.
+
+    A single name is printed as a whole.
+    """
+    names = [line[0] for line in cells if isinstance(line[0], str)]
+    if len(prefix) <= _PREFIX or len(names) < 2:
         return False
     for line in cells:
         line[0] = shown(line[0]).removeprefix(prefix)

@@ -241,7 +241,7 @@ def test_none_clears_earlier_entries(net):
 
 
 def test_none_that_clears_nothing_is_told(net):
-    with pytest.warns(HookWarning, match="clears nothing"):
+    with pytest.warns(HookWarning, match="has no effect"):
         attach(net, {"layer1.*": Dropout(0.1), "layer2.0": None})
 
 
@@ -254,7 +254,7 @@ def test_nested_sites_are_told(net):
 
 def test_a_warning_made_an_error_leaves_nothing(net, hook_count):
     spec = {"layer1.*": Dropout(0.1), "layer2.0": None}
-    refused(net, hook_count, spec, "clears nothing", error=HookWarning)
+    refused(net, hook_count, spec, "has no effect", error=HookWarning)
 
 
 def test_a_failing_install_takes_out_what_is_in(net, hook_count, monkeypatch):

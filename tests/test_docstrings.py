@@ -191,6 +191,13 @@ def test_options_that_classes_share_are_described_alike(name):
 
 
 @pytest.mark.parametrize("name", sorted(ATTACHED))
+def test_only_a_class_that_draws_for_activations_speaks_of_monte_carlo_dropout(name):
+    cls = ATTACHED[name]
+    draws = cls.random is not False and cls.acts_on == "activation"
+    assert "Monte-Carlo" not in described(cls)["active"] or draws
+
+
+@pytest.mark.parametrize("name", sorted(ATTACHED))
 def test_the_function_of_a_class_is_the_one_that_its_docstring_names(name):
     cls = ATTACHED[name]
     summary = inspect.getdoc(cls).split("\n\n")[0]

@@ -16,29 +16,11 @@ import torch
 from torch import nn
 
 from dropblock_hooks import Foreign, attach
+from tests.classes import make
 from tests.test_docstrings import ATTACHED, described
 from tests.test_public import MADE
 
 ROOT = Path(__file__).parents[1]
-NEEDED = {  # the arguments without which a class can not be made
-    "AdaptiveClipGrad": {"clip_factor": 0.01},
-    "ActivityL1": {"weight": 0.1},
-    "ActivityL2": {"weight": 0.1},
-    "ClampActivation": {"min": -1.0},
-    "ClampGrad": {"min": -1.0},
-    "ClipGradNorm": {"max_norm": 1.0},
-    "DropPath": {"p": 0.1},
-    "GaussianDropout": {"p": 0.1},
-    "GaussianNoise": {"std": 0.1},
-    "GradNoise": {"std": 0.1},
-    "L2SP": {"weight": 0.1},
-    "NEFTune": {"alpha": 1.0},
-    "Retune": {"p": 0.1},
-    "ScaleGrad": {"scale": 0.1},
-    "SkipUpdate": {"max_norm": 1.0},
-    "StochasticDepth": {"p": 0.1},
-    "ZLoss": {"weight": 0.1},
-}
 VALUES = {  # what the texts offer beside the default
     "at": ["input"],
     "index": [0, "x"],
@@ -141,7 +123,7 @@ def candidates(name, argument):
 def made(name, options):
     if name == "Foreign":
         return Foreign(nn.Dropout, p=0.1, **options)
-    return ATTACHED[name](**{**NEEDED.get(name, {}), **options})
+    return make(ATTACHED[name], **options)
 
 
 def runs(name, options, place):

@@ -4,9 +4,11 @@ import pickle
 import warnings
 
 import pytest
+import torch
 from torch import nn
 
 from dropblock_hooks import (
+    ClipGradNorm,
     Dropout,
     Finding,
     HookWarning,
@@ -15,8 +17,9 @@ from dropblock_hooks import (
     SpecError,
     WatchdogError,
     attach,
+    watch,
 )
-from dropblock_hooks.findings import grouped, tell
+from dropblock_hooks.findings import merged, tell
 from tests.told import ids, told
 
 
@@ -30,7 +33,7 @@ def test_the_text_names_sites_and_cure():
     )
     assert str(make(cure="")) == "it was never called"
     found = [make("a/X"), make("b/X", text="it was replaced"), make("c/X")]
-    assert grouped(found) == [
+    assert list(map(str, merged(found))) == [
         "a/X, c/X: it was never called. Call it.",
         "b/X: it was replaced. Call it.",
     ]
@@ -60,6 +63,45 @@ def test_actions():
     assert raised.value.findings == tuple(found)
     again = pickle.loads(pickle.dumps(raised.value))
     assert (again.findings, str(again)) == (raised.value.findings, str(raised.value))
+
+
+def test_an_action_gets_the_sites_of_one_fault_together():
+    seen = []
+    tell([make("a/X"), make("b/X"), make("c/X")], {("b/X", "never_called")}, seen.append)
+    assert [finding.sites for finding in seen] == [("a/X", "c/X")]
+
+
+def train(model, steps=1):
+    for _ in range(steps):
+        model(torch.randn(5, 3)).sum().backward()
+
+
+def test_verify_has_one_finding_for_a_fault_of_many_parameters():
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3))
+    attached = attach(model, {"param:**": ClipGradNorm(1.0, group=True)})
+    with pytest.warns(HookWarning) as caught:
+        train(model)
+    (finding,) = [each for each in attached.verify() if each.kind == Kind.NO_OPTIMIZER]
+    assert finding.sites == tuple(site.key for site in attached)
+    assert len(finding.sites) == 4
+    (warned,) = caught[0].message.findings
+    assert warned.sites == finding.sites
+    rows = attached.history
+    assert [row.site for row in rows if "no_optimizer" in row.findings] == list(finding.sites)
+
+
+def test_alerts_and_warnings_have_one_finding_for_a_fault_of_many_layers():
+    model = nn.Sequential(*[nn.BatchNorm1d(3) for _ in range(4)], nn.Linear(3, 3))
+    attached = watch(model, "eval_norm", every=1, min_calls=2)
+    for norm in model[:4]:
+        norm.eval()
+    with pytest.warns(HookWarning) as caught:
+        train(model, steps=8)
+    sites = tuple(f"{i}/Watchdog" for i in range(4))
+    assert [finding.sites for finding in attached.alerts] == [sites]
+    assert [finding.sites for finding in attached.verify()] == [sites]
+    warned = [finding for warning in caught for finding in warning.message.findings]
+    assert [finding.sites for finding in warned] == [sites]
 
 
 def test_a_spec_error_holds_findings():

@@ -153,3 +153,34 @@ def test_a_reserved_name():
 
     with pytest.raises(TypeError, match="'grad_scale'"):
         Bad()
+
+
+def test_an_argument_without_an_annotation_is_explained(own_registry):
+    @r.register
+    class Bare(r.Regularizer):
+        p = 0.1
+        spatial = 2
+
+        def apply(self, x, now):
+            return x * (1 - self.p), None
+
+    @r.register
+    class Flat(r.Schedule):
+        start = 0.3
+
+        def __call__(self, t):
+            return self.start
+
+    assert Bare(at="input").at == "input"
+    with pytest.raises(TypeError, match=r"no annotation.*write `p: Probability = 0.1`"):
+        Bare(p=0.2)
+    with pytest.raises(TypeError, match=r"write `p: Probability = 0.1`"):
+        Bare(0.2)
+    with pytest.raises(TypeError, match=r"write `start: float = 0.3`"):
+        Flat(start=0.5)
+    with pytest.raises(TypeError, match=r"write `start: float = 0.3`"):
+        Flat(0.5)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'q'"):
+        Bare(q=0.2)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'spatial'"):
+        Bare(spatial=1)

@@ -121,6 +121,15 @@ def test_a_common_prefix_of_names_is_printed_once():
     assert attached.report().to_text(wide=True).count(prefix) == 12
 
 
+def test_a_single_name_is_printed_as_a_whole():
+    model = nn.ModuleDict({"vision_tower": nn.ModuleList([nn.ReLU(), nn.ReLU()])})
+    attached = attach(model, {"vision_tower.1": Dropout2d(0.2)})
+    assert [first_cell(line) for line in lines_of(attached.report())] == [
+        "vision_tower.1/Dropout2d"
+    ]
+    assert "names begin" not in str(attached)
+
+
 def test_columns_say_their_windows():
     model = stack(3)
     spec = {"*": [Dropout2d(0.2), ClipGradNorm(1.0), ActivationStats()]}

@@ -19,7 +19,7 @@ SECONDS = 12
 COLUMNS = 100
 
 SPEC = """\
-"layer[34]":
+"layer[34].*":
   DropBlock2d: {p: {LinearSchedule: {start: 0.0, stop: 0.1}}, block_size: 3}
 """
 TRAIN = """\
@@ -27,9 +27,9 @@ import timm, torch
 from dropblock_hooks import attach
 
 torch.manual_seed(0)
-model = timm.create_model("resnet18", num_classes=10)
+model = timm.create_model("resnet10t", num_classes=10)
 attached = attach(model, "spec.yaml", epochs=4)
-images = torch.randn(8, 3, 128, 128)
+images = torch.randn(8, 3, 224, 224)
 for epoch in range(4):
     attached.step(epoch)
     model(images).sum().backward()
@@ -38,7 +38,7 @@ for epoch in range(4):
         model.eval()  # to validate
 """
 # the time at which each command begins to appear, the command, and whether it is only a comment
-PLAN = "dropblock-hooks plan resnet18 spec.yaml --epochs 4 --input-size 3 128 128"
+PLAN = "dropblock-hooks plan resnet10t spec.yaml --epochs 4 --input-size 3 224 224"
 SHOWN = [
     (0.3, "cat spec.yaml"),
     (1.8, PLAN),

@@ -119,6 +119,13 @@ EXAMPLES = {
 }
 
 
+def example_of(name: str) -> Example:
+    """The example of a class."""
+    if name not in EXAMPLES:
+        raise LookupError(f"{name} has no example: add one to EXAMPLES in docs/site/examples.py")
+    return EXAMPLES[name]
+
+
 def output_of(code: str) -> str:
     """What an example prints."""
     width = patch.dict(os.environ, COLUMNS="100")  # of the tables

@@ -6,7 +6,7 @@ import inspect
 from pathlib import Path
 
 from docstrings import is_attachable, path_of, shared_options
-from examples import EXAMPLES, output_of
+from examples import example_of, output_of
 from torch import nn
 
 import dropblock_hooks
@@ -112,7 +112,7 @@ def options_and_errors(name, cls):
 
 def wrong_argument(name, cls):
     """The error that a class raises for a value that its first checked argument refuses."""
-    arguments = EXAMPLES[name].arguments
+    arguments = example_of(name).arguments
     for option in (*inspect.signature(cls).parameters, "at"):
         for value in ("-1", "0", "'maybe'"):
             others = [each for each in arguments.split(", ") if not each.startswith(f"{option}=")]
@@ -128,7 +128,7 @@ def wrong_argument(name, cls):
 
 def example(name):
     """A complete example of a class, and what it prints."""
-    code = EXAMPLES[name].code(name)
+    code = example_of(name).code(name)
     return {"code": code, "output": output_of(code)}
 
 

@@ -14,7 +14,7 @@ from ..diagnosis.alerts import alerts_now, new_alerts, tell_alerts
 from ..diagnosis.endings import find_forgotten, has_risen, not_stepped
 from ..diagnosis.now import find_before_step, find_faults
 from ..diagnosis.ranks import compare, tell_equal_seeds
-from ..findings import Finding, tell
+from ..findings import Finding, merged, tell
 from ..observers.capture import Capture, Record
 from ..observers.watchdog import Clock
 from ..quoting import kind_of
@@ -267,7 +267,8 @@ class Attachment:
         """Let each site draw one mask within a ``with`` block, and use it in all of its calls.
 
         It is for several passes of a model that belong together, such as both sides of a siamese
-        network, the steps of a recurrent cell, or samples of Monte-Carlo dropout that are compared.
+        network, or the steps of a recurrent cell. To compare several inputs under the same mask of
+        Monte-Carlo dropout, call the model yourself in the block, because `sample` draws new masks.
         The first call of a site in the block draws the mask. Regularizers of gradients and the
         model's own dropouts draw a new mask in each call. Compiled code runs in eager mode in the
         block.
@@ -388,7 +389,7 @@ class Attachment:
     @property
     def alerts(self) -> list[Finding]:
         """The findings of every `Watchdog` that hold now; they are also in `verify`."""
-        return alerts_now(self._base, self._run, self._hooks)
+        return merged(alerts_now(self._base, self._run, self._hooks))
 
     def _title(self) -> str:
         """Describe the attachment and its state in a line."""
@@ -413,7 +414,8 @@ class Attachment:
     def verify(self, *, distributed: bool = False) -> list[Finding]:
         """Return all findings about faults; an empty list if every site has acted. See `Kind`.
 
-        They cover this epoch, or the last epoch if this epoch has no training call yet.
+        They cover this epoch, or the last epoch if this epoch has no training call yet. The same
+        fault at several sites is one finding with these sites.
 
         Args:
             distributed: True covers all ranks, and their differences. All ranks must call it.
@@ -421,8 +423,11 @@ class Attachment:
         Raises:
             RuntimeError: with `distributed`, if there is no process group.
         """
-        findings = find_faults(self._base, self._run, self._hooks) + self.alerts
-        return compare(self._run, self._sites, findings) if distributed else findings
+        findings = find_faults(self._base, self._run, self._hooks)
+        findings += alerts_now(self._base, self._run, self._hooks)
+        if distributed:
+            findings = compare(self._run, self._sites, findings)
+        return merged(findings)
 
     def captured(self, which: str | Select | None = None) -> dict[str, list[Record]]:
         """Return the calls that `Capture` has kept, oldest first, by layer.

@@ -21,7 +21,7 @@ from ..schedules import length_of, placed
 from ..selectors.dropouts import rate_attribute
 from ..selectors.index import Index, NoMatchError, Target
 from ..selectors.kinds import ATTRIBUTE, LAYER, PARAMETER, TargetKind
-from ..selectors.select import Select, match
+from ..selectors.select import Select, Selector, match
 from ..sites.held import FreezeHook, ParameterHook, RetuneHook
 from ..sites.hooks import ObserveHook, SiteHook, hooks_on
 from ..sites.model_hook import ModelHook
@@ -120,7 +120,7 @@ def resolve(index: Index, draft: Draft, epochs: int | None = None) -> Resolved:
         try:
             targets = match(entry.selector, index)
         except NoMatchError as error:
-            resolved.problems.append(f"{where}: {error}")
+            resolved.problems.append(_unmatched(where, entry.selector, error))
             continue
 
         if entry.regularizers is None:
@@ -132,12 +132,23 @@ def resolve(index: Index, draft: Draft, epochs: int | None = None) -> Resolved:
     return resolved
 
 
+def _unmatched(where: str, selector: Selector, error: NoMatchError) -> str:
+    """Return the problem of an entry that matches nothing. It names the selector once."""
+    text = str(error)
+    name = quote(selector)
+    if text.startswith(f"{name} "):
+        return where + text.removeprefix(name)
+    return f"{where}: {text}"
+
+
 def _clear(resolved: Resolved, targets: list[Target], where: str) -> None:
     """Apply an entry with None: remove the placements of earlier entries from these targets."""
     names = {target.name for target in targets}
     remaining = [p for p in resolved.placements if p.target.name not in names]
     if len(remaining) == len(resolved.placements):
-        resolved.warnings.append(f"{where}: None clears nothing: no earlier entry is on it")
+        resolved.warnings.append(
+            f"{where}: None has no effect: no earlier entry selects these layers"
+        )
     resolved.placements = remaining
 
 
@@ -207,7 +218,8 @@ def _refusals(p: Placement) -> Iterator[str]:
             "from, and script that after remove(); or put it on a layer around it"
         )
     if not isinstance(p.regularizer, p.hook.takes):
-        yield f"{target.kind.prefix}: selectors take {p.hook.takes.__name__} only"
+        noun = target.kind.noun
+        yield f"{_article(noun)} {noun} takes only {_taken_by(target.kind)}"
         return
 
     yield from filter(None, p.hook.refusals(target, p.regularizer))
@@ -220,6 +232,12 @@ def _refusals(p: Placement) -> Iterator[str]:
         means = "means" if len(stated) == 1 else "mean"
         noun = target.kind.noun
         yield f"{' and '.join(stated)} {means} nothing for {_article(noun)} {noun}: leave it out"
+
+
+def _taken_by(kind: TargetKind) -> str:
+    """Name the classes that the hooks of a kind of target take."""
+    names = dict.fromkeys(hook.takes.__name__ for hook in HOOKS[kind])
+    return " or ".join(names)
 
 
 def _article(noun: str) -> str:

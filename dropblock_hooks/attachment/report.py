@@ -251,8 +251,8 @@ def _sections(
 
 
 def _rate_cell(regularizer: Regularizer, row: SiteRow) -> Any:
-    """Return the rate; several rates with their names, unless one of them is a share."""
-    has_one_rate = isinstance(regularizer, DropsShare) or len(row.values) < 2
+    """Return the rate; with its name if the class has several, unless one of them is a share."""
+    has_one_rate = isinstance(regularizer, DropsShare) or len(regularizer.ranges()) < 2
     return row.rate if has_one_rate else _bounds_cell(row)
 
 

@@ -24,11 +24,11 @@ _ASKED = 3  # the graph is followed in so many calls with the same shape
 
 
 class Reader:
-    """Reads the axes of the tensors of a layer or a parameter. A parameter has no facts.
+    """Reads the axes of the tensors of a layer or a parameter.
 
     Attributes:
         options: the regularizer, for its options about axes.
-        facts: the hints about the layer.
+        facts: the hints about the layer. A parameter has none.
         grids: the maps in this forward.
         auto: whether the rules decide the layout, because the options do not state it.
         last: the view of the last tensor, or None.
@@ -36,7 +36,12 @@ class Reader:
     """
 
     def __init__(
-        self, regularizer: Any, facts: Facts | None, grids: Grids, spatial: int | None = None
+        self,
+        regularizer: Any,
+        facts: Facts | None,
+        grids: Grids,
+        spatial: int | None = None,
+        of_parameter: bool = False,
     ) -> None:
         self.options = regularizer
         self.facts = facts or Facts()
@@ -46,7 +51,7 @@ class Reader:
         self._spatial: int | None = spatial or regularizer.spatial
         self._channels = regularizer.channelwise or self._spatial is not None
         self._samples = (regularizer.samplewise or self._channels) and self.auto
-        self._of_parameter = facts is None
+        self._of_parameter = of_parameter
 
         self.last = View("parameter") if self._of_parameter else None
         self.sure: View | None = None

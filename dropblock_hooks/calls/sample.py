@@ -48,14 +48,15 @@ class Sampled(NamedTuple):
     samples: Tensor
 
     def entropy(self, axis: int = 1) -> Tensor:
-        """Return the entropy of the mean probabilities, in nats: the whole uncertainty of a class.
+        """Return the entropy of the mean probabilities, in nats: the total uncertainty.
 
         Args:
             axis: the axis of the classes in an output, without the axis of the samples.
 
         Raises:
-            ValueError: if there is no such axis, or if the samples are no probabilities that add up
-                to 1 on this axis: sample with ``target=lambda y: y.softmax(1)``.
+            ValueError: if there is no such axis, or if the samples are not probabilities that add
+                up to 1 on this axis. For a model that returns logits, write
+                ``sample(..., target=lambda y: y.softmax(1))``.
         """
         probabilities = _probabilities(self.samples, axis)
         return _entropy(probabilities.mean(0))
@@ -63,8 +64,9 @@ class Sampled(NamedTuple):
     def mutual_information(self, axis: int = 1) -> Tensor:
         """Return the mutual information of class and mask, in nats: the uncertainty of the model.
 
-        It is the entropy of the mean probabilities minus the mean entropy of the passes, which is
-        the noise of the data. It is 0 if all passes agree. The method is known as BALD.
+        It is the total uncertainty, see `entropy`, minus the mean of the entropies of the single
+        passes. This mean measures the noise of the data. The mutual information is 0 if all passes
+        agree. The method is known as BALD.
 
         Args:
             axis: as for `entropy`.
@@ -162,13 +164,26 @@ def _probabilities(samples: Tensor, axis: int) -> Tensor:
 
     place = axis % len(shape) + 1
     wide = samples.to(torch.promote_types(samples.dtype, torch.float32)).movedim(place, -1)
-    errors = (wide.sum(-1) - 1).abs()
-    if not bool((wide >= 0).all() and (errors < _TOLERANCE).all()):  # also if there is NaN
-        raise ValueError(
-            f"needs probabilities that add up to 1 on axis {axis} of the outputs, got "
-            f"{summary(samples)}: sample with target=lambda y: y.softmax({axis})"
-        )
-    return wide
+    if _are_probabilities(wide, -1):
+        return wide
+
+    needed = f"needs probabilities that add up to 1 on axis {axis} of the outputs"
+    for other in range(len(shape)):
+        if _are_probabilities(samples, other + 1):
+            raise ValueError(
+                f"{needed}, and these add up to 1 on axis {other}: write axis={other} if the "
+                "classes are there"
+            )
+    raise ValueError(
+        f"{needed}, got {summary(samples)}: sample with target=lambda y: y.softmax({axis})"
+    )
+
+
+def _are_probabilities(samples: Tensor, axis: int) -> bool:
+    """Return whether values are probabilities that add up to 1 on an axis; False with NaN."""
+    wide = samples.to(torch.promote_types(samples.dtype, torch.float32))
+    errors = (wide.sum(axis) - 1).abs()
+    return bool((wide >= 0).all() and (errors < _TOLERANCE).all())
 
 
 def _entropy(probabilities: Tensor) -> Tensor:
@@ -178,14 +193,26 @@ def _entropy(probabilities: Tensor) -> Tensor:
 
 def _acting_sites(model: nn.Module) -> list[LiveSite]:
     """Return the sites of a model that draw random numbers in evaluation, at least one."""
-    sites = [site for attached in attachments(model) for site in attached._sites if site.draws]
+    attached_sites = [site for attached in attachments(model) for site in attached._sites]
+    if not attached_sites:
+        raise RuntimeError(
+            "all samples would be equal: the model has no attachment. Attach a dropout first, with "
+            "active='always'"
+        )
+    sites = [site for site in attached_sites if site.draws]
+    if not sites:
+        keys = listed([site.key for site in attached_sites], 3)
+        raise RuntimeError(
+            f"all samples would be equal: no site draws random numbers ({keys}). Attach a dropout, "
+            "with active='always'"
+        )
     if any(site.uses_same_masks for site in sites):
         raise RuntimeError(
             "all samples would be equal in a block of same_masks(): sample outside of it"
         )
     acting = [site for site in sites if site.acts(False) and site.rate != 0.0]
     if not acting:
-        keys = listed([site.key for site in sites], 3) or "the model without such a regularizer"
+        keys = listed([site.key for site in sites], 3)
         raise RuntimeError(
             f"all samples would be equal: {keys} draws no random numbers in evaluation. Sample "
             "within `with attached.always():`, or attach with active='always'. A rate of 0 and a "

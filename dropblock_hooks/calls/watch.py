@@ -48,7 +48,14 @@ def watch(
     of_attach = {name: options.pop(name) for name in ("grad_scaler", "root") if name in options}
     dog = Watchdog(rules, action=action, every=every, **options)  # type: ignore[arg-type]  # checked
     # a layer that a function selects need not be called
-    return attach(model, {Select(where=_takes_hooks): dog}, **of_attach)
+    return attach(model, {_AllLayers(where=_takes_hooks): dog}, **of_attach)
+
+
+class _AllLayers(Select):
+    """The selector of `watch`, which tables and messages show in words."""
+
+    def __repr__(self) -> str:
+        return "all layers"
 
 
 def _takes_hooks(name: str, layer: nn.Module) -> bool:

@@ -114,23 +114,21 @@ def tell_alerts(
     hooks: Sequence[SiteHook],
     findings: Sequence[Finding],
 ) -> None:
-    """Report each finding by the `action` of its `Watchdog`; a WatchdogError comes last."""
+    """Report the findings by the `action` of their `Watchdog`; a WatchdogError comes last."""
     dogs: dict[str, Any] = {}
     for hook in hooks:
         dogs[hook.site.key] = hook.site.regularizer
 
-    actions = []
+    actions: dict[int, Any] = {}
+    by_action: dict[int, list[Finding]] = defaultdict(list)
     for finding in findings:
-        dog = dogs[finding.sites[0]]
-        actions.append((dog.action, finding))
+        action = dogs[finding.sites[0]].action
+        key = id(action)  # a function need not be hashable
+        actions[key] = action
+        by_action[key].append(finding)
 
-    for action, finding in sorted(actions, key=_raises):
-        tell([finding], run.told, action)
-
-
-def _raises(action_and_finding: tuple[str, Finding]) -> bool:
-    action, _ = action_and_finding
-    return action == "raise"
+    for key in sorted(by_action, key=lambda key: bool(actions[key] == "raise")):
+        tell(by_action[key], run.told, actions[key])
 
 
 def _first_cause(

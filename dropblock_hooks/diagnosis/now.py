@@ -9,7 +9,7 @@ from torch import nn
 
 from .. import messages
 from .._torch import NO_TASK, graph_task
-from ..findings import Finding, tell
+from ..findings import Finding, merged, tell
 from ..observers.updates import writes_to
 from ..selectors.wrappers import bare_type
 from ..sites.hooks import SiteHook
@@ -105,7 +105,7 @@ def tell_faults(attached: Any) -> list[Finding]:
     tell_alerts(run, hooks, alerts)
     # the result has all alerts that hold now, also those that were told before
     present_alerts = alerts_now(base, run, hooks)
-    return faults + present_alerts
+    return merged(faults + present_alerts)
 
 
 def find_before_step(

@@ -16,8 +16,16 @@ def find_skipped(sites: Sequence[LiveSite], window: Window, epoch: float) -> lis
         regularizer = site.regularizer
         if not isinstance(regularizer, WithMemory) or regularizer.clips:
             continue
-        share = float(window.sites[site.key].share() or 0.0)
-        if share:
-            finding = messages.SKIPPED_UPDATES.finding(site.key, epoch=epoch, share=share)
+        counts = window.sites[site.key]
+        share = float(counts.share() or 0.0)
+        skipped = round(share * counts.active)
+        if skipped:
+            finding = messages.SKIPPED_UPDATES.finding(
+                site.key,
+                epoch=epoch,
+                skipped=skipped,
+                updates=counts.active,
+                percent=100.0 * share,
+            )
             findings.append(finding)
     return findings

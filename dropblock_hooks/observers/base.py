@@ -124,7 +124,8 @@ class Observer(Regularizer):
             model.
         prefix_tokens: number of class and register tokens before the map, at least 0, which stay
             unchanged. None asks the model.
-        active: ``"train"`` (while the layer is in training mode) or ``"always"``.
+        active: ``"train"`` (while the layer is in training mode) or ``"always"`` (in evaluation
+            mode, too).
         when: see the activation ``"after"`` the regularizers of the layer, or ``"before"`` them. An
             observer of gradients alone sees them after, or before, the gradient regularizers.
 

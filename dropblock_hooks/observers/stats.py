@@ -294,14 +294,16 @@ class ActivationStats(Measuring):
             for tokens. ``"auto"`` reads them from the model, or refuses.
         grid: None; no other value is allowed.
         prefix_tokens: None; no other value is allowed.
-        active: ``"train"`` (while the layer is in training mode) or ``"always"``.
+        active: ``"train"`` (while the layer is in training mode) or ``"always"`` (in evaluation
+            mode, too).
         when: see the activation ``"after"`` the regularizers of the layer, or ``"before"`` them. An
             observer of gradients alone sees them after, or before, the gradient regularizers.
-        outliers: True also measures kurtosis, the share of values beyond 6 standard deviations of
-            their call, and the largest magnitude of a channel over the magnitude of the median
-            channel. A measured call then starts about 50 more operators, holds up to three float64
-            copies of the tensor, and takes about 6 times as long on a CPU. Compiled code
-            on a GPU computes them in each call, and keeps every n-th result.
+        outliers: True also measures three numbers. The first is the kurtosis. The second is the
+            share of values that are more than 6 standard deviations from the mean of their call.
+            The third is the largest magnitude of a channel, divided by that of the median channel.
+            A measured call then starts about 50 more operators, holds up to three float64 copies of
+            the tensor, and takes about 6 times as long on a CPU. Compiled code on a GPU computes
+            these numbers in each call, and keeps every n-th result.
         residual: True also measures ``rms(output - input) / rms(input)``. If a block adds a branch
             to its input, this is the ratio of the branch to the shortcut. An activation after the
             sum, as in a ResNet, counts as a part of the branch. There is no ratio where output and
@@ -476,7 +478,8 @@ class GradientStats(Measuring):
             for tokens. ``"auto"`` reads them from the model, or refuses.
         grid: None; no other value is allowed.
         prefix_tokens: None; no other value is allowed.
-        active: ``"train"`` (while the layer is in training mode) or ``"always"``.
+        active: ``"train"`` (while the layer is in training mode) or ``"always"`` (in evaluation
+            mode, too).
         when: see the activation ``"after"`` the regularizers of the layer, or ``"before"`` them. An
             observer of gradients alone sees them after, or before, the gradient regularizers.
 
@@ -542,7 +545,8 @@ class WeightStats(Observer):
         layout: ``"auto"``; no other value is allowed.
         grid: None; no other value is allowed.
         prefix_tokens: None; no other value is allowed.
-        active: ``"train"`` (while the layer is in training mode) or ``"always"``.
+        active: ``"train"`` (while the layer is in training mode) or ``"always"`` (in evaluation
+            mode, too).
         when: see the activation ``"after"`` the regularizers of the layer, or ``"before"`` them. An
             observer of gradients alone sees them after, or before, the gradient regularizers.
 

@@ -73,11 +73,12 @@ class Watchdog(Observer):
     forward (`every`). It looks for NaN and Inf also at the forwards 1, 2, 4, 8, and so on. It waits
     for a device only then. If there are several faults, it names the first as the likely cause.
 
-    It measures the forwards at which it looks, the first of each epoch, and some between them, and
-    the backwards of these forwards. Statistics need at least 4 of them for each look. Its hooks
-    start no operator of torch in other forwards. If NaN came in one of these, it says between which
-    forwards, and measures each forward from then on. After a look at which the scale of a
-    GradScaler had fallen, it measures each forward up to the next look. Compiled code measures by
+    Not every forward is measured. It measures the forwards at which it looks, the first forward of
+    each epoch, and some forwards between two looks. The backward of such a forward is measured,
+    too. Statistics need at least 4 measured forwards for each look. In other forwards, its hooks
+    start no operator of torch. If NaN came in a forward that was not measured, the finding says
+    between which forwards, and each forward is measured from then on. If the scale of a GradScaler
+    has fallen at a look, each forward is measured up to the next look. Compiled code measures by
     the same plan, and counts the calls of each layer. A step that you capture with
     ``torch.cuda.graph`` is not measured, and its replays are not measured either. The rules:
 
@@ -90,7 +91,8 @@ class Watchdog(Observer):
     - ``dead``: channels of a ReLU, or a similar activation, were zero in all calls.
     - ``saturated``: values of a sigmoid, a tanh or a similar activation are within 1 % of their
       bounds.
-    - ``no_gradient``: a layer with trained parameters gets none, or zeros, while others get some.
+    - ``no_gradient``: a layer with trained parameters gets no gradient, or only zeros, and other
+      layers get gradients.
     - ``no_update``: a layer gets gradients, and at least 3 updates change none of its parameters,
       because the learning rate is 0, or because the optimizer does not have them. The latter is
       not reported for the first layers, or if it holds for over a quarter of all layers, because
@@ -123,7 +125,8 @@ class Watchdog(Observer):
             for tokens. ``"auto"`` reads them from the model, or refuses.
         grid: None; no other value is allowed.
         prefix_tokens: None; no other value is allowed.
-        active: ``"train"`` (while the layer is in training mode) or ``"always"``.
+        active: ``"train"`` (while the layer is in training mode) or ``"always"`` (in evaluation
+            mode, too).
         when: see the activation ``"after"`` the regularizers of the layer, or ``"before"`` them. An
             observer of gradients alone sees them after, or before, the gradient regularizers.
         action: ``"warn"``; ``"raise"``, which raises a `WatchdogError`; or a function to call

@@ -18,9 +18,10 @@ _MOST_VALUES = 2_000
 def plot_run(attached: Attachment) -> Any:
     """Draw the rate that was set and the rate that was realized at each site, over the epochs.
 
-    Lines with dots are realized rates, dashed lines are the mean nominal rates of the epochs. If
-    sites bound gradients, another part of the picture has their mean norms, and the bounds dashed.
-    A cross marks an epoch in which there was a finding about the site. Observers are left out.
+    A solid line with dots shows the realized rates of a site. The dashed line of the same color
+    shows the rates that were set, as means of the epochs. If sites bound gradients, a second panel
+    shows the mean norms of the gradients, with dashed lines for the bounds. A cross marks an epoch
+    with a finding about the site. Observers are left out.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))

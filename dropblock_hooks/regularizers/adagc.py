@@ -17,23 +17,25 @@ class AdaGC(WithMemory):
     """Bounds the norm of each gradient by a multiple of its moving average; see `functional.adagc`.
 
     Use it against spikes of the loss in long trainings. Each parameter gets its own bound.
-    In the first updates it bounds the common norm. It acts once per update, so ``attach`` needs the
-    optimizer. Norms of 0, and updates with Inf or NaN, are not remembered. See Wang et al., 2025
-    (https://arxiv.org/abs/2502.11034).
+    In the first `warmup` updates it clips the norm over all parameters of the entry to `max_norm`.
+    The default of 1.0 can be far below the norms of your model. It acts once per update, so
+    ``attach`` needs the optimizer. Norms of 0, and updates with Inf or NaN, are not remembered. See
+    Wang et al., 2025 (https://arxiv.org/abs/2502.11034).
 
     Example:
         >>> spec = {"param:**": AdaGC(1.05)}
 
     Args:
         ratio: largest ratio of a norm and its average, a number > 0 or a schedule.
-        max_norm: largest common norm in the first updates, a number > 0 or a schedule.
+        max_norm: largest norm over all parameters in the first `warmup` updates, a number > 0 or a
+            schedule.
         at: ``"output"``; no other value is allowed.
         index: None; no other value is allowed.
         layout: ``"auto"``; no other value is allowed.
         grid: None; no other value is allowed.
         prefix_tokens: None; no other value is allowed.
-        active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
-            dropout in evaluation).
+        active: ``"train"`` (while the layer is in training mode) or ``"always"`` (in evaluation
+            mode, too).
         when: ``"accumulated"``; no other value is allowed.
         group: True takes one norm over all parameters of the entry, with one average.
         decay: weight of the old average, in [0, 1).

@@ -16,7 +16,7 @@ from ..axes.view import check_axes
 from ..checks import NON_NEGATIVE, POSITIVE, PROBABILITY, Range, as_number, check_option
 from ..pickling import set_state, state_of
 from ..quoting import label, quote, shown
-from ..registry import ShortSignature, brief, check_fields, name_of, store
+from ..registry import ShortSignature, brief, check_arguments, check_fields, name_of, store
 from ..schedules import Schedule, same_kind, span_here, span_of, value_at
 from ..selectors.dropouts import Unit
 
@@ -160,6 +160,10 @@ class Regularizer:
 
     # how compiled code runs it
     traced: ClassVar[bool] = False  # whether ``apply`` is traced, with rates as tensors
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        check_arguments(cls, args, kwargs, "Probability")
+        return super().__new__(cls)
 
     def __copy__(self) -> Self:
         copied = object.__new__(type(self))

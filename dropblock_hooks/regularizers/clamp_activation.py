@@ -16,8 +16,8 @@ class ClampActivation(Regularizer):
     """Clamps activations, or caps them softly; see `functional.clamp_activation`.
     Use it on logits, or on the projections of queries, keys and values, that grow too large.
 
-    The realized rate is the share of the values beyond the bounds. In evaluation nothing is bounded
-    unless you write ``active="always"``, as models need it that are deployed with the bound.
+    The realized rate is the share of the values beyond the bounds. By default, the bounds hold in
+    training mode only. If the model needs them in evaluation mode, too, write ``active="always"``.
 
     Example:
         >>> spec = {"lm_head": ClampActivation(cap=30.0, active="always")}
@@ -33,8 +33,8 @@ class ClampActivation(Regularizer):
             for tokens. ``"auto"`` reads them from the model, or refuses.
         grid: None; no other value is allowed.
         prefix_tokens: None; no other value is allowed.
-        active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
-            dropout in evaluation).
+        active: ``"train"`` (while the layer is in training mode) or ``"always"`` (in evaluation
+            mode, too).
 
     Raises:
         TypeError: if an argument has a wrong type.

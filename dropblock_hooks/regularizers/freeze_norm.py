@@ -27,9 +27,10 @@ class FreezeNorm(Regularizer):
 
     Args:
         frozen: the norm is frozen while this is above 0, a number in [0, 1] or a schedule.
-        parameters: True also freezes the weight and the bias of the norm: while it is frozen, their
-            ``requires_grad`` is False. Attach before DistributedDataParallel and with ``begin=0``,
-            because it waits for the gradients of all parameters that were not frozen then.
+        parameters: True also freezes the weight and the bias of the norm: their ``requires_grad``
+            is False while the norm is frozen. With DistributedDataParallel, attach before you wrap
+            the model, and leave `begin` at 0. The wrapper waits for the gradient of each parameter
+            that was trained when the model was wrapped.
         at: ``"output"``; no other value is allowed.
         index: None; no other value is allowed.
         layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``

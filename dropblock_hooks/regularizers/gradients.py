@@ -64,8 +64,8 @@ class ClampGrad(OnGradients, Regularizer):
             for tokens. ``"auto"`` reads them from the model, or refuses.
         grid: None; no other value is allowed.
         prefix_tokens: None; no other value is allowed.
-        active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
-            dropout in evaluation).
+        active: ``"train"`` (while the layer is in training mode) or ``"always"`` (in evaluation
+            mode, too).
         when: ``"backward"`` acts in each backward. ``"accumulated"``, for parameters only, acts on
             the sum of the gradients when the optimizer given to ``attach`` begins its step.
 
@@ -121,8 +121,8 @@ class ClipGradNorm(OnGradients, Regularizer):
             for tokens. ``"auto"`` reads them from the model, or refuses.
         grid: None; no other value is allowed.
         prefix_tokens: None; no other value is allowed.
-        active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
-            dropout in evaluation).
+        active: ``"train"`` (while the layer is in training mode) or ``"always"`` (in evaluation
+            mode, too).
         when: ``"backward"`` acts in each backward. ``"accumulated"``, for parameters only, acts on
             the sum of the gradients when the optimizer given to ``attach`` begins its step.
 
@@ -224,8 +224,8 @@ class ScaleGrad(OnGradients, Regularizer):
             for tokens. ``"auto"`` reads them from the model, or refuses.
         grid: None; no other value is allowed.
         prefix_tokens: None; no other value is allowed.
-        active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
-            dropout in evaluation).
+        active: ``"train"`` (while the layer is in training mode) or ``"always"`` (in evaluation
+            mode, too).
         when: ``"backward"`` acts in each backward. ``"accumulated"``, for parameters only, acts on
             the sum of the gradients when the optimizer given to ``attach`` begins its step.
 
@@ -270,8 +270,8 @@ class ZeroGrad(OnGradients, Regularizer):
             for tokens. ``"auto"`` reads them from the model, or refuses.
         grid: None; no other value is allowed.
         prefix_tokens: None; no other value is allowed.
-        active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
-            dropout in evaluation).
+        active: ``"train"`` (while the layer is in training mode) or ``"always"`` (in evaluation
+            mode, too).
         when: ``"backward"`` acts in each backward. ``"accumulated"``, for parameters only, acts on
             the sum of the gradients when the optimizer given to ``attach`` begins its step.
 
@@ -312,8 +312,8 @@ class GradNoise(OnGradients, Regularizer):
             for tokens. ``"auto"`` reads them from the model, or refuses.
         grid: None; no other value is allowed.
         prefix_tokens: None; no other value is allowed.
-        active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
-            dropout in evaluation).
+        active: ``"train"`` (while the layer is in training mode) or ``"always"`` (in evaluation
+            mode, too).
         when: ``"backward"`` acts in each backward. ``"accumulated"``, for parameters only, acts on
             the sum of the gradients when the optimizer given to ``attach`` begins its step.
 
@@ -359,8 +359,8 @@ class DropGrad2d(DropsShare, OnGradients, Regularizer):
             model.
         prefix_tokens: number of class and register tokens before the map, at least 0, which stay
             unchanged. None asks the model.
-        active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
-            dropout in evaluation).
+        active: ``"train"`` (while the layer is in training mode) or ``"always"`` (in evaluation
+            mode, too).
         when: ``"backward"``; no other value is allowed.
 
     Raises:
@@ -412,8 +412,8 @@ class AdaptiveClipGrad(_OfParameters):
         layout: ``"auto"``; no other value is allowed.
         grid: None; no other value is allowed.
         prefix_tokens: None; no other value is allowed.
-        active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
-            dropout in evaluation).
+        active: ``"train"`` (while the layer is in training mode) or ``"always"`` (in evaluation
+            mode, too).
         when: ``"backward"`` acts in each backward. ``"accumulated"``, for parameters only, acts on
             the sum of the gradients when the optimizer given to ``attach`` begins its step.
 
@@ -484,8 +484,8 @@ class CentralizeGrad(_OfParameters):
         layout: ``"auto"``; no other value is allowed.
         grid: None; no other value is allowed.
         prefix_tokens: None; no other value is allowed.
-        active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
-            dropout in evaluation).
+        active: ``"train"`` (while the layer is in training mode) or ``"always"`` (in evaluation
+            mode, too).
         when: ``"backward"`` acts in each backward. ``"accumulated"``, for parameters only, acts on
             the sum of the gradients when the optimizer given to ``attach`` begins its step.
 

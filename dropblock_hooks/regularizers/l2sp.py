@@ -34,8 +34,8 @@ class L2SP(OnGradients, Regularizer):
         layout: ``"auto"``; no other value is allowed.
         grid: None; no other value is allowed.
         prefix_tokens: None; no other value is allowed.
-        active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
-            dropout in evaluation).
+        active: ``"train"`` (while the layer is in training mode) or ``"always"`` (in evaluation
+            mode, too).
         when: ``"backward"`` acts in each backward. ``"accumulated"``, for parameters only, acts on
             the sum of the gradients when the optimizer given to ``attach`` begins its step.
 

@@ -23,15 +23,15 @@ class NEFTune(Regularizer):
         >>> spec = {"model.embed_tokens": NEFTune(alpha=5.0)}
 
     Args:
-        alpha: scale of the noise, a number >= 0.
+        alpha: scale of the noise, a number >= 0 or a schedule.
         at: ``"output"``; no other value is allowed.
         index: None; no other value is allowed.
         layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
             for tokens. ``"auto"`` reads them from the model, or refuses.
         grid: None; no other value is allowed.
         prefix_tokens: None; no other value is allowed.
-        active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
-            dropout in evaluation).
+        active: ``"train"`` (while the layer is in training mode) or ``"always"`` (in evaluation
+            mode, too).
 
     Raises:
         TypeError: if an argument has a wrong type.

@@ -17,10 +17,10 @@ from .memory import WithMemory
 class SkipUpdate(WithMemory):
     """Leaves out updates whose norm is above a bound, or not finite; see `functional.skip_update`.
 
-    Use it against bad batches. The gradients are set to None before the optimizer's step, so the
-    parameters and the state of the optimizer do not change. The report has the share of the updates
-    that were left out, and the first one is a warning. It acts once per update, so ``attach`` needs
-    the optimizer, and each update waits for the device.
+    Use it against bad batches. To leave out an update, it sets the gradients to None before the
+    optimizer's step. So the parameters and the state of the optimizer do not change. It warns at
+    the first update that it leaves out, and the report has the share of these updates. It acts once
+    per update, so ``attach`` needs the optimizer. Each update waits for the device.
 
     Example:
         >>> spec = {"param:**": SkipUpdate(max_norm=100.0, z=6.0)}
@@ -34,8 +34,8 @@ class SkipUpdate(WithMemory):
         layout: ``"auto"``; no other value is allowed.
         grid: None; no other value is allowed.
         prefix_tokens: None; no other value is allowed.
-        active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
-            dropout in evaluation).
+        active: ``"train"`` (while the layer is in training mode) or ``"always"`` (in evaluation
+            mode, too).
         when: ``"accumulated"``; no other value is allowed.
         group: True takes one norm over all parameters of the entry; False judges each parameter by
             its own, and leaves out only the updates of parameters whose norm is too large.

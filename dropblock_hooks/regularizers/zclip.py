@@ -33,8 +33,8 @@ class ZClip(WithMemory):
         layout: ``"auto"``; no other value is allowed.
         grid: None; no other value is allowed.
         prefix_tokens: None; no other value is allowed.
-        active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
-            dropout in evaluation).
+        active: ``"train"`` (while the layer is in training mode) or ``"always"`` (in evaluation
+            mode, too).
         when: ``"accumulated"``; no other value is allowed.
         group: True takes one norm over all parameters of the entry; False takes one for each.
         decay: weight of the old mean and variance, in [0, 1).

@@ -55,9 +55,8 @@ class Target:
 
     @property
     def frozen(self) -> bool:
-        """Whether the target is a tensor that gets no gradient."""
-        value = self.value
-        return isinstance(value, Tensor) and not value.requires_grad
+        """Whether the target is a parameter that gets no gradient."""
+        return self.kind.of_parameters and not self.value.requires_grad
 
 
 class Index:

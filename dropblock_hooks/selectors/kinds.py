@@ -21,15 +21,19 @@ class TargetKind:
         prefix: the prefix of its selectors, before the colon; ``""`` for layers.
         noun: its name in messages. For targets other than layers, it is also ``Site.at``.
         values_in: returns the values of this kind in a module, by their names; None for layers.
+        of_parameters: whether these values are parameters, which may be frozen.
         no_options: the options of a regularizer that mean nothing for such a target.
         hint: an explanation of these selectors, for the message about one that matches nothing.
+        listing: the call that lists the targets, for this message if no name is close.
     """
 
     prefix: str
     noun: str
     values_in: Callable[[nn.Module], Mapping[str, Any]] | None = None
+    of_parameters: bool = False
     no_options: tuple[str, ...] = ()
     hint: str = ""
+    listing: str = ""
 
     @property
     def is_layer(self) -> bool:
@@ -63,8 +67,15 @@ def parameters_in(module: nn.Module) -> dict[str, Any]:
 
 _OF_TENSORS = ("at", "index", "layout", "grid", "prefix_tokens")
 
-LAYER = TargetKind("", "layer")
-PARAMETER = TargetKind("param", "parameter", parameters_in, no_options=_OF_TENSORS)
+LAYER = TargetKind("", "layer", listing="layers(model)")
+PARAMETER = TargetKind(
+    "param",
+    "parameter",
+    parameters_in,
+    of_parameters=True,
+    no_options=_OF_TENSORS,
+    listing="model.named_parameters()",
+)
 ATTRIBUTE = TargetKind(
     "attr",
     "attribute",

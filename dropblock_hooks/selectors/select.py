@@ -12,7 +12,7 @@ from ..checks import as_count, closest
 from ..quoting import label, listed, quote, shown
 from ..registry import brief
 from .index import Index, NoMatchError, Target
-from .kinds import KINDS
+from .kinds import KINDS, LAYER
 from .stages import stage_target
 
 ROOT = "."  # the selector of the model itself, whose name is empty
@@ -174,7 +174,7 @@ def _has_forward(module: nn.Module) -> bool:
 
 
 def _hint(text: str, index: Index) -> str:
-    """Return the end of the message about a text that matches nothing: the closest selectors."""
+    """Return the end of the message about a text that matches nothing: where to find names."""
     prefix, colon, _ = text.partition(":")
     prefixes = [*filter(None, KINDS), *_OF_LAYERS]
     if colon and prefix not in prefixes:
@@ -189,7 +189,10 @@ def _hint(text: str, index: Index) -> str:
             known += [f"{before}{name}", f"{before}**.{leaf}"]
 
     near = closest(text, known)
-    hint = KINDS[prefix].hint if colon and prefix in KINDS else ""
+    kind = KINDS.get(prefix, LAYER) if colon else LAYER
+    hint = kind.hint
+    if kind.listing and not near:
+        hint = f"{kind.listing} lists the names"
     return f": {hint}{near}" if hint else near
 
 

@@ -10,7 +10,7 @@ from .. import messages
 from .._torch import children_of, is_part_of_flat, parameters_of
 from ..checks import closest
 from ..findings import Message
-from ..quoting import quote, shown
+from ..quoting import listed, quote, shown
 
 # the attribute that holds the wrapped module, by the name of the class
 _WRAPPERS = {
@@ -151,6 +151,14 @@ def shard_refusal(owner: nn.Module, acts_on_parts: bool, once: bool) -> str | No
     return None if message is None else message.text.format(sharding=sharding_of(owner))
 
 
+def _choices(model: nn.Module) -> str:
+    """Return the names of the children of a model, for the message about a wrong one."""
+    children = children_of(_innermost(model))
+    if not children:
+        return ", which has none"
+    return f". Its children are {listed(children, 8)}, and layers(model) lists all names"
+
+
 def submodule(model: nn.Module, root: str) -> nn.Module:
     """Return the submodule with this name.
 
@@ -159,6 +167,6 @@ def submodule(model: nn.Module, root: str) -> nn.Module:
     """
     module = find_module(model, root) if isinstance(root, str) else None
     if module is None:
-        hint = closest(str(root), dict(named_modules(model)))
+        hint = closest(str(root), dict(named_modules(model))) or _choices(model)
         raise ValueError(f"root={quote(root)} is not a submodule of the model{hint}")
     return module

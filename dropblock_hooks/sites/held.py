@@ -254,7 +254,7 @@ class ParameterHook(SiteHook):
     def refusals(cls, target: Target, regularizer: Regularizer) -> Iterator[str | None]:
         parameter: Any = parameters_of(target.module)[target.local]
         if regularizer.acts_on != "gradient":
-            yield "param: takes regularizers of gradients"
+            yield "a parameter takes only regularizers of gradients, such as ClipGradNorm"
         if isinstance(parameter, nn.parameter.UninitializedParameter):
             yield "the parameter is not initialized: run a forward first"
         if parameter.is_complex():

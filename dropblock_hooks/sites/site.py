@@ -80,7 +80,8 @@ class LiveSite:
         self.aliases = target.aliases
         self.module_type = target.type_name
         self.at: str = item.at if target.kind.is_layer else target.kind.noun
-        self.reader = Reader(item, facts, run.grids)
+        of_parameter = target.kind.of_parameters
+        self.reader = Reader(item, facts, run.grids, of_parameter=of_parameter)
         self.order = 0  # the number of the site in the attachment
         self.position = (0, 0)  # the numbers of the entry and of the regularizer in the entry
         self.selector = key  # the selector of the entry

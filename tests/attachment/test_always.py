@@ -23,7 +23,7 @@ from dropblock_hooks import (
     ZeroGrad,
     attach,
 )
-from tests.classes import own_regularizers
+from tests.classes import make, own_regularizers
 from tests.stacks import OF_SOME_LAYERS
 
 OWN = [cls for name, cls in own_regularizers().items() if name not in OF_SOME_LAYERS]
@@ -35,7 +35,7 @@ SHAPES = {None: (8, 6, 7, 7), 1: (8, 6, 7), 2: (8, 6, 7, 7), 3: (8, 6, 5, 5, 5)}
 
 def made(cls, **options):
     """One of a class, at a rate at which it shows."""
-    return cls(0.5, **options) if cls is not ZeroGrad else cls()
+    return make(cls, 0.5, **options) if cls is not ZeroGrad else cls()
 
 
 class Block(nn.Module):

@@ -54,7 +54,7 @@ BAD = {
         r"drop_rate or drop_p that is a number in \[0, 1\] and can be set. builtin\(model\) lists",
     ),
     "the model": ({".": R}, "a Net has no p "),
-    "a parameter": ({"param:fc.weight": R}, "param: takes regularizers of gradients"),
+    "a parameter": ({"param:fc.weight": R}, "takes only regularizers of gradients"),
     "an Identity": (
         {"branches.0.drop_path": R},
         r"on branches.0.drop_path: a Identity has no p .*of a drop path, put DropPath\(p=...\)$",

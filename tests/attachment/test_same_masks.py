@@ -32,7 +32,7 @@ from dropblock_hooks import (
     attachments,
     sample,
 )
-from tests.classes import own_regularizers
+from tests.classes import make, own_regularizers
 from tests.stacks import OF_SOME_LAYERS
 
 RANDOM = [
@@ -59,7 +59,7 @@ def host(*regularizers, layers=1):
 
 @pytest.mark.parametrize("cls", RANDOM)
 def test_every_random_class_draws_the_same_again(cls):
-    model, attached = host(cls(0.5))
+    model, attached = host(make(cls, 0.5))
     x = images(SHAPES[cls.spatial])
     with attached.same_masks():
         first, second, third = model(x), model(x), model(x)
@@ -373,7 +373,7 @@ def test_code_that_is_compiled_in_a_block_is_refused(regularizer):
 @pytest.mark.parametrize("cls", [DropBlock2d, Disout, GaussianDropout, DropPath, StochasticDepth])
 def test_a_block_costs_nothing_before_and_after(cls):
     """Without a block the masks of a seed are the same as ever."""
-    model, attached = host(cls(0.5))
+    model, attached = host(make(cls, 0.5))
     x = images()
     torch.manual_seed(3)
     before = model(x)

@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from dropblock_hooks import (
+    SpecError,
     Watchdog,
     WatchdogError,
     attachments,
@@ -312,3 +313,11 @@ def test_it_copies_and_leaves():
 def test_bad_input(fields, message):
     with pytest.raises((TypeError, ValueError), match=message):
         Watchdog(**fields)
+
+
+def test_the_table_and_errors_of_watch_say_all_layers():
+    model = nn.Sequential(*[nn.ReLU() for _ in range(4)])
+    attached = watch(model)
+    assert "5 sites all layers/Watchdog" in str(attached)
+    with pytest.raises(SpecError, match="all layers: Watchdog and Watchdog can't both be on"):
+        watch(model)

@@ -176,7 +176,7 @@ def test_layers_that_are_never_called_or_not_there(net, x):
         capture(net, x, ["conv", "unused"])
     with pytest.raises(SpecError, match="'cov' matches nothing.*conv"):
         capture(net, x, "cov")
-    with pytest.raises(SpecError, match="param: takes regularizers of gradients"):
+    with pytest.raises(SpecError, match="takes only regularizers of gradients"):
         capture(net, x, "param:conv.weight")
     with pytest.raises(TypeError, match=r"model must be a torch\.nn\.Module"):
         capture(None, x, "conv")

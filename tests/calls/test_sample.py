@@ -181,7 +181,6 @@ def test_the_logits_of_an_output_are_found(wrap):
 NOTHING_RANDOM = {
     "train": Dropout2d(0.3),
     "foreign": Foreign(nn.Dropout),
-    "gradient always": ClampGrad(-1.0, 1.0, active="always"),
     "zero": Dropout2d(0.0, active="always"),
 }
 
@@ -196,6 +195,14 @@ def test_nothing_random(case):
         sample(model, images())
     assert not called
     assert all(modes(model))
+
+
+def test_a_model_without_anything_random_says_what_is_missing():
+    with pytest.raises(RuntimeError, match="the model has no attachment"):
+        sample(Small(), images())
+    model, _ = prepared({"conv": ClampGrad(-1.0, active="always")})
+    with pytest.raises(RuntimeError, match=r"no site draws random numbers \(conv/ClampGrad\)"):
+        sample(model, images())
 
 
 def test_nothing_random_while_paused():

@@ -101,14 +101,20 @@ def test_classes_on_another_axis():
         (torch.randn(4, 3, 5), 1),
         (torch.rand(4, 3, 5), 1),
         (torch.full((4, 3, 5), torch.nan), 1),
-        (torch.rand(4, 3, 5).softmax(1), 1),
     ],
-    ids=["logits", "no sum", "nan", "another axis"],
+    ids=["logits", "no sum", "nan"],
 )
 def test_samples_that_are_no_probabilities_are_refused(samples, axis):
     for method in (of(samples).entropy, of(samples).mutual_information):
         with pytest.raises(ValueError, match=r"probabilities that add up to 1 on axis 1 .*softmax"):
             method(axis)
+
+
+def test_the_axis_on_which_samples_add_up_is_named():
+    sampled = of(torch.rand(4, 3, 5).softmax(-1))
+    with pytest.raises(ValueError, match=r"add up to 1 on axis 0 .*on axis 1: write axis=1") as it:
+        sampled.entropy(0)
+    assert "softmax" not in str(it.value)
 
 
 @pytest.mark.parametrize("axis", [2, -3, 1.0, True])

@@ -171,7 +171,7 @@ SMALL = {
 }
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", rest_slow(SMALL, ["activations", "norm", "embedding"]))
 def test_works_of_classes_run(name):
     rows = measure(SMALL[name](), 2)
     assert {row["error"] for row in rows} == {None}
@@ -294,6 +294,7 @@ def layers_with_hooks(model):
     return [name for name, layer in model.named_modules() if name and layer._forward_hooks]
 
 
+@pytest.mark.slow
 def test_clipped_training_steps_run():
     work = resnet.clipped(resnet.Case(2, "resnet10t", 32))
     made = work.make(CPU)

@@ -283,8 +283,18 @@ def test_statistics_of_compiled_code(on, training, both):
 
 
 @pytest.mark.usefixtures("reading")
-@pytest.mark.parametrize("on", [(0.0, 1.0), (1.0, 1.0), (0.0, 0.0)], ids=str)
-@pytest.mark.parametrize("bad", [None, "output", "input", "mask"])
+@pytest.mark.parametrize(
+    ("on", "bad"),
+    [
+        ((1.0, 1.0), None),
+        ((1.0, 1.0), "output"),
+        ((1.0, 1.0), "input"),
+        ((1.0, 1.0), "mask"),
+        ((0.0, 1.0), "output"),
+        ((0.0, 0.0), None),
+    ],
+    ids=str,
+)
 def test_notes_of_compiled_code(on, bad, both):
     def run(training, bounds, distance):
         torch.manual_seed(0)
@@ -312,7 +322,7 @@ def test_notes_of_compiled_code(on, bad, both):
             measures.add_watched_gradient(grad, scale, training, of_gradients)
         return state, of_gradients, alive
 
-    for training, bounds in itertools.product([True, False], [[], [0.0, 1.0]]):
+    for training, bounds in [(True, []), (True, [0.0, 1.0]), (False, [0.0, 1.0])]:
         dense, fast = both(run, training, bounds, 0)
         same("", dense, fast, ulps=10)
         if on[training]:
@@ -341,7 +351,7 @@ def rows_of(values, is_bad, keep):
 @pytest.mark.usefixtures("reading")
 @pytest.mark.parametrize("is_on", [True, False], ids=["on", "off"])
 @pytest.mark.parametrize("is_bad", [True, False], ids=["bad", "finite"])
-@pytest.mark.parametrize("keep", [1, 3, 8])
+@pytest.mark.parametrize("keep", [1, 3])
 def test_rows_of_compiled_code(is_on, is_bad, keep, both):
     torch.manual_seed(0)
     outputs = torch.randn(9, 2, 3)
@@ -572,7 +582,8 @@ def test_words_are_applied_to_rows_of_every_width(last, keeps_blocks, share_chan
         mask = torch.rand(2, plan.channels, 3, width) < 0.5
         words = blocks.words_of(plan, mask)
         x = FORMATS["channels_last" if last else "contiguous"](torch.rand(shape) + 1).to(dtype)
-        for factor in (2.0, torch.tensor([2.0]), torch.tensor([2.0, 4.0])):
+        factors = [2.0, torch.tensor([2.0]), torch.tensor([2.0, 4.0])]
+        for factor in factors if width == 17 else [factors[width % 3]]:
             y = blocks.apply_words(x, plan, words, factor, keeps_blocks=keeps_blocks)
             rate = torch.as_tensor(factor).view(-1, 1, 1, 1).to(dtype)
             assert torch.equal(y, torch.where(mask == keeps_blocks, x * rate, 0)), (width, dtype)
@@ -616,7 +627,8 @@ def test_blocks_begin_everywhere_with_the_same_chance(kernels):
 def test_seeds_are_independent_of_their_neighbors(gamma, kernels):
     """Chi-square of the pairs in a row, of those in a column, and of the columns, at 1e-4."""
     torch.manual_seed(2)
-    y, _ = drop_blocks(torch.ones(1, 300, 4, 70), gamma, [1, 1])
+    channels = 60 if gamma > 0.5 else 300  # the interpreter needs time for each seed
+    y, _ = drop_blocks(torch.ones(1, channels, 4, 70), gamma, [1, 1])
     seeds = (y == 0)[0]
     in_rows = torch.stack([seeds[..., :-1], seeds[..., 1:]], -1)
     in_columns = torch.stack([seeds[:, :-1], seeds[:, 1:]], -1)

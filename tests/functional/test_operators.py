@@ -38,7 +38,10 @@ NORMALIZE = ["batch", "sample", "expected", None]
 SHAPES = {1: (4, 6, 11), 2: (4, 6, 9, 9), 3: (2, 3, 5, 6, 7)}
 
 
-@pytest.fixture(params=["seeds", "uniform numbers", "kernels"])
+WAYS = ["seeds", "uniform numbers", "kernels"]
+
+
+@pytest.fixture(params=WAYS)
 def way(request, monkeypatch, use_kernels):
     """How a CPU draws blocks: as a CPU, as any other device, or as a GPU."""
     if request.param != "seeds":
@@ -72,6 +75,7 @@ SOME = [("channels_last", torch.bfloat16)]
 
 
 @pytest.mark.parametrize(("layout", "dtype"), rest_slow(ALL, SOME))
+@pytest.mark.parametrize("way", rest_slow(WAYS, 2), indirect=True)
 def test_torchs_own_checks(layout, dtype, way):
     x = FORMATS[layout](torch.randn(SHAPES[2])).to(dtype)
     for normalize in NORMALIZE:

@@ -107,5 +107,5 @@ def test_findings_are_told_once_and_only_after_a_tick():
 
 @pytest.mark.parametrize("length", [None, -1, 0, float("inf")], ids=str)
 def test_a_length_that_is_not_known(length):
-    with pytest.raises(SpecError, match="does not say its epochs"):
+    with pytest.raises(SpecError, match="the schedule has no length"):
         TrainerDriver(SPEC).begin(network(), length)

@@ -104,7 +104,7 @@ def test_the_scaler_is_known():
 
 
 def test_a_training_that_is_limited_by_hours_has_no_length():
-    with pytest.raises(SpecError, match="does not say its epochs"):
+    with pytest.raises(SpecError, match="the schedule has no length"):
         trained(time=0.1)
 
 

@@ -272,7 +272,7 @@ def test_bad_options(options, message):
 
 def test_bad_uses():
     model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
-    with pytest.raises(SpecError, match="param: takes regularizers of gradients"):
+    with pytest.raises(SpecError, match="takes only regularizers of gradients"):
         attach(model, {"param:0.weight": Capture()})
     attached = attach(model, {"0": Capture(reduce=lambda x: 3), "1": Dropout(0.1)})
     with pytest.raises(SiteError, match="0/Capture.*reduce must return a tensor, got int"):

@@ -100,7 +100,7 @@ def told_by_attach(model, spec, **options):
 def test_it_is_told_with_the_rate_that_results(build, name, regularizer, shape, rate):
     model, spec = build(), {name: regularizer}
     (own,) = [each for each in told_by_plan(model, spec, shape) if "the model's own" in each.text]
-    assert own.text.endswith(f", {rate} in all")
+    assert own.text.endswith(f", together {rate}")
     assert own.sites[0].startswith(f"{name}/")
     assert own in told_by_attach(model.eval(), spec)
     assert own in told_by_attach(model, spec, example_input=torch.randn(shape))
@@ -170,6 +170,6 @@ def test_inside_the_drop_blocks_of_timm():
     model = timm.create_model("resnet18", drop_block_rate=0.1)
     assert told_by_attach(model, {"layer4.*": DropBlock2d(p=0.2, block_size=7)}) == []
     (told,) = told_by_attach(model, {"layer4.*.bn2": DropBlock2d(p=0.2, block_size=7)})
-    assert told.text.endswith("drops, 0.28 in all")
+    assert told.text.endswith("together 0.28")
     assert told_by_attach(model, {"layer3.1.conv1": DropBlock2d(p=0.2, block_size=7)}) != []
     assert told_by_attach(model, {"layer3.1.conv1": Dropout(0.2)}) == []

@@ -177,6 +177,10 @@ def test_spec_faults_are_raised(net):
     assert attached.sites[0].calls == 0
     with pytest.raises(ValueError, match="root=.layr. is not a submodule"):
         plan(net, {"0": Dropout(0.1)}, IMAGE, root="layr")
+    with pytest.raises(ValueError, match=r"Its children are .*fc.*layers\(model\) lists all"):
+        plan(net, {"0": Dropout(0.1)}, IMAGE, root="qqqqq")
+    with pytest.raises(ValueError, match="submodule of the model, which has none"):
+        attach(nn.ReLU(), {".": Dropout(0.1)}, root="net")
 
 
 def test_without_an_example(net):

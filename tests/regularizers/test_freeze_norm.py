@@ -293,7 +293,7 @@ REFUSED = {
         "a BatchNorm2d has no running statistics",
     ),
     "no norm": (nn.Linear(4, 4), "0", "a Linear has no running statistics"),
-    "parameter": (nn.BatchNorm2d(4), "param:0.weight", "param: takes regularizers of gradients"),
+    "parameter": (nn.BatchNorm2d(4), "param:0.weight", "takes only regularizers of gradients"),
 }
 
 

@@ -195,7 +195,10 @@ def test_compiled(backend, dynamic):
 
 REFUSED = {
     "no embedding": (lambda: attach(make(), {"mix": NEFTune(5.0)}), "a Linear is no embedding"),
-    "parameter": (lambda: attach(make(), {"param:embed.weight": NEFTune(5.0)}), "param: takes reg"),
+    "parameter": (
+        lambda: attach(make(), {"param:embed.weight": NEFTune(5.0)}),
+        "a parameter takes",
+    ),
     "bag": (
         lambda: attach(nn.Sequential(nn.EmbeddingBag(5, 4)), {"0": NEFTune(5.0)}),
         "a EmbeddingBag is no embedding of tokens",

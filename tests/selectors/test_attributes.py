@@ -86,6 +86,6 @@ def test_what_matches_nothing(selector):
 @pytest.mark.parametrize("other", [Dropout(p=0.2), ClipGradNorm(max_norm=1.0)], ids=repr)
 def test_only_retune_is_put_on_a_rate(other):
     model = Holder()
-    with pytest.raises(SpecError, match=r"1 problem.*\n.*selectors take Retune only"):
+    with pytest.raises(SpecError, match=r"1 problem.*\n.*an attribute takes only Retune"):
         attach(model, {"attr:drop_rate": other})
     assert model.drop_rate == 0.125

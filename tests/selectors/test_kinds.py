@@ -3,7 +3,7 @@
 import pytest
 from torch import nn
 
-from dropblock_hooks import Dropout, ScaleGrad, SpecError, attach
+from dropblock_hooks import Dropout, DropPath, ScaleGrad, SpecError, attach, plan
 from dropblock_hooks.attachment.place import HOOKS
 from dropblock_hooks.selectors.kinds import KINDS, LAYER, TargetKind
 from dropblock_hooks.sites.hooks import SiteHook
@@ -50,17 +50,37 @@ def test_a_new_kind_is_selected_placed_and_reported(buffers):
         assert "0.running_var/Dropout" in str(attached)
 
 
+def test_values_that_are_no_parameters_are_not_frozen_and_have_no_axes_of_a_parameter(buffers):
+    spec = {"buffer:*.running_var": Dropout(0.5)}
+    (planned,) = plan(norm(), spec)
+    assert not planned.frozen
+    (site,) = attach(norm(), spec)
+    assert site.layout != "parameter"
+    frozen = norm().requires_grad_(False)
+    (planned,) = plan(frozen, {"param:1.bias": ScaleGrad(2.0)})
+    assert planned.frozen
+
+
 @pytest.mark.parametrize(
     ("selector", "regularizer", "reason"),
     [
         ("buffer:none", Dropout(0.5), "matches nothing: a buffer is a tensor that"),
-        ("buffer:*.running_var", ScaleGrad(2.0), "buffer: selectors take Dropout only"),
+        ("buffer:*.running_var", ScaleGrad(2.0), "running_var: a buffer takes only Dropout$"),
         ("buffer:*.running_var", Dropout(0.5, at="input"), "at= means nothing for a buffer"),
     ],
 )
 def test_a_new_kind_has_the_errors_of_all_kinds(buffers, selector, regularizer, reason):
     with pytest.raises(SpecError, match=reason):
         attach(norm(), {selector: regularizer})
+
+
+def test_all_hooks_of_a_kind_are_named(buffers, monkeypatch):
+    class OtherHook(BufferHook):
+        takes = DropPath
+
+    monkeypatch.setitem(HOOKS, buffers, (OtherHook, BufferHook))
+    with pytest.raises(SpecError, match="a buffer takes only DropPath or Dropout$"):
+        attach(norm(), {"buffer:*.running_var": ScaleGrad(2.0)})
 
 
 def test_each_kind_has_hooks():

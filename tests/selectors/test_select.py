@@ -112,6 +112,22 @@ def test_an_exclude_that_leaves_out_nothing_is_an_error(net, select, exclude, te
 
 
 @pytest.mark.parametrize(
+    ("text", "listing"),
+    [
+        ("77", "'77' matches nothing: layers(model) lists the names"),
+        ("type:QQQQQQQQ", "'type:QQQQQQQQ' matches nothing: layers(model) lists the names"),
+        (
+            "param:777777777",
+            "'param:777777777' matches nothing: model.named_parameters() lists the names",
+        ),
+    ],
+)
+def test_without_a_close_name_the_error_says_where_names_are(net, text, listing):
+    with pytest.raises(NoMatchError, match=f"^{re.escape(listing)}$"):
+        names(net, text)
+
+
+@pytest.mark.parametrize(
     ("options", "error"),
     [
         ({}, ValueError),

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from dropblock_hooks import Dropout, Regularizer, SiteError, StochasticDepth, attach
+from tests.cases import rest_slow
 
 X = torch.linspace(-1, 1, 24).reshape(6, 4)
 
@@ -138,7 +139,7 @@ def test_it_is_refused_in_inference_mode_too(block):
 
 
 @pytest.mark.parametrize("regularizer", [StochasticDepth(1.0, mode="batch"), Skips()], ids=repr)
-@pytest.mark.parametrize("block", [*CHANGES, BreaksTheGraph])
+@pytest.mark.parametrize("block", rest_slow([AddsInPlace, BreaksTheGraph, *CHANGES[1:]], 2))
 def test_compiled_code_keeps_the_input(block, regularizer):
     model = Net(block)
     with attach(model, {"block": regularizer}) as attached:
@@ -151,7 +152,7 @@ def test_compiled_code_keeps_the_input(block, regularizer):
 
 @pytest.mark.parametrize("regularizer", [StochasticDepth(1.0, mode="batch"), Skips()], ids=repr)
 @pytest.mark.parametrize("mode", ["eager", "aot_eager"])
-@pytest.mark.parametrize("block", [Block, Options])
+@pytest.mark.parametrize("block", rest_slow([Block, Options]))
 def test_a_layer_that_is_called_by_keyword(block, mode, regularizer):
     model = Net(block, keyword=True)
     with attach(model, {"block": regularizer}) as attached:

@@ -11,6 +11,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 from dropblock_hooks import ClampGrad, Dropout, attach
+from tests.cases import rest_slow
 
 
 class Block(nn.Module):
@@ -104,7 +105,7 @@ def test_blocks_that_are_compiled_one_by_one(backend, every):
     assert attached.verify() == []
 
 
-@pytest.mark.parametrize("first", ["bare", "attached"])
+@pytest.mark.parametrize("first", rest_slow(["attached", "bare"]))
 def test_a_model_that_is_attached_before_dynamo_is_imported(first):
     """The setting of dynamo is changed when it is imported, and `attach` imports it not."""
     code = f"""

@@ -277,8 +277,8 @@ def test_faults_on_a_model_name_the_line_of_the_file(tmp_path):
     with pytest.raises(SpecError) as caught:
         attach(model, path)
     unmatched, refused = caught.value.problems
-    assert unmatched.startswith("line 3: 'layer7': ")
+    assert unmatched.startswith("line 3: 'layer7' matches nothing")
     assert refused.startswith("line 4: '1': ")
     with pytest.raises(SpecError) as caught:
         attach(model, {"layer7": Dropout()})
-    assert caught.value.problems[0].startswith("'layer7': ")
+    assert caught.value.problems[0].startswith("'layer7' matches nothing")
