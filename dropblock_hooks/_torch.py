@@ -64,6 +64,21 @@ raw_cuda_stream: Callable[[int], int] = _of_c(
     "_cuda_getCurrentRawStream", lambda device: torch.cuda.current_stream(device).cuda_stream
 )
 """Returns the current stream of a CUDA device as a number. The public function takes longer."""
+
+
+def generator_of(device: torch.device) -> torch.Generator:
+    """Return the generator from which a device draws random numbers."""
+    if device.type != "mps":
+        generators: Any = torch.get_device_module(device).default_generators
+        return generators[device.index]  # type: ignore[no-any-return]
+
+    # MPS has one device, and no list of generators
+    find = find_private("torch.mps._get_default_mps_generator", None)
+    if find is None:
+        _missing("torch.mps._get_default_mps_generator", "same_masks on MPS")
+    return find()  # type: ignore[no-any-return]
+
+
 transforming: Callable[[], bool] = _of_c("_are_functorch_transforms_active", lambda: False)
 """Says whether a transform of torch.func is active. Without it, `vmap` is not refused."""
 is_tracing: Callable[[], bool] = _of_c("_is_tracing", lambda: False)

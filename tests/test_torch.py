@@ -12,6 +12,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from dropblock_hooks import _torch, compiling
+from dropblock_hooks.sites.seeds import seeded
 
 SOURCE = Path(_torch.__file__)
 FINDERS = {"_of_c": "torch._C.{}", "find_private": "{}"}
@@ -194,3 +195,16 @@ def test_without_each_name_eager_code_works_or_says_what_is_missing():
     assert bad == {}, done.stderr[-3000:]
     told = [path for path, result in results.items() if result != "works"]
     assert all(path.startswith("torch.utils._pytree.") for path in told), told
+
+
+def test_the_generator_of_mps_is_seeded(monkeypatch):
+    """`torch.mps` has one generator, and no list of them as other devices."""
+    generator = torch.Generator()
+    monkeypatch.setattr(torch.mps, "_get_default_mps_generator", lambda: generator)
+    state = generator.get_state()
+    draws = []
+    for _ in range(2):
+        with seeded(3, torch.device("mps")):
+            draws.append(torch.rand(4, generator=generator))
+    assert torch.equal(*draws)
+    assert torch.equal(generator.get_state(), state)

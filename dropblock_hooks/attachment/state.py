@@ -275,4 +275,5 @@ def restore(saved: Saved, sites: Sequence[LiveSite], run: Run) -> None:
 
     run.history.load(saved.history, sites)
     run.looked = False
+    run.writes = None
     run.fresh = True

@@ -44,6 +44,8 @@ _BY_ROW = (
     NEFTune,
 )
 """The classes that treat each row of axis 0 independently."""
+_BY_ELEMENT = (ClampActivation, Dropout, GaussianDropout, GaussianNoise, NEFTune)
+"""Those of them that treat each element independently, so that any axis may be the samples."""
 _DROP_BLOCKS = (DropBlock1d, DropBlock2d, DropBlock3d)
 _BATCH_NORMS = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm
 _CURE = "leave batched=True out"
@@ -59,12 +61,13 @@ def in_one_batch(
 
     Raises:
         RuntimeError: if rows of axis 0 may influence each other.
+        TypeError: if the output, or the result of `target`, is no tensor.
         ValueError: if the lengths of axis 0 do not fit.
     """
     bare = unwrap(model)
     sites = [site for attached in attachments(bare) for site in attached._sites]
-    acting = [site for site in sites if _changes_activations(site)]
-    for site in acting:
+    acting_sites = [site for site in sites if _changes_activations(site)]
+    for site in acting_sites:
         reason = _why_together(site.regularizer)
         if reason is not None:
             raise RuntimeError(f"{site.key} {reason}, so the passes would not be apart: {_CURE}")
@@ -72,11 +75,11 @@ def in_one_batch(
 
     rows = _rows_of(arguments)
     args, kwargs = tree_map_only(Tensor, lambda x: _repeated(x, n), arguments)
-    lengths = Lengths()
-    with as_written(), _noting(lengths, acting):
+    lengths = Lengths(n * rows)
+    with as_written(), _noting(lengths, acting_sites):
         output = main_tensor(model(*args, **kwargs), target)
 
-    lengths.check(n * rows)
+    lengths.check()
     if not output.ndim or len(output) != n * rows:
         raise ValueError(
             f"the output must have {n} x {rows} rows on axis 0, got shape {tuple(output.shape)}: "
@@ -88,7 +91,7 @@ def in_one_batch(
 def _changes_activations(site: LiveSite) -> bool:
     """Return whether a site changes activations in evaluation."""
     is_observer = site.watch is not None
-    return site.acts(False) and not site.of_gradients and not is_observer and not site.idle
+    return site.acts(training=False) and not site.of_gradients and not is_observer and not site.idle
 
 
 def _rows_of(arguments: Any) -> int:
@@ -109,11 +112,16 @@ def _repeated(x: Tensor, n: int) -> Tensor:
     return torch.cat([x] * n) if x.ndim else x
 
 
+def _bare(regularizer: Regularizer) -> Regularizer:
+    """Return the regularizer that works inside a `Retune`, if there is one."""
+    if isinstance(regularizer, Retune) and regularizer.ours is not None:
+        return regularizer.ours
+    return regularizer
+
+
 def _why_together(regularizer: Regularizer) -> str | None:
     """Return the reason why a regularizer may treat rows of axis 0 together, or None."""
-    item = regularizer
-    if isinstance(item, Retune) and item.ours is not None:
-        item = item.ours
+    item = _bare(regularizer)
     if type(item) in _BY_ROW:
         return None
 
@@ -127,7 +135,7 @@ def _why_together(regularizer: Regularizer) -> str | None:
 
 
 def _check_modules(model: nn.Module) -> None:
-    """Raise RuntimeError if a module mixes the rows of axis 0 in evaluation."""
+    """Raise RuntimeError for a norm over the batch, or a module with ``batch_first=False``."""
     for name, module in model.named_modules():
         layer = f"{type(module).__name__} '{name or '.'}'"
         if isinstance(module, _BATCH_NORMS):
@@ -141,25 +149,48 @@ def _check_modules(model: nn.Module) -> None:
 
 
 class Lengths(Seeds):
-    """Notes the length of axis 0 of the tensors at the sites. It does not change the draws."""
+    """Notes the sites whose tensors have no row on axis 0 for each sample.
 
-    def __init__(self) -> None:
+    A site asks its `Seeds` for a seed in each call. Here the calls are only noted, and the draws
+    do not change.
+
+    Args:
+        rows: the number of samples in the batch of all passes.
+    """
+
+    def __init__(self, rows: int) -> None:
         super().__init__()
-        self._of_sites: dict[str, int] = {}
+        self._rows = rows
+        self._misfits: dict[str, int] = {}  # the length of axis 0, by the key of the site
 
     def seed_of(self, site: LiveSite, x: Tensor, recomputes: bool) -> int | None:
-        if site.draws:
-            self._of_sites[site.key] = len(x) if x.ndim else 0
+        length = len(x) if x.ndim else 0
+        if site.draws and not self._fits(site.regularizer, length, x.ndim):
+            self._misfits[site.key] = length
         return None
 
-    def check(self, rows: int) -> None:
+    def _fits(self, regularizer: Regularizer, length: int, axes: int) -> bool:
+        """Return whether a tensor has a row of its own, or several, for each sample."""
+        if length == self._rows:
+            return True
+        if not length or length % self._rows:
+            return False
+
+        # several rows for a sample, such as the windows or frames of an image; but axis 0 of
+        # tokens (length, samples, channels) can have such a length too
+        item = _bare(regularizer)
+        if type(item) in _BY_ELEMENT:
+            return True
+        drops_rows = type(item) in (DropPath, StochasticDepth)
+        return not drops_rows and axes > 3
+
+    def check(self) -> None:
         """Raise RuntimeError if a tensor had no row for each sample, so that samples shared one."""
-        for key, length in self._of_sites.items():
-            if not length or length % rows:
-                raise RuntimeError(
-                    f"{key} acts on a tensor of {length} rows on axis 0, for {rows} samples in the "
-                    f"batch, so passes would share a mask: {_CURE}"
-                )
+        for key, length in self._misfits.items():
+            raise RuntimeError(
+                f"{key} acts on a tensor of {length} rows on axis 0, for {self._rows} samples in "
+                f"the batch, so passes would share a mask: {_CURE}"
+            )
 
 
 @contextmanager

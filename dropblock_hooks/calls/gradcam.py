@@ -53,12 +53,17 @@ class CAM(_Maps):
     Attributes:
         maps: (N, H, W) in [0, 1], of the size of the images: `raw` scaled from the smallest
             value in an image to the largest.
-        raw: (N, h, w), not negative: the weighted sum of the features, in their unit.
+        raw: (N, h, w), not negative: the sum of the features, weighted by gradients of the score.
         target: (N,), the explained class of each image; None if the target was a function.
         layer: the name of the layer.
     """
 
     layer: str = ""
+
+    def _replace(self, **changes: Any) -> "CAM":
+        cam = super()._replace(**changes)
+        cam.layer = self.layer
+        return cam
 
     def __repr__(self) -> str:
         target = None if self.target is None else self.target.tolist()
@@ -101,7 +106,8 @@ def gradcam(
             The output, or its ``logits`` or ``out``, must be (images, classes). A function takes
             the output and returns a score for each image, or their sum.
         method: ``"gradcam"`` weighs a channel by the mean of its gradient, ``"gradcam++"`` by
-            positions with a positive gradient. ``"layercam"`` weighs each position separately.
+            positions with a positive gradient; it assumes features that are not negative, as after
+            a ReLU. ``"layercam"`` weighs each position separately.
         index: the element to use, if the layer returns several tensors.
         layout: the order of the axes, if it cannot be read: ``"NCHW"``, ``"NHWC"``, ``"NLC"``.
         grid: the map (height, width) that tokens form, if it cannot be read.
@@ -122,11 +128,11 @@ def gradcam(
     check_option("method", method, ("gradcam", "gradcam++", "layercam"))
     axes: dict[str, Any] = {"layout": layout, "grid": grid, "prefix_tokens": prefix_tokens}
     observer = LastMap(gradients=True, detach=False, index=index, **axes)
-    targets = Index(model)
-    base = targets.model
+    layers = Index(model)
+    base = layers.model
     arguments = arguments_of(x)
-    images = _images_in(arguments)
-    number = len(images)
+    batch = _images_in(arguments)
+    images = len(batch)
     classes: Tensor | None = None
 
     def forward() -> Any:
@@ -135,14 +141,14 @@ def gradcam(
 
     def explained() -> Tensor:
         nonlocal classes
-        scores, classes = _scores(forward(), target, number)
+        scores, classes = _scores(forward(), target, images)
         return scores
 
     def map_at(selector: Selector) -> tuple[str, Tensor]:
         """Run the model; return the name of the layer and its map, or raise a SiteError."""
-        sites = call_once(targets, selector, observer, explained)
+        sites = call_once(layers, selector, observer, explained)
         site = _only_site(sites, selector)
-        activations, gradient = features(site, number)
+        activations, gradient = features(site, images)
         raw = weighted(activations, gradient, method).clamp(min=0)
         return site.name, raw
 
@@ -150,11 +156,11 @@ def gradcam(
         if layer is not None:
             name, raw = map_at(layer)
         else:
-            name, raw = _first_map(default_layers(targets, forward), map_at)
+            name, raw = _first_map(default_layers(layers, forward), map_at)
 
     _warn_of_empty_maps(raw, name)
     maps = _scaled_to_1(raw)[:, None]
-    size = images.shape[2:]
+    size = batch.shape[2:]
     resized = interpolate(maps, size, mode="bilinear", align_corners=False)[:, 0]
     cam = CAM(resized, raw, classes)
     cam.layer = name
@@ -211,7 +217,8 @@ def _scaled_to_1(raw: Tensor) -> Tensor:
     """Scale each map from its smallest value to its largest value."""
     maps = raw - raw.amin((1, 2), keepdim=True)
     largest = maps.amax((1, 2), keepdim=True)
-    return maps / (largest + 1e-7)
+    divisor = torch.where(largest > 0, largest, 1.0)
+    return maps / divisor
 
 
 def _batch_and_channels_of_maps(output: Any) -> set[tuple[int, ...]]:
@@ -241,7 +248,8 @@ def default_layers(index: Index, forward: Callable[[], Any]) -> list[str]:
 
     layers: list[str] = []
     for name in candidates:
-        if len(shapes.get(name, ())) != 4:
+        is_map = len(shapes.get(name, ())) == 4
+        if not is_map:
             layers += _norms_of_last_block(name, norms)
         if name in shapes:
             layers.append(name)
@@ -271,7 +279,11 @@ def _may_have_features(index: Index, name: str) -> bool:
 
 
 def _norms_of_last_block(layer: str, norms: list[str]) -> list[str]:
-    """Return the norms in the last block of a layer: all that are siblings of its last norm."""
+    """Return the norms in the last block of a layer.
+
+    They are the siblings of the last norm that is not deeper than any other, so the norms inside
+    an attention do not count.
+    """
     inside = [norm for norm in norms if norm.startswith(f"{layer}.")]
     if not inside:
         return []
@@ -328,17 +340,17 @@ def _classes(logits: Tensor, target: Any) -> Tensor:
     if target is None:
         return logits.argmax(1)
 
-    images, number = logits.shape
+    images, number_of_classes = logits.shape
     try:
         classes = torch.as_tensor(target, device=logits.device)
     except (TypeError, ValueError, RuntimeError):  # the target has no numbers
         classes = logits  # floats are refused below
     are_integers = not classes.is_floating_point() and classes.dtype is not torch.bool
     fits = are_integers and classes.shape in ((), (images,))
-    if not fits or bool(((classes < 0) | (classes >= number)).any()):
+    if not fits or bool(((classes < 0) | (classes >= number_of_classes)).any()):
         raise ValueError(
-            f"target must be a class in 0..{number - 1}, one for each of {images} images, or a "
-            f"function of the output, got {shown(target)}"
+            f"target must be a class in 0..{number_of_classes - 1}, one for each of {images} "
+            f"images, or a function of the output, got {shown(target)}"
         )
     return classes.long().expand(images)
 
@@ -384,7 +396,7 @@ def weighted(features: Tensor, gradient: Tensor, method: str) -> Tensor:
         weights = gradient.mean((2, 3), keepdim=True)
     elif method == "gradcam++":
         total = features.sum((2, 3), keepdim=True)
-        # the paper's alpha, divided by the squared gradient
+        # the paper's alpha, with its fraction reduced by the squared gradient
         alpha = 1 / (2 + total * gradient + torch.finfo(features.dtype).eps)
         weights = (positive * alpha).sum((2, 3), keepdim=True)
     else:  # layercam

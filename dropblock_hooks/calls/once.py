@@ -12,6 +12,7 @@ from .._torch import NO_TASK, graph_task
 from ..attach import attachments
 from ..attachment.place import install, place
 from ..compiling import as_written
+from ..observers.base import Awaited
 from ..observers.capture import Capture
 from ..quoting import kind_of, quote
 from ..selectors.index import Index
@@ -33,13 +34,15 @@ class Once(Capture):
 class EdgeHook(ObserveHook):
     """Collects the edges of the graph at which the backward ends, so it reaches no parameter."""
 
-    def watched(self, x: Tensor, at: int, ticket: Any) -> Tensor:
+    def watched(
+        self, x: Tensor, at: int, ticket: int | None, awaited: Awaited | None = None
+    ) -> Tensor:
         if not torch.is_grad_enabled():
             return x
 
         if not x.requires_grad:
             x = x.detach().requires_grad_()  # a new root of the graph
-        x = super().watched(x, at, ticket)
+        x = super().watched(x, at, ticket, awaited)
         if graph_task() == NO_TASK:
             self.run.shared["edges"].append(get_gradient_edge(x))
         return x

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from .. import messages
 from .._torch import tree_leaves
 from ..findings import Finding, tell
+from ..observers.updates import writes_to
 from ..quoting import listed
 from ..regularizers.memory import WithMemory
 from ..sites.hooks import SiteHook
@@ -49,6 +50,7 @@ class ForwardChecks:
     def check_first(self, hook: ModelHook, model: nn.Module, inputs: Any) -> None:
         """Report the faults that the first training forward of a window shows."""
         run = hook.run
+        run.writes = writes_to(model)
         opened, _ = windows(run, hook.hooks)
         window = replace(opened, backward=False)
 

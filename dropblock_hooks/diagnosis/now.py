@@ -10,6 +10,7 @@ from torch import nn
 from .. import messages
 from .._torch import NO_TASK, graph_task
 from ..findings import Finding, merged, tell
+from ..observers.updates import writes_to
 from ..selectors.wrappers import bare_type
 from ..sites.hooks import SiteHook
 from ..sites.run import Run
@@ -24,6 +25,9 @@ from .first import find_unknown_scaler
 from .idle import diagnose, find_idle
 from .lost import find_frozen, find_overwritten, find_split_groups
 from .skipped import find_skipped
+
+AFTER_THE_END = (".", "after_the_end")
+"""A member of `Run.told` when a time after the end of the training was reported, or is intended."""
 
 
 def find_faults(
@@ -44,7 +48,7 @@ def find_faults(
 
     findings = find_unknown_scaler(run)
     was_run = window.has("calls", "active")
-    if not was_run and not _leaves_no_trace(hooks):
+    if not was_run and _is_counted(hooks):
         not_run = messages.NOT_RUN.finding(epoch=run.epoch)
         findings.append(not_run)
 
@@ -56,7 +60,7 @@ def find_faults(
 
     findings += find_behind(base, run, hooks, window)
     findings += find_skipped(sites, window, run.epoch)
-    findings += run.no_batch
+    findings += run.no_batch  # found in the first forward of the window
     findings += find_frozen(base, run, hooks)
     findings += find_overwritten(base, run, hooks)
     findings += find_split_groups(base, run, hooks)
@@ -96,8 +100,10 @@ def tell_faults(attached: Any) -> list[Finding]:
     run.history.note_findings(faults)
     tell(faults, run.told)
 
+    # each alert is told, or raised, only when it is new
     alerts = new_alerts(base, run, hooks)
     tell_alerts(run, hooks, alerts)
+    # the result has all alerts that hold now, also those that were told before
     present_alerts = alerts_now(base, run, hooks)
     return merged(faults + present_alerts)
 
@@ -125,35 +131,33 @@ def find_at_boundary(
     hooks: Sequence[SiteHook],
 ) -> list[Finding]:
     """Find the faults of the open window, if it closes when the time moves to `t`."""
-    epochs = math.floor(t) - math.floor(run.epoch)
-    if not epochs:
+    boundaries = math.floor(t) - math.floor(run.epoch)  # of epochs, between the two times
+    if not boundaries:
         return []
 
     window, _ = windows(run, hooks)
     was_off = window.has("off")
     was_trained = window.has("trained", "active")
     if was_trained and not was_off:
-        had_backward = _had_backward(base, hooks, window)
+        # without a backward, gradients that did not come are no fault
+        had_backward = _had_backward(base, run, hooks, window)
         judged = replace(window, backward=had_backward)
         idle = find_idle(base, hooks, judged)
         behind = find_behind(base, run, hooks, window)
         return idle + behind
 
-    time_was_set = epochs != 1 or run.fresh
+    time_was_set = boundaries != 1 or run.fresh
     if was_off or time_was_set:
         return []
-    if _leaves_no_trace(hooks):
+    if not _is_counted(hooks):
         return []
     finding = _not_trained(base, run, window)
     return [finding]
 
 
-AFTER_THE_END = (".", "after_the_end")
-"""A member of `Run.told` when a time after the end of the training was reported, or is intended."""
-
-
 def _check_end(t: float, run: Run, hooks: Iterable[SiteHook]) -> None:
     """Warn once if the time is after the end of the training, and a rate follows a schedule."""
+    # a `step()` after the last epoch moves the time to `run.epochs`, which is no fault
     if run.epochs is None or t < run.epochs + 1:
         return
     if AFTER_THE_END in run.told:
@@ -169,16 +173,23 @@ def _check_end(t: float, run: Run, hooks: Iterable[SiteHook]) -> None:
 
 def _had_backward(
     base: nn.Module,
+    run: Run,
     hooks: Iterable[SiteHook],
     window: Window,
 ) -> bool:
-    """Return whether a backward of the model ran in the window, judged by its gradients."""
+    """Return whether a backward of the model ran in the window.
+
+    Gradients show it, and so do updates of parameters: a loop may set the gradients to None after
+    each update.
+    """
     for hook in hooks:
         counts = window.sites[hook.site.key]
         acts_on_gradient = hook.site.regularizer.acts_on == "gradient"
         if acts_on_gradient and counts.active:
             return True
-    return any(p.grad is not None for p in base.parameters())
+    if any(p.grad is not None for p in base.parameters()):
+        return True
+    return run.writes is not None and writes_to(base) != run.writes
 
 
 def _not_trained(base: nn.Module, run: Run, window: Window) -> Finding:
@@ -197,6 +208,6 @@ def _not_trained(base: nn.Module, run: Run, window: Window) -> Finding:
     )
 
 
-def _leaves_no_trace(hooks: Iterable[SiteHook]) -> bool:
-    """Return whether compiled code may run the model uncounted, because it reads only rates."""
-    return all(hook.holds_rate and not hook.needs_calls for hook in hooks)
+def _is_counted(hooks: Iterable[SiteHook]) -> bool:
+    """Return whether all calls are counted: compiled code that reads only rates counts none."""
+    return any(hook.needs_calls or not hook.holds_rate for hook in hooks)

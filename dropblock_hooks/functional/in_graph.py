@@ -42,6 +42,7 @@ def look_into(
         fits: gets the arguments by name, and returns whether `run` can be traced.
         library: the library that has defined the operator.
     """
+    names = list(inspect.signature(run).parameters)
 
     def rule(mode: Any, operator: Any, types: Any, args: Any, kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -51,16 +52,18 @@ def look_into(
             analyze_kernels_once(launch.is_ours)
             with mode, allowing_constants(), launch.tracing():
                 changed = [x for key, x in arguments.items() if key in CHANGED and x is not None]
-                before = [x.clone() for x in changed]  # the graph leaves out unused results
+                # a trace that fails may have changed some of them; otherwise the graph leaves out
+                # these copies, because nothing uses them
+                before = [x.clone() for x in changed]
                 try:
                     return run(*args, **kwargs)
                 except Exception as error:  # compilers raise many kinds
                     for x, value in zip(changed, before, strict=True):
                         x.copy_(value)
                     _tell(name, error)
+        # the operator stays opaque
         return mode.__torch_dispatch__(operator, types, args, kwargs)
 
-    names = list(inspect.signature(run).parameters)
     look_into_operator(f"dropblock_hooks::{name}", rule, library)
 
 
@@ -73,7 +76,7 @@ def _tell(name: str, error: Exception) -> None:
     warn(messages.NOT_IN_GRAPH.format(operator=name, error=reason))
 
 
-def kernels_run(x: Tensor, *others: Tensor | None) -> bool:
+def fits_kernels(x: Tensor, *others: Tensor | None) -> bool:
     """Return whether kernels that work on these tensors can be traced, and `x` is not empty."""
     together = all(other is None or other.device == x.device for other in others)
     has_elements = launch.is_on(x.device, x.dtype) and x.numel() > 0

@@ -411,7 +411,7 @@ def _measures_in_graph(
     **others: Any,
 ) -> bool:
     """Return whether AOTAutograd can trace into `add_statistics`."""
-    return in_graph.kernels_run(x, mapped, batch, scale, state, alive, batches)
+    return in_graph.fits_kernels(x, mapped, batch, scale, state, alive, batches)
 
 
 @operator(
@@ -559,7 +559,7 @@ def if_due(due: Any, new: Tensor, before: Tensor) -> Tensor:
 
 def _counts_in_graph(state: Tensor, **others: Any) -> bool:
     """Return whether AOTAutograd can trace into `add_call`."""
-    return in_graph.kernels_run(state)
+    return in_graph.fits_kernels(state)
 
 
 @operator(
@@ -585,7 +585,7 @@ def _watches_in_graph(
         bool(tensors)
         and len({x.device for x in (*seen, state)}) == 1
         and not any(x.dtype is torch.float64 for x in seen)
-        and all(in_graph.kernels_run(x) for x in seen)
+        and all(in_graph.fits_kernels(x) for x in seen)
         and in_graph.are_static([mapped, state, alive])
     )
 
@@ -708,7 +708,7 @@ def _watches_gradient_in_graph(
     grad: Tensor, scale: Tensor | None, state: Tensor, **others: Any
 ) -> bool:
     """Return whether AOTAutograd can trace into `add_watched_gradient`."""
-    return grad.dtype is not torch.float64 and in_graph.kernels_run(grad, scale, state)
+    return grad.dtype is not torch.float64 and in_graph.fits_kernels(grad, scale, state)
 
 
 @operator(
@@ -774,7 +774,7 @@ def _measures_gradient_in_graph(
     grad: Tensor, scale: Tensor | None, state: Tensor, **others: Any
 ) -> bool:
     """Return whether AOTAutograd can trace into `add_measured_gradient`."""
-    return in_graph.kernels_run(grad, scale, state)
+    return in_graph.fits_kernels(grad, scale, state)
 
 
 @operator(

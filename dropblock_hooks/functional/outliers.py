@@ -100,7 +100,7 @@ def _fits_graph(
     **others: Any,
 ) -> bool:
     """Whether AOTAutograd can trace into `add_tails`."""
-    return in_graph.kernels_run(x, mapped, state, tails, peaks)
+    return in_graph.fits_kernels(x, mapped, state, tails, peaks)
 
 
 @operator(

@@ -52,7 +52,7 @@ def branch_ratio(squares: Tensor) -> float | None:
 
 def _fits_graph(y: Tensor, x: Tensor, state: Tensor, branch: Tensor, **others: Any) -> bool:
     """Whether AOTAutograd can trace into `add_branch`."""
-    return in_graph.kernels_run(y, x, state, branch)
+    return in_graph.fits_kernels(y, x, state, branch)
 
 
 @operator(

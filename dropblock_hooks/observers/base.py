@@ -79,6 +79,7 @@ class Compiled(NamedTuple):
         place: the number of the layer, in the order in which layers return.
         layers: the number of layers.
         before: the time at which the first of these calls began.
+        turn: the number of earlier calls since a call that statistics measure.
     """
 
     values: list[float]
@@ -88,6 +89,7 @@ class Compiled(NamedTuple):
     place: int = 0
     layers: int = 1
     before: int = 0
+    turn: int = 0
 
 
 @dataclass(frozen=True, repr=False)
@@ -248,6 +250,24 @@ class Observer(Regularizer):
             raise ValueError(f"{self.label} reads parameters: it takes no at, index or layout")
 
 
+class Awaited:
+    """The gradient of a measured call.
+
+    The hook that will see the gradient holds this object. If the graph of the call is freed and no
+    gradient has come, the gradient is lost.
+    """
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self.shift = state["shift"]
+        self.came = False
+
+    def __del__(self) -> None:
+        # after a shift, other calls are measured
+        if not self.came and self.shift == self.state["shift"]:
+            self.state["lost_gradients"] += 1
+
+
 class Watch:
     """The state of an observer at one site.
 
@@ -260,6 +280,7 @@ class Watch:
         turn: the number of the next call in this epoch, from 0.
         was_due: whether the last call was measured. Its recomputation by a checkpoint is then
             measured too.
+        awaited: the gradient of the last measured call, if it can't be held by a hook.
         open: the state of this epoch, or of all time.
         closed: the state of the epoch before; None before the first end of an epoch.
     """
@@ -268,6 +289,7 @@ class Watch:
         self.observer = observer
         self.turn = 0
         self.was_due = True
+        self.awaited: Awaited | None = None
         self.open = self._started()
         self.closed: State | None = None
 
@@ -281,6 +303,15 @@ class Watch:
         self.was_due = self.observer.is_due(self.open, self.turn, training, shared)
         self.turn += 1
         return self.was_due
+
+    def await_gradient(self) -> Awaited | None:
+        """Return the gradient of a measured call, if the observer notes lost gradients."""
+        return Awaited(self.open) if "lost_gradients" in self.open else None
+
+    def note_recomputation(self) -> None:
+        """Note that a checkpoint repeats a call, whose gradient will come."""
+        if "lost_gradients" in self.open:
+            self.open["lost_gradients"] = 0
 
     @torch.inference_mode(False)
     def take(self, counted: Compiled, device: torch.device) -> int:

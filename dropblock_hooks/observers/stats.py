@@ -78,7 +78,8 @@ class Statistics:
     mean_shift: float | None = None  # |mean of batches - running mean| / running deviation
     variance_shift: float | None = None  # |log(variance of batches / running variance)|
     norms: Mapping[str, float] = field(default_factory=dict)  # for `WeightStats`, by parameter
-    # the norm of the change of each parameter since the epoch began, divided by its norm then
+    # the norm of the change of each parameter since the epoch began, divided by its norm then;
+    # without the parameters that were zero then
     updates: Mapping[str, float] = field(default_factory=dict)
 
     def scalars(self) -> dict[str, float]:
@@ -167,7 +168,7 @@ def _updates(s: Statistics) -> Short:
     return Short(", ".join(texts), ", ".join(named))
 
 
-_MOMENTS: Columns[Any] = {
+_COLUMNS: Columns[Any] = {
     "mean": attrgetter("mean"),
     "std": attrgetter("std"),
     "largest": attrgetter("largest"),
@@ -195,7 +196,7 @@ class Measuring(Observer):
     low: float = 1e-8
     high: float = 1e4
 
-    columns: ClassVar[Columns[Any]] = _MOMENTS
+    columns: ClassVar[Columns[Any]] = _COLUMNS
     traced: ClassVar[bool] = True
 
     def check(self, values: Mapping[str, float]) -> None:
@@ -245,7 +246,8 @@ class Measuring(Observer):
     def take_compiled(self, state: State, counted: Compiled) -> int:
         values = counted.values
         calls = round(values[CALLS])
-        measured = math.ceil(calls / self.every)
+        all_calls = counted.turn + calls
+        measured = math.ceil(all_calls / self.every) - math.ceil(counted.turn / self.every)
         state["calls"] += measured
         state["looked"] += round(values[LOOKED])
 
@@ -258,6 +260,7 @@ class Measuring(Observer):
             state["alive"] = alive_in_either(state.get("alive"), counted.alive)
         if counted.batches is not None:
             state["batches"] = counted.batches + state.get("batches", 0.0)
+        # an observer of gradients is active where it sees a gradient, one of values in each call
         return calls if self.sees_values else measured
 
 
@@ -317,7 +320,7 @@ class ActivationStats(Measuring):
     channelwise: ClassVar[bool] = True
     reads_given: ClassVar[bool] = True
     columns: ClassVar[Columns[Any]] = {
-        **_MOMENTS,
+        **_COLUMNS,
         "kurtosis": _if_measured("kurtosis"),
         "beyond\n6 std": _if_measured("outliers"),
         "peak/\nmedian": _if_measured("peak_ratio"),
@@ -326,7 +329,7 @@ class ActivationStats(Measuring):
         "running": _running,
     }
 
-    traced: ClassVar[bool] = True
+    traced: ClassVar[bool] = True  # again, because a class with its own `start` loses it
 
     def check(self, values: Mapping[str, float]) -> None:
         super().check(values)
@@ -359,6 +362,7 @@ class ActivationStats(Measuring):
         return sums
 
     def look(self, state: State, module: nn.Module, parameter: str | None) -> None:
+        """Keep the running statistics of a BatchNorm, with which its batches are compared."""
         layer: Any = module
         if not isinstance(module, _BATCH_NORMS):
             return
@@ -490,28 +494,29 @@ class GradientStats(Measuring):
     sees_values: ClassVar[bool] = False
     sees_gradients: ClassVar[bool] = True
     reads_grad_scale: ClassVar[bool] = True
-    traced: ClassVar[bool] = True
+    traced: ClassVar[bool] = True  # again, because a class with its own `start` loses it
 
     def start(self) -> State:
-        # by how many calls measured calls are late, and the gradients before the last of them
-        return {**super().start(), "late": 0, "before": -1}
+        # by how many calls measured calls are shifted, and how many of them lost their gradient
+        return {**super().start(), "shift": 0, "lost_gradients": 0}
 
     def is_due(self, state: State, turn: int, training: bool, shared: dict[str, Any]) -> bool:
         """Return whether to measure a call, although its gradient may never come.
 
         A GAN calls its generator twice in a step, and detaches one of the outputs. So calls are
-        measured until the first gradient has come, and one call later if the last one got none.
+        measured until the first gradient has come, and one call later if a gradient was lost. A
+        gradient that may still come is not lost: a step may call a shared layer several times.
         """
         gradients = state["calls"]
         if gradients == 0 and turn < self.every:
             return True
-        if (turn - state["late"]) % self.every:
+        if (turn - state["shift"]) % self.every:
             return False
-        if gradients == state["before"]:
-            state["late"] += 1
-            state["before"] = -1
+        # if each call is measured, a shift would only leave out this one
+        if state["lost_gradients"] and self.every > 1:
+            state["shift"] += 1
+            state["lost_gradients"] = 0
             return False
-        state["before"] = gradients
         return True
 
 
@@ -520,12 +525,13 @@ class WeightStats(Observer):
     """Mean, deviation, largest magnitude and norm of a layer's own parameters, all taken together.
 
     For each parameter, it also measures the norm and the update: the norm of the change since the
-    epoch began, divided by the norm then. It holds a copy of the parameters for this. Use it to
-    find layers that learn too fast, or not at all. Parameters are read at the end of an epoch and
-    for a report, so the layer need not be called. If a module has no parameters of its own, the
-    parameters inside it are read; with a ``param:`` selector, only this parameter. Sharded
-    parameters are gathered when ``attach`` or ``step`` is called. Parameters of
-    FullyShardedDataParallel are not read.
+    epoch began, divided by the norm then. It holds a copy of the parameters for this. A parameter
+    that was zero then has no update. Use it to find layers that learn too fast, or not at all.
+    Parameters are read at the end of an epoch and for a report, so the layer need not be called,
+    and `active` and `when` have no effect. If a module has no parameters of its own, the parameters
+    inside it are read; with a ``param:`` selector, only this parameter. Sharded parameters are
+    gathered when ``attach`` or ``step`` is called. Parameters of FullyShardedDataParallel are not
+    read.
 
     Example:
         >>> attached = attach(nn.Sequential(nn.Linear(2, 3)), {"0": WeightStats()})
@@ -552,7 +558,7 @@ class WeightStats(Observer):
     sees_values: ClassVar[bool] = False
     reads_parameters: ClassVar[bool] = True
     needs_calls: ClassVar[bool] = False
-    columns: ClassVar[Columns[Any]] = {**_MOMENTS, "updates\nrelative": _updates}
+    columns: ClassVar[Columns[Any]] = {**_COLUMNS, "updates\nrelative": _updates}
     edges: ClassVar[tuple[float, ...]] = GradientStats(low=1e-8).edges
 
     def start(self) -> State:
@@ -566,7 +572,9 @@ class WeightStats(Observer):
 
         starts: dict[str, Tensor] = {}  # the values when the epoch began
         for name, x in values.items():
-            start = state["began"].setdefault(name, x.clone())
+            if name not in state["began"]:
+                state["began"][name] = x.clone()
+            start = state["began"][name]
             values[name] = x = whole_value(x)
             state.update(on_device(state, x.device))
             add_moments(state, x)

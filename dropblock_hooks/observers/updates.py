@@ -1,4 +1,4 @@
-"""Whether updates change the parameters of a layer between measured forwards, for `Watchdog`."""
+"""Notes whether updates change parameters: of a layer, for `Watchdog`, and of a whole model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,11 +17,11 @@ class Updates:
     """The updates of the parameters of a layer since the last look.
 
     An update is a write to a parameter between two measured forwards, which also counts if it has
-    changed no value. All numbers stay on their device until they are judged.
+    changed no value. The fingerprints stay on their device until they are judged.
     """
 
     updates: int = 0
-    parameters: list[nn.Parameter] = field(default_factory=list)  # those with trained values
+    parameters: list[nn.Parameter] = field(default_factory=list)  # the `readable_parameters`
     versions: list[int] = field(default_factory=list)  # the number of writes to each parameter
     before: list[Tensor] = field(default_factory=list)  # each `fingerprint` at the first forward
 
@@ -30,7 +30,7 @@ class Updates:
 
     def note(self, module: nn.Module) -> None:
         """Note the parameters of a layer after a measured training forward."""
-        parameters = trained_values(module)
+        parameters = readable_parameters(module)
         versions = [version_of(p) for p in parameters]
         if not _are_same(parameters, self.parameters):
             self.updates = 0
@@ -51,10 +51,17 @@ class Updates:
         """Forget all updates, so that the next measured forward is the first one."""
         self.updates = 0
         self.parameters = []
+        self.versions = []
         self.before = []
 
 
-def trained_values(module: nn.Module) -> list[nn.Parameter]:
+def writes_to(model: nn.Module) -> int:
+    """Return how often the trained parameters of a model were written in place."""
+    parameters = [p for p in model.parameters() if p.requires_grad and not p.is_inference()]
+    return sum(map(version_of, parameters))
+
+
+def readable_parameters(module: nn.Module) -> list[nn.Parameter]:
     """Return the parameters of a layer itself that are trained and that this process can read."""
     return [p for p in module.parameters(recurse=False) if p.requires_grad and _is_readable(p)]
 
@@ -72,7 +79,10 @@ def _are_same(a: Sequence[nn.Parameter], b: Sequence[nn.Parameter]) -> bool:
 
 
 def fingerprint(p: nn.Parameter) -> Tensor:
-    """Return a number that changes if a value does: the sum of the values' bits as integers."""
+    """Return the sum of the values' bits as integers, which almost always changes with a value.
+
+    Changes that cancel stay unseen, such as two values that are swapped.
+    """
     values = local_values(p).detach()
     bits = values.view(_INTEGERS[values.element_size()])
     return bits.sum(dtype=torch.int64)

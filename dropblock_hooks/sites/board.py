@@ -39,7 +39,7 @@ from ..functional.cells import (
     WIDTH,
 )
 from ..functional.masks import wide_dtype
-from ..functional.measures import DISTANCE, TURN
+from ..functional.measures import CALLS, DISTANCE, TURN
 from ..observers.base import Compiled
 from ..observers.watchdog import Watchdog
 from .counter import CELLS
@@ -208,6 +208,8 @@ class Observed:
         self._numbers = [self.state]
         if self.gradients is not None:
             self._numbers.append(self.gradients)
+        # for each of these tensors, the number of calls since one that statistics measure
+        self._turns = [0] * len(self._numbers)
         _keep_addresses([*self._numbers, self.alive, self.batches, *self.sums.values()])
         self.write()
 
@@ -250,6 +252,10 @@ class Observed:
         if rows == empty_rows:
             return None
         values = self._sums(rows)
+        turn = sum(self._turns)  # a site counts either its calls or its gradients
+        if not self.watches:
+            values[CALLS] -= turn
+            self._turns = [round(row[CALLS]) for row in empty_rows]
 
         alive = None if self.alive is None else self.alive.clone()
         batches = None
@@ -257,14 +263,29 @@ class Observed:
             batches = self.batches.clone()
         sums = {name: x.clone() for name, x in self.sums.items()}
         self._empty_tensors(empty_rows)
-        return Compiled(values, alive, batches, sums, place, layers, before)
+        return Compiled(values, alive, batches, sums, place, layers, before, turn)
+
+    def begin_epoch(self) -> None:
+        """Let statistics measure the next call. The counts were taken before."""
+        if self.watches or not any(self._turns):
+            return
+        self._turns = [0] * len(self._numbers)
+        with torch.inference_mode(False), torch.no_grad():
+            for numbers in self._numbers:
+                numbers.data[CALLS].fill_(0.0)
 
     def _empty_row(self, row: list[float]) -> list[float]:
-        """Return a row without counts, but with the switches and the plan of a `Watchdog`."""
+        """Return a row without counts, but with the switches and what decides the measured calls.
+
+        So a look at the numbers does not change which calls are measured.
+        """
         empty: list[float] = self._on + self._empty[2:]
         if self.watches:
             for place in (TURN, DISTANCE):
                 empty[place] = row[place]
+        else:
+            every, *_ = self.numbers
+            empty[CALLS] = row[CALLS] % every
         return empty
 
     def _empty_tensors(self, rows: list[list[float]]) -> None:

@@ -28,7 +28,7 @@ from .._torch import (
     transforming,
 )
 from ..compiling import TOO_OLD, is_exporting, refuse_version
-from ..observers.base import Observer
+from ..observers.base import Awaited, Observer
 from ..regularizers.base import Regularizer
 from ..selectors.index import Index, Target
 from ..selectors.wrappers import find_module
@@ -403,9 +403,19 @@ class ObserveHook(SiteHook):
         if not self.observer.sees_gradients:
             return None
 
-        watched = [self.watched(x, at, ticket) for at, x in enumerate(tensors)]
+        awaited = self._awaited_gradient(recomputed)
+        watched = [self.watched(x, at, ticket, awaited) for at, x in enumerate(tensors)]
         changed = any(new is not x for new, x in zip(watched, tensors, strict=True))
         return put(watched) if changed else None
+
+    def _awaited_gradient(self, recomputed: bool) -> Awaited | None:
+        """Return the gradient of a call, to note whether it comes."""
+        watch: Any = self.site.watch
+        if not recomputed:
+            return watch.await_gradient()  # type: ignore[no-any-return]
+        # the forward of a reentrant checkpoint had no graph, so its gradient seemed lost
+        watch.note_recomputation()
+        return None
 
     def _is_due(self, module: nn.Module, recomputed: bool) -> bool:
         """Count an eager call, and return whether it is measured.
@@ -509,9 +519,11 @@ class ObserveHook(SiteHook):
         arguments = [*call.args, *(call.kwargs or {}).values()]
         return [x for x in arguments if isinstance(x, Tensor) and x.is_floating_point()]
 
-    def watched(self, x: Tensor, at: int, ticket: int | None) -> Tensor:
+    def watched(
+        self, x: Tensor, at: int, ticket: int | None, awaited: Awaited | None = None
+    ) -> Tensor:
         """Return the tensor, or a copy, whose gradient the observer will see."""
-        see_gradient = partial(see_grad, self.site, at=at, ticket=ticket)
+        see_gradient = partial(see_grad, self.site, at=at, ticket=ticket, awaited=awaited)
         return operator.watch_gradient(x, see_gradient)
 
 

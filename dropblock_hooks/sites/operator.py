@@ -338,6 +338,8 @@ def observe(
 
     read = partial(ast.literal_eval, nesting)
     call = see(site, tensors, given, nesting=read, training=training, differentiable=differentiable)
+    watch: Any = site.watch
+    watch.awaited = watch.await_gradient()  # the gradient before this one is lost, or has come
     return torch.tensor([int(handle), _NONE if call is None else call], device="cpu")
 
 
@@ -353,7 +355,8 @@ def observe_gradient(grad: Tensor, ticket: Tensor, at: int) -> None:
     number, call = ticket.tolist()
     site = find(number)
     if site is not None:
-        see_grad(site, grad, at, call)
+        watch: Any = site.watch
+        see_grad(site, grad, at, call, watch.awaited)
 
 
 torch.fx.has_side_effect(observe_gradient)

@@ -82,7 +82,10 @@ class Site:
 
     @property
     def calls(self) -> int:
-        """Forward calls of the layer since attaching; in compiled code, only active calls."""
+        """Forward calls of the layer since attaching; in compiled code, only active calls.
+
+        The calls before a loaded state are included.
+        """
         return self._live.calls
 
     @property
@@ -102,17 +105,27 @@ class Site:
 
     @property
     def expected_rate(self) -> float | None:
-        """The mean nominal rate over the same window as `realized_rate`."""
+        """The mean nominal rate over the elements of the window of `realized_rate`.
+
+        Compare both only if the rate is the share of the elements that are dropped.
+        """
         shown = self._live.counter.read().shown()
         return shown.expected / shown.total if shown.total else None
 
     @property
     def total_realized_rate(self) -> float | None:
-        """The share of the elements that were dropped or changed since attaching."""
+        """The share of the elements that were dropped or changed since attaching.
+
+        The elements before a loaded state are included.
+        """
         return self._live.counter.read().life().share()
 
     @property
     def norms(self) -> Norms | None:
-        """The norms of gradients before the bound, in the same window; None without norms."""
+        """How large gradients or penalties were, in the same window; None without any.
+
+        `ClipGradNorm` has the norms of gradients, samples or channels before the bound. `ClampGrad`
+        has the largest magnitude of each gradient. Penalties have their values.
+        """
         norms = self._live.counter.read().shown().norms
         return norms if norms.count else None

@@ -33,6 +33,7 @@ class Run:
     stepped: bool = False  # whether `Attachment.step` was called
     fresh: bool = True  # whether no epoch has ended since attaching or loading
     looked: bool = False  # whether the first training forward of this window was checked
+    writes: int | None = None  # to parameters, before the first training forward of this window
     compiled: bool = False  # whether compiled code has called a site, so that calls are uncounted
     compiled_time: int = 0  # the times of calls in compiled code begin here
     first_calls: dict[str, int] = field(default_factory=dict)  # in the first forward, by site
@@ -137,8 +138,11 @@ class Run:
             site.tally.close_window()
             if site.watch is not None:
                 site.watch.close_window()
+            if site.observed is not None:
+                site.observed.begin_epoch()
         self.history.close(sites, [site.tally.closed for site in sites])
         self.looked = False
+        self.writes = None
 
     def loss_scale(self, device: torch.device) -> float | Tensor:
         """Return the factor of the loss, without waiting for the device."""

@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .._torch import generator_of
+
 _SEEDS = 2**62
 _MOST_NOTED = 2**16  # calls that may be run again
 
@@ -26,8 +28,7 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
     """Seed the generators of the CPU and of a device within a ``with`` block."""
     generators = [torch.default_generator]
     if device.type not in ("cpu", "meta"):
-        of_devices: Any = torch.get_device_module(device).default_generators
-        generators.append(of_devices[device.index])
+        generators.append(generator_of(device))
     states = [generator.get_state() for generator in generators]
 
     try:
@@ -75,7 +76,7 @@ class Seeds:
     def __init__(self) -> None:
         self.is_open = False
         self._drawn: dict[int, Drawn] = {}  # in the open block, by the number of the site
-        self._noted: dict[tuple[int, int], int] = {}  # seeds, by site and the number of the call
+        self._noted: dict[tuple[int, int], int] = {}  # seeds, by site and the number that it drew
 
     @contextmanager
     def block(self) -> Iterator[None]:
@@ -90,6 +91,8 @@ class Seeds:
 
     def seed_of(self, site: Any, x: Tensor, recomputes: bool) -> int | None:
         """Return the seed of a call; None if the call draws nothing, or is in no block.
+
+        A recomputation gets the seed of its first run, also after the block.
 
         Raises:
             SiteError: if the mask of the first call in the block does not fit the tensor.
@@ -119,6 +122,7 @@ class Seeds:
         if not self._noted:
             return None
         before = torch.default_generator.get_state()
+        # a call outside of all blocks drew no number in its first run, so it must draw none now
         seed = self._noted.get((site.order, _draw()))
         if seed is None:
             torch.default_generator.set_state(before)

@@ -73,8 +73,8 @@ def _reduced(norms: Tensor, norm_type: float, group: Any) -> Tensor:
 def part_of(parameter: Any) -> tuple[Tensor, Shards | None]:
     """Return the part of a parameter's gradient on this process, and how the gradient is spread.
 
-    A gradient with other placements than the parameter is redistributed first. Its parts may still
-    have to be summed over the processes.
+    A gradient with other placements than the parameter is redistributed first, because its parts
+    may still have to be summed over the processes. The new gradient replaces ``parameter.grad``.
     """
     grad = parameter.grad
     if not is_distributed(grad):
@@ -96,7 +96,13 @@ def local_part(x: Any) -> Tensor:
 
 
 def whole_norms(entry: Sequence[Any], norm_type: float) -> Tensor:
-    """Return the norm of each gradient of an entry, on the device of the first gradient."""
+    """Return the norm of each gradient of an entry, on the device of the first gradient.
+
+    Args:
+        entry: the gradients that one entry of the spec regularizes, each a ``_Held`` of
+            `sites.updates`.
+        norm_type: the order of the norm.
+    """
     norms = foreach.norms_of([held.grad for held in entry], norm_type)
     positions: dict[Shards, list[int]] = defaultdict(list)
     for i, held in enumerate(entry):
@@ -118,7 +124,7 @@ def in_lists(entry: Sequence[Any]) -> list[list[Any]]:
     """Return lists of the sharded gradients of an entry that are regularized together.
 
     The gradients of a list have the same shards, dtype, device and rates. All of them have the same
-    number of axes: none, one, or more than one.
+    number of axes: none, one, or more than one. `entry` is described in `whole_norms`.
     """
     lists: dict[Any, list[list[Any]]] = {}
     elements: dict[Any, int] = defaultdict(int)

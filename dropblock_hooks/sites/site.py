@@ -27,7 +27,7 @@ from ..axes.reader import Reader
 from ..axes.view import PLAIN, View
 from ..compiling import is_exporting, new_handle
 from ..functional.cells import MOST_RATES
-from ..observers.base import Seen, Watch
+from ..observers.base import Awaited, Seen, Watch
 from ..observers.watchdog import Watchdog
 from ..quoting import add_note
 from ..regularizers.base import Now, Regularizer
@@ -564,10 +564,18 @@ def see(
     return _update(site, seen)
 
 
-def see_grad(site: LiveSite, grad: Tensor | None, at: int = 0, ticket: int | None = None) -> None:
+def see_grad(
+    site: LiveSite,
+    grad: Tensor | None,
+    at: int = 0,
+    ticket: int | None = None,
+    awaited: Awaited | None = None,
+) -> None:
     """Hand a gradient to an observer, and count it if the observer sees no values."""
     run = site.run
     observer = site.bound.observer
+    if awaited is not None:
+        awaited.came = True
     if grad is None or not (has_data(grad) and run.installed and run.enabled):
         return
     if observer.sees_gradients:

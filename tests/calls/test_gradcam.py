@@ -77,7 +77,7 @@ def test_the_formulas(net, x, method):
     cam = gradcam(net, x, "layer2", method=method)
     torch.testing.assert_close(cam.raw, by_hand(net, x, method), rtol=1e-4, atol=1e-7)
     low = cam.raw.amin((1, 2), keepdim=True)
-    unit = (cam.raw - low) / ((cam.raw - low).amax((1, 2), keepdim=True) + 1e-7)
+    unit = (cam.raw - low) / (cam.raw - low).amax((1, 2), keepdim=True)
     expected = interpolate(unit[:, None], (16, 12), mode="bilinear", align_corners=False)[:, 0]
     torch.testing.assert_close(cam.maps, expected)
     assert torch.equal(cam.target, net.eval()(x).argmax(1))
@@ -96,6 +96,21 @@ def test_a_short_summary_is_printed(net, x):
     cam = gradcam(net, x)
     shown = f"CAM(layer='layer2', target={cam.target.tolist()}, maps=(3, 16, 12), raw=(3, 8, 6) "
     assert repr(cam).startswith(shown)
+
+
+@pytest.mark.parametrize("factor", [1e-12, 1e-4, 1.0, 1e6])
+def test_maps_do_not_depend_on_the_size_of_the_score(net, x, factor):
+    one = gradcam(net, x, "layer2", lambda y: y[:, 1])
+    other = gradcam(net, x, "layer2", lambda y: y[:, 1] * factor)
+    assert one.maps.amax() > 0.8
+    torch.testing.assert_close(other.maps, one.maps)
+
+
+def test_a_changed_result_keeps_the_name_of_the_layer(net, x):
+    cam = gradcam(net, x, "layer2")
+    other = cam._replace(raw=cam.raw * 2)
+    assert other.layer == "layer2"
+    torch.testing.assert_close(other.raw, cam.raw * 2)
 
 
 def test_a_function_chooses_from_any_output(net, x):

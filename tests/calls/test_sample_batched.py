@@ -17,6 +17,7 @@ from dropblock_hooks import (
     Disout,
     DropBlock2d,
     Dropout,
+    Dropout1d,
     Dropout2d,
     DropPath,
     Foreign,
@@ -308,6 +309,72 @@ def test_a_mask_that_passes_would_share_is_refused(length):
     assert sample(model, rows(length), n=4).std.any()
     with attached.same_masks():
         assert torch.equal(model(rows(3)), model(rows(3)))
+
+
+class LengthFirst(nn.Module):
+    """Its layer works on (length, samples, channels), as modules of old transformers do."""
+
+    def __init__(self):
+        super().__init__()
+        self.drop = nn.Identity()
+
+    def forward(self, x):
+        return self.drop(x.transpose(0, 1)).transpose(0, 1)
+
+
+@pytest.mark.parametrize(
+    "regularizer",
+    [
+        DropPath(0.5, active="always"),
+        StochasticDepth(0.5, active="always"),
+        Dropout1d(0.5, layout="NLC", active="always"),
+    ],
+    ids=["DropPath", "StochasticDepth", "tokens"],
+)
+def test_a_mask_of_positions_is_refused_if_the_length_is_a_multiple(regularizer):
+    model = LengthFirst()
+    attach(model, {"drop": regularizer})
+    with pytest.raises(RuntimeError, match="acts on a tensor of 8 rows .* for 4 samples"):
+        sample(model, torch.ones(1, 8, 3), n=4, batched=True)
+
+
+def test_single_elements_are_dropped_on_each_axis():
+    model = LengthFirst()
+    attach(model, {"drop": Dropout(0.5, active="always")})
+    samples = sample(model, torch.ones(1, 8, 3), n=4, batched=True).samples
+    assert len({tuple(x.flatten().tolist()) for x in samples}) == 4
+
+
+class Frames(nn.Module):
+    """Its layer gets each frame of a video as a row."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Conv2d(4, 4, 1)
+
+    def forward(self, x):
+        return self.layer(x.flatten(0, 1)).unflatten(0, x.shape[:2])
+
+
+def test_a_sample_may_have_several_maps():
+    model = Frames()
+    attach(model, {"layer": Dropout2d(0.5, active="always")})
+    samples = sample(model, torch.rand(2, 3, 4, 5, 5), n=6, batched=True).samples
+    assert len({tuple(x.flatten().tolist()) for x in samples[:, 0]}) == 6
+
+
+class Twice(Position):
+    """Drops again at a tensor with all rows."""
+
+    def forward(self, x):
+        return self.drop(super().forward(x))
+
+
+def test_the_first_of_several_calls_may_be_the_one_that_shares_a_mask():
+    model = Twice()
+    attach(model, {"drop": Dropout(0.5, active="always")})
+    with pytest.raises(RuntimeError, match="acts on a tensor of 1 rows"):
+        sample(model, rows(2), n=4, batched=True)
 
 
 def test_an_output_of_another_length_is_refused():

@@ -1,12 +1,14 @@
 """GradientStats: of layers and of parameters, in the unit of the unscaled loss."""
 
 import copy
+import pickle
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
-from dropblock_hooks import ClampGrad, GradientStats, attach
+from dropblock_hooks import ClampGrad, GradientStats, attach, attachments
 from tests.cases import rest_slow
 from tests.observers.test_activation_stats import assert_moments, batches, make_model
 
@@ -103,3 +105,83 @@ def test_a_layer_that_gets_no_gradient_is_reported():
     model(torch.ones(2, 4))
     (finding,) = attached.verify()
     assert "no gradient reached it" in finding.text
+
+
+@pytest.mark.parametrize("every", [1, 2, 10])
+@pytest.mark.parametrize("calls", [2, 3, 5, 20])
+def test_a_layer_that_is_called_several_times_before_a_backward(calls, every):
+    """No gradient is lost there: all of them come at once."""
+    model = nn.Sequential(nn.Linear(4, 4))
+    attached = attach(model, {"0": GradientStats(every=every)})
+    steps = 20
+    for _ in range(steps):
+        torch.stack([model(torch.ones(2, 4)) for _ in range(calls)]).sum().backward()
+    expected = calls * steps // every
+    of_first_step = min(every, calls) - 1  # its calls are measured until a gradient comes
+    assert attached.report()[0].observed.calls in (expected, expected + of_first_step)
+
+
+@pytest.mark.parametrize("way", ["detach", "no_grad", "kept"])
+@pytest.mark.parametrize("every", [2, 10])
+def test_each_way_to_lose_a_gradient_shifts_the_measured_calls(way, every):
+    model = nn.Sequential(nn.Linear(4, 4))
+    attached = attach(model, {"0": GradientStats(every=every)})
+    steps = 40
+    for _ in range(steps):
+        with torch.set_grad_enabled(way != "no_grad"):
+            lost = model(torch.ones(2, 4))
+        lost = lost if way == "kept" else lost.detach()
+        model(torch.ones(2, 4)).sum().backward()
+    measured = attached.report()[0].observed.calls
+    assert 2 * steps / every - 3 <= measured <= 2 * steps / every + 1
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_gradients_of_a_checkpoint_are_not_lost(reentrant):
+    model = nn.Sequential(nn.Linear(4, 4))
+    attached = attach(model, {"0": GradientStats(every=2)})
+    for _ in range(20):
+        x = torch.ones(2, 4, requires_grad=True)
+        checkpoint(model, x, use_reentrant=reentrant).sum().backward()
+    assert attached.report()[0].observed.calls == 10
+
+
+class Scaler:
+    """Its scale is a Python number, so compiled code calls the observers in Python."""
+
+    def get_scale(self):
+        return 1.0
+
+
+@pytest.mark.parametrize("way", ["detach", "no_grad", "shared"])
+def test_lost_gradients_in_code_that_is_compiled_without_being_traced(way):
+    torch._dynamo.reset()
+    model = nn.Sequential(nn.Linear(4, 4))
+    attached = attach(model, {"0": GradientStats(every=2)}, grad_scaler=Scaler())
+    run = torch.compile(model, backend="aot_eager", fullgraph=True)
+    steps = 40
+    for _ in range(steps):
+        with torch.set_grad_enabled(way != "no_grad"):
+            other = run(torch.ones(2, 4))
+        loss = run(torch.ones(2, 4)).sum()
+        if way == "shared":
+            loss = loss + other.sum()
+        loss.backward()
+    assert not any(site._live.traced for site in attached)
+    measured = attached.report()[0].observed.calls
+    expected = steps if way == "shared" else steps - 2
+    assert expected <= measured <= steps + 1
+
+
+def test_a_copy_and_a_file_made_before_a_backward_go_on():
+    model = nn.Sequential(nn.Linear(4, 4))
+    attach(model, {"0": GradientStats(every=2)})
+    y = model(torch.ones(2, 4))
+    copied = copy.deepcopy(model)
+    loaded = pickle.loads(pickle.dumps(model))
+    y.sum().backward()
+    for each in (model, copied, loaded):
+        for _ in range(4):
+            each(torch.ones(2, 4)).sum().backward()
+        (attached,) = attachments(each)
+        assert attached.report()[0].observed.calls == 3

@@ -17,6 +17,7 @@ from dropblock_hooks.diagnosis import sights
 from dropblock_hooks.functional.kernels import launch
 from dropblock_hooks.functional.measures import DISTANCE
 from dropblock_hooks.observers import watchdog
+from dropblock_hooks.observers.updates import Updates
 from dropblock_hooks.observers.watchdog import Clock
 from tests.cases import rest_slow
 
@@ -512,3 +513,39 @@ def alerts_of_nan_at(at, place, every, epoch, steps=160):
             if found:
                 break
     return [(measured, each) for each in found]
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("read", [False, True], ids=["unread", "read"])
+def test_reading_numbers_does_not_change_which_calls_are_measured(compiled, read):
+    torch._dynamo.reset()
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    spec = {"0": ActivationStats(every=10), "1": GradientStats(every=10)}
+    attached = attach(model, spec, grad_scaler=False)
+    run = torch.compile(model, backend="aot_eager", fullgraph=True) if compiled else model
+    for epoch in range(2):
+        attached.step(epoch)
+        for i in range(25):
+            y = run(torch.full((2, 4), float(i)))
+            if read:
+                attached.report()
+            y.sum().backward()
+            if read:
+                attached.report()
+        rows = attached.report()
+        assert [row.observed.calls for row in rows] == [3, 3]
+        assert [row.observed.values for row in rows] == [24, 24]
+        inputs = torch.tensor([0.0, 10.0, 20.0])[:, None].expand(3, 4)
+        expected = nn.functional.linear(inputs, model[0].weight, model[0].bias).mean().item()
+        assert rows[0].observed.mean == pytest.approx(expected, rel=1e-5)
+        assert rows[0].active_calls == 25 * (epoch + 1)
+
+
+def test_a_frozen_layer_has_no_update_after_a_new_beginning():
+    layer = nn.Linear(2, 2)
+    updates = Updates()
+    updates.note(layer)
+    updates.forget()
+    layer.requires_grad_(False)
+    updates.note(layer)
+    assert updates.updates == 0

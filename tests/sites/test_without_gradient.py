@@ -1,5 +1,7 @@
 """Regularizers of gradients where no gradient comes: the finding names the right cause."""
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
@@ -73,3 +75,24 @@ def test_before_a_detach(regularizer, compiled):
 @pytest.mark.parametrize("regularizer", REGULARIZERS, ids=repr)
 def test_where_gradients_come_nothing_is_found(regularizer, compiled):
     assert finding_of(Net(), regularizer, compiled) == []
+
+
+@pytest.mark.parametrize("backward", [True, False])
+def test_a_loop_without_gradients_at_the_end_of_an_epoch(backward):
+    """`zero_grad` after each update leaves no gradients that show a backward."""
+    model = Net("detach")
+    attached = attach(model, {"first": GradientStats()}, grad_scaler=False)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for epoch in range(2):
+        for _ in range(2):
+            loss = model(torch.ones(2, 4)).square().sum()
+            if backward:
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            attached.step(epoch + 1)
+        texts = [str(warning.message) for warning in caught]
+        is_told = any("no gradient reached it" in text for text in texts)
+        assert is_told == (backward and epoch == 0), "each fault is told once"
