@@ -209,7 +209,7 @@ def test_examples_drop_in_evaluation_only_where_monte_carlo_dropout_is_meant():
 @in_a_checkout
 def test_examples_count_the_mask_of_each_sample_only_where_it_is_needed():
     """It takes about four times as long as the default. `sample(batched=True)` needs it."""
-    assert pages_with("normalize=.sample") == {"docs/observers.md"}
+    assert pages_with("normalize=.sample") <= {"docs/observers.md"}
 
 
 @pytest.mark.parametrize("name", CLASSES)
