@@ -1,6 +1,7 @@
 """Finds the faults of a whole training, such as a rate that was always 0.
 
-These findings are reported when an attachment is removed, or when the process ends.
+They are reported when an attachment is removed, or when the process ends. `verify` and the title of
+the report ask some of these functions earlier.
 """
 
 from __future__ import annotations
@@ -162,7 +163,9 @@ def _is_ever_above_zero(rate: Any, start: int, stop: int) -> bool:
     A long schedule is evaluated at about `_MOST_TIMES` epochs, and at the last one.
     """
     length = stop - start
-    step = max(1, length // _MOST_TIMES)
+    if length <= 0:
+        return False
+    step = math.ceil(length / _MOST_TIMES)
     some_epochs = range(start, stop, step)
     last_epoch = stop - 1
     epochs_to_check = chain(some_epochs, [last_epoch])

@@ -61,7 +61,11 @@ class ForwardChecks:
         tell(idle, run.told)
         run.first_calls = {key: counts.trained for key, counts in window.sites.items()}
 
-        sites = [site_hook.site for site_hook in hook.hooks]
+        sites = []
+        for site_hook in hook.hooks:
+            site = site_hook.site
+            if window.sites[site.key].calls:
+                sites.append(site)
         run.no_batch = find_no_batch(sites, inputs)
         findings = list(run.no_batch)
         findings += _without_optimizer(hook)

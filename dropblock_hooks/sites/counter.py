@@ -408,7 +408,8 @@ class Counter:
         both.restore(life, window)
         both.closed = self.closed.plus(other.closed)
         both.map_size = self.map_size or other.map_size
-        sizes_differ = self.map_size != other.map_size
+        are_known = self.map_size is not None and other.map_size is not None
+        sizes_differ = are_known and self.map_size != other.map_size
         both.map_varies = self.map_varies or other.map_varies or sizes_differ
         return both
 

@@ -262,24 +262,31 @@ class Draft:
         """Read an item of a list: a pair, or a mapping with ``select`` and ``apply``."""
         number = str(i)
         if isinstance(item, Mapping) and set(item) == {"select", "apply"}:
-            path = (number, "apply")
-            self._read(path, item["select"], item["apply"])
+            self._read((number, "apply"), item["select"], item["apply"], (number, "select"))
         elif is_list(item) and len(item) == 2:
-            path = (number, "1")
             selector, value = item
-            self._read(path, selector, value)
+            self._read((number, "1"), selector, value, (number, "0"))
         else:
             forms = "(selector, regularizers) or {select: ..., apply: ...}"
             problem = f"an entry of a list is {forms}, got {quote(item, 100)}"
             self._note((number,), problem)
 
-    def _read(self, path: Keys, selector: Any, value: Any) -> None:
-        """Read an entry: note its faults, and keep its valid parts."""
+    def _read(
+        self,
+        path: Keys,
+        selector: Any,
+        value: Any,
+        selector_path: Keys | None = None,
+    ) -> None:
+        """Read an entry: note its faults, and keep its valid parts.
+
+        The selector has the path of the entry, unless it has one of its own.
+        """
         regularizers = None
         if value is not None:
             regularizers = self._regularizers(path, value)
 
-        chosen = self._made(_selector, selector, path)
+        chosen = self._made(_selector, selector, selector_path or path)
         if chosen is not None:
             entry = Entry(chosen, regularizers)
             self.entries.append(entry)
@@ -351,8 +358,7 @@ def _selector(value: Any, path: Keys) -> Any:
     if isinstance(value, str | Select):
         return value
     if isinstance(value, Mapping):
-        beside = (*path[:-1], "select")
-        return construct(Select, value, beside)
+        return construct(Select, value, path)
 
     hint = ""
     if isinstance(value, type):

@@ -1,6 +1,7 @@
 """What is told at the end of a training: rates that were always 0, models that never trained."""
 
 import copy
+import math
 import subprocess
 import sys
 import warnings
@@ -280,3 +281,12 @@ def test_an_attachment_that_is_removed_after_its_last_epoch_has_made_no_further_
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         attached.remove()
+
+
+def test_a_state_of_the_first_epoch_evaluates_no_epoch_before_it():
+    """The square root of a time below 0 is an error."""
+    schedule = {"0": Dropout(lambda t: 0.1 * math.sqrt(t))}
+    state = attach(model_of(), schedule).state_dict()
+    attached = attach(model_of(), schedule)
+    attached.load_state_dict(state)
+    assert attached.epoch == 0

@@ -169,6 +169,8 @@ BAD_YAML = {
     "a: {DropBlock2d: {p: 2, blok: 1, blick: 2}}": ["3 problems", "blok", "blick", "p must be"],
     "0: Dropout": ["line 1", "a selector is text in quotes"],
     "- {select: {stage: 1}, apply: Dropout}": ["0 → select → stage", "stages"],
+    "- {select: 3, apply: Dropout}": ["0 → select: a selector is text in quotes"],
+    "- [3, Dropout]": ["0 → 0: a selector is text in quotes"],
 }
 
 
