@@ -57,13 +57,15 @@ def capture(
 
     Returns:
         The values by layer, nested like the output of the layer. A layer that was called several
-        times has a list of values. With ``gradients=True``, the pair ``(values, grads)``.
+        times has a list of values. With ``gradients=True``, the pair ``(values, grads)``. With
+        ``at="input"``, a value is the pair of the arguments and the keyword arguments.
 
     Raises:
         SpecError: if `layers` is no selector, or the model has no such layer.
         RuntimeError: if a layer was not called, or no gradient came.
-        ValueError: if `layers` is empty, or `target` is given without `gradients`.
-        TypeError: if the output, or the result of `target`, is no tensor.
+        ValueError: if `layers` is empty, if `target` is given without `gradients`, or if gradients
+            are asked for at an input.
+        TypeError: with ``gradients=True``, if the output, or the result of `target`, is no tensor.
     """
     if target is not None and not gradients:
         raise ValueError("target needs gradients=True")

@@ -39,7 +39,7 @@ class Sight(NamedTuple):
 
     @property
     def trained(self) -> list[nn.Parameter]:
-        """The parameters of the layer itself that get a gradient."""
+        """The parameters of the layer itself that are trainable."""
         parameters = self.module.parameters(recurse=False)
         return [p for p in parameters if p.requires_grad]
 

@@ -1,12 +1,13 @@
-"""DropBlock drops square blocks of a feature map, and Disout distorts them.
+"""DropBlock drops blocks of a feature map, and Disout distorts them.
 
     seeds = rand(places) < γ                    the places where a whole block fits
     dropped = OR of the seeds in each block
     y = where(dropped, 0, x * all / kept)       DropBlock
     y = x + dropped * alpha * std(x) * z        Disout, with standard normal z
 
-A seed drops the whole block that begins there. Each position where a whole block fits is a seed
-with the chance γ, which is solved on the host, once for each rate and map size.
+A seed drops the whole block that begins there. Each place, a position where a whole block fits, is
+a seed with the chance γ. With the border "across", a block also begins outside of the map. γ is
+solved once for each rate and map size.
 """
 
 import functools
@@ -183,9 +184,9 @@ def gamma_table(
 ) -> Tensor:
     """Return the ratio of ``log(1 - γ)`` and ``log(1 - p)``, at p = 0, 1/1024, ... 1.
 
-    The ratio hardly changes with p. It goes from 1 / mean(c) at p = 0 to 1 / min(c) at p = 1, where
-    c is the number of seeds that cover a position. So `gamma_on` finds γ by a look-up, without
-    waiting for the device.
+    The ratio changes slowly for p below 0.9. It goes from 1 / mean(c) at p = 0 to 1 / min(c) at
+    p = 1, where c is the number of places whose block covers a position. So `gamma_on` finds γ by a
+    look-up, without waiting for the device.
     """
     if method == "across":
         return torch.full((_NODES + 1,), 1 / math.prod(block), dtype=dtype, device=device)
@@ -256,28 +257,28 @@ def drop_blocks(
         return x, 0
 
     per_sample = normalize == "sample"
-    places, drawn = draw_blocks(x, p, edges, method, share_channels, generator, per_sample)
-    dropped = places.count(drawn)
+    applier, drawn = draw_blocks(x, p, edges, method, share_channels, generator, per_sample)
+    dropped = applier.count(drawn)
 
     scale: Any
     if normalize == "expected":
         scale = keep_scale(p)
     elif normalize is None:
         scale = 1.0
-    elif places.has_counts and eps <= 1:
-        scale = None  # `places` computes the factor from its counts
+    elif applier.has_counts and eps <= 1:
+        scale = None  # `applier` computes the factor from its counts
     elif normalize == "batch":
         scale = count_ratio(x.numel(), x.numel() - dropped, eps)
     else:
-        drawn = places.mask(drawn)
-        places = Mask(x.numel())
+        drawn = applier.mask(drawn)
+        applier = Mask(x.numel())
         channels_of_mask = x.shape[1] // drawn.shape[1]
         dropped_of_sample = drawn.flatten(1).sum(1) * channels_of_mask
         total = x[0].numel()
         scale = count_ratio(total, total - dropped_of_sample, eps)
         scale = scale.view(-1, *[1] * (x.ndim - 1))
 
-    y = drop_drawn(x, scale, places, drawn)
+    y = drop_drawn(x, scale, applier, drawn)
     return x.copy_(y) if inplace else y, dropped
 
 
@@ -294,11 +295,11 @@ def distort_blocks(
     if p == 0.0 or alpha == 0.0 or x.numel() == 0:
         return x, 0
 
-    places, drawn = draw_blocks(x, p, edges, method, share_channels, generator)
+    applier, drawn = draw_blocks(x, p, edges, method, share_channels, generator)
     noise = normal_like(x, alpha * _spread(x), generator)
-    noise_in_blocks = places.keep(noise, drawn)
+    noise_in_blocks = applier.keep(noise, drawn)
     distorted = (x + noise_in_blocks).to(x.dtype)
-    return distorted, places.count(drawn)
+    return distorted, applier.count(drawn)
 
 
 def distort(x: Tensor, mask: Tensor, alpha: Tensor) -> Tensor:

@@ -1,10 +1,11 @@
 """Operators whose kernels become a part of the graph that torch.compile makes.
 
-An operator of ``torch.library`` is opaque: compiled code calls its Python at each step. On a GPU,
-AOTAutograd traces into an operator that calls `look_into`, like into a
-``torch.library.triton_op``. Then inductor starts the kernels from the code that it writes.
+An operator of ``torch.library`` is opaque: compiled code calls its Python at each step. `look_into`
+lets AOTAutograd trace into an operator, like into a ``torch.library.triton_op``. Then inductor
+starts the kernels from the code that it writes.
 
-An operator that can't be traced stays opaque, and a warning tells the reason.
+If the tensors do not fit, the operator stays opaque. If the trace fails, it also stays opaque, and
+a warning tells the reason.
 """
 
 import inspect
@@ -33,13 +34,14 @@ _warned: set[str] = set()  # the operators that can't be traced, after a warning
 def look_into(
     name: str, run: Callable[..., Any], fits: Callable[..., bool], library: torch.library.Library
 ) -> None:
-    """Have AOTAutograd trace into an operator on a GPU.
+    """Have AOTAutograd trace into an operator, where its tensors fit.
 
     Args:
         name: the name of the operator, without the namespace.
         run: the implementation of the operator, which consists of torch operations and
             `launch.start`. It changes only arguments with a name in `CHANGED`.
-        fits: gets the arguments by name, and returns whether `run` can be traced.
+        fits: gets the arguments by name, and returns whether `run` can be traced, which needs
+            tensors on a GPU.
         library: the library that has defined the operator.
     """
     names = list(inspect.signature(run).parameters)

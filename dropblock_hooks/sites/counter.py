@@ -24,8 +24,8 @@ _PER_OCTAVE = 4
 _ONE = 257  # the bin that begins at a norm of 1; zeros are in bin 0
 _LAST = 513
 CELLS = 1 + _LAST + 1 + LARGEST  # the sum of the norms, the bins, and the largest norms
-_MOST_NORMS = 64  # tensors are added up so many at a time, because launches take most of the time
-_MOST_WAITING = 2**20  # norms of several counters are added up before there are more of them
+_MOST_TENSORS = 64  # so many tensors are added up at a time, because launches take most of the time
+_MANY_NORMS = 2**20  # as soon as so many norms of several counters wait, they are added up
 
 
 class Norms:
@@ -73,8 +73,8 @@ class Norms:
         q = as_number("q", q, allowed=PROBABILITY)
         if self.largest is None:
             return None
-        share = q * self.count * (1 - 1e-12)  # a share such as 0.1 is rounded
-        rank = max(1, math.ceil(share))
+        smaller_norms = q * self.count * (1 - 1e-12)  # a share such as 0.1 is rounded
+        rank = max(1, math.ceil(smaller_norms))
         if rank == self.count:
             return self.largest
         for at, number in enumerate(self._bins):
@@ -228,7 +228,7 @@ class Counter:
         self.total = 0
         self.expected = 0.0
         self.cells: Tensor | None = None
-        self._waiting: list[Tensor] = []  # numbers of elements that are not in `affected` yet
+        self._numbers: list[Tensor] = []  # numbers of elements that are not in `affected` yet
         self._norms: list[Tensor] = []  # norms that are not in the cells yet
         self.joint: JointCounts | None = None  # the counts that are shared with other counters
         self.map_size: tuple[int, ...] | None = None  # the spatial size of the last tensor
@@ -262,19 +262,19 @@ class Counter:
         if isinstance(affected, int):
             self.affected = self.affected + affected
         elif has_data(affected):
-            self._waiting.append(affected.detach())
+            self._numbers.append(affected.detach())
         else:
             return
         if type(norms) is Tensor and not norms.is_meta:  # other tensors have no numbers
             self._norms.append(norms.detach())
-        if len(self._waiting) >= _MOST_NORMS or len(self._norms) >= _MOST_NORMS:
+        if len(self._numbers) >= _MOST_TENSORS or len(self._norms) >= _MOST_TENSORS:
             self._add_up()
         self.total += total
         self.expected += rate * total
 
     def take_joint(self, affected: Tensor, cells: Tensor | None) -> None:
         """Add the elements and the histogram of this counter from its `JointCounts`."""
-        self._waiting.append(affected)
+        self._numbers.append(affected)
         if cells is not None:
             self._add_up()
             self._take_norms(cells.clone())
@@ -325,9 +325,9 @@ class Counter:
 
     def _add_up(self) -> None:
         """Add up the waiting numbers and norms, with a constant number of kernels."""
-        if self._waiting:
-            numbers = _together(self._waiting).sum()
-            self._waiting = []
+        if self._numbers:
+            numbers = _together(self._numbers).sum()
+            self._numbers = []
             if isinstance(self.affected, Tensor):  # a model may have moved
                 numbers = self.affected.to(numbers.device) + numbers
             else:
@@ -391,7 +391,7 @@ class Counter:
         self.settle()  # these counts are replaced as well
         self._begun = life.plus(window, -1)
         self.closed = Snapshot()
-        self._waiting = []
+        self._numbers = []
         self._norms = []
         self._put(life)
 
@@ -414,7 +414,10 @@ class Counter:
         return both
 
     def read(self) -> Counter:
-        """Replace all tensors by numbers, and return this counter. This waits for the device."""
+        """Replace tensors by numbers, and return this counter. This waits for the device.
+
+        Histograms move to the CPU.
+        """
         self._begun = self._begun.read()
         self.closed = self.closed.read()
         self._put(self.life().read())
@@ -472,7 +475,7 @@ class JointCounts:
         if norms is not None:
             self._norms.append(norms)
             waiting = len(self._norms) * norms.numel()
-            if len(self._norms) >= _MOST_NORMS or waiting >= _MOST_WAITING:
+            if len(self._norms) >= _MOST_TENSORS or waiting >= _MANY_NORMS:
                 self._bin_norms()
 
     def _bin_norms(self) -> None:

@@ -69,7 +69,7 @@ class SiteHook:
     """Regularizes a tensor or its gradient: a forward hook, or a forward pre-hook at an input."""
 
     takes: ClassVar[type[Regularizer]] = Regularizer  # the regularizers that this hook is for
-    by_call: ClassVar[bool] = True  # False if the hook acts on a gradient
+    by_call: ClassVar[bool] = True  # False for a parameter, whose layer may never be called
     with_kwargs = False  # whether the hook gets keyword arguments at an output
     holds_rate = False  # whether the module itself holds the present rate
     turn = Turn.ACTIVATIONS
@@ -86,7 +86,7 @@ class SiteHook:
         self.with_kwargs = self.with_kwargs or self.needs_input
         self.first = ""  # the name of the first argument of the layer
         self.noted: Any = None  # the input of this call, noted before the layer runs
-        # True if the hook needs only the output, and the output is one tensor
+        # True if the hook needs only the output, as a whole
         self.takes_output = not (self.at_input or item.index is not None or item.needs_input)
         self.direct = self.takes_output  # whether `__call__` may regularize it without `_act`
         if self.turn == Turn.ACTIVATIONS:
@@ -324,7 +324,9 @@ class SiteHook:
         return compiled.regularize if traced else operator.regularize
 
     def _compile(self, module: nn.Module, args: tuple[Any, ...], rest: tuple[Any, ...]) -> Any:
-        """Run while torch.compile or torch.export traces. A site that is off adds no operation.
+        """Run while torch.compile or torch.export traces.
+
+        A site that does not act in this mode of its layer adds no operation.
 
         Few functions are called here, because dynamo takes long for each of them.
         """
@@ -568,13 +570,13 @@ def _gives_back(module: nn.Module, layer_input: Tensor, output: Tensor) -> bool:
 
 
 def ours(hook: Any) -> SiteHook | None:
-    """Return the `SiteHook` behind a registered method; None for the hooks of other code."""
+    """Return the `SiteHook` behind a registered method; None for any other hook."""
     owner = getattr(hook, "__self__", None)
     return owner if isinstance(owner, SiteHook) else None
 
 
 def hooks_on(module: nn.Module) -> list[SiteHook]:
-    """Return the hooks of this package on a module."""
+    """Return the `SiteHook` objects on a module."""
     before = forward_pre_hooks(module).values()
     after = forward_hooks(module).values()
     hooks = dict.fromkeys(map(ours, (*before, *after)))
