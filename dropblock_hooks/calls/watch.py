@@ -22,7 +22,7 @@ def watch(
     """Put a `Watchdog` on all layers except torch.jit layers. It names the layer of a fault.
 
     In eager mode it measures some forwards only, and the others cost next to nothing; see
-    `Watchdog`. Compiled code measures each forward.
+    `Watchdog`. Compiled code measures the same forwards.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
