@@ -217,7 +217,7 @@ def test_more_parameters_take_no_more_operators(way, name, regularizer):
         attach(model, {"param:**": REGULARIZERS[regularizer]}, optimizer=optimizer)
         total = 0
         grads = random_grads(shapes, [torch.float32] * len(shapes), 1)
-        for _ in range(counter._MOST_NORMS + 1):  # with the norms that waited
+        for _ in range(counter._MOST_TENSORS + 1):  # with the norms that waited
             model.give(grads)
             with Counting() as counting:
                 before_step(optimizer)
