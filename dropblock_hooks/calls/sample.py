@@ -193,19 +193,7 @@ def _entropy(probabilities: Tensor) -> Tensor:
 
 def _acting_sites(model: nn.Module) -> list[LiveSite]:
     """Return the sites of a model that draw random numbers in evaluation, at least one."""
-    attached_sites = [site for attached in attachments(model) for site in attached._sites]
-    if not attached_sites:
-        raise RuntimeError(
-            "all samples would be equal: the model has no attachment. Attach a dropout first, with "
-            "active='always'"
-        )
-    sites = [site for site in attached_sites if site.draws]
-    if not sites:
-        keys = listed([site.key for site in attached_sites], 3)
-        raise RuntimeError(
-            f"all samples would be equal: no site draws random numbers ({keys}). Attach a dropout, "
-            "with active='always'"
-        )
+    sites = _random_sites(model)
     if any(site.uses_same_masks for site in sites):
         raise RuntimeError(
             "all samples would be equal in a block of same_masks(): sample outside of it"
@@ -219,3 +207,24 @@ def _acting_sites(model: nn.Module) -> list[LiveSite]:
             "paused attachment draw none"
         )
     return acting
+
+
+def _random_sites(model: nn.Module) -> list[LiveSite]:
+    """Return the sites of a model that draw random numbers, at least one."""
+    attached_sites: list[LiveSite] = []
+    for attached in attachments(model):
+        attached_sites += attached._sites
+    if not attached_sites:
+        raise RuntimeError(
+            "all samples would be equal: the model has no attachment. Attach a dropout first, with "
+            "active='always'"
+        )
+
+    sites = [site for site in attached_sites if site.draws]
+    if not sites:
+        keys = listed([site.key for site in attached_sites], 3)
+        raise RuntimeError(
+            f"all samples would be equal: no site draws random numbers ({keys}). Attach a dropout, "
+            "with active='always'"
+        )
+    return sites
