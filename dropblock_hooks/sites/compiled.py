@@ -41,14 +41,15 @@ def note(site: LiveSite, device: torch.device, training: bool) -> None:
 def regularize(site: LiveSite, x: Tensor, layer_input: Any, training: bool) -> Tensor:
     """Return the regularized activation, or a copy whose gradient will be regularized."""
     site.use_board(x.device)
-    if site.counted is not None:
-        return _regularize_counted(site, x, training)
     if site.of_gradients and not may_get_grad(x):
         site.note_no_gradient()
         note(site, x.device, training)  # for example, the first pass of a reentrant checkpoint
         return x
 
-    view = _view_of(site, x)
+    sure = site.reader.sure
+    view = sure if sure and len(sure.layout) == x.ndim else site.view_of(x)
+    if site.counted is not None:
+        return _regularize_counted(site, x, view, training)
     if site.of_gradients:
         cells = read(site, training)
         count(site.counts, cells[CALLED])
@@ -70,25 +71,14 @@ def regularize(site: LiveSite, x: Tensor, layer_input: Any, training: bool) -> T
     return y
 
 
-def _regularize_counted(site: LiveSite, x: Tensor, training: bool) -> Tensor:
+def _regularize_counted(site: LiveSite, x: Tensor, view: View, training: bool) -> Tensor:
     """Return the activation, for a regularizer that adds to the counts itself."""
+    is_plain = view is site.reader.sure
+    maps = x if is_plain else view.take(x)
     y: Tensor
-    sure = site.reader.sure
-    if sure and len(sure.layout) == x.ndim:
-        y, counts = site.counted(x, site.cells, site.counts, training)
-        site.counts.copy_(counts)
-        return y
-
-    view = site.view_of(x)
-    y, counts = site.counted(view.take(x), site.cells, site.counts, training)
+    y, counts = site.counted(maps, site.cells, site.counts, training)
     site.counts.copy_(counts)
-    return view.put(y, x)
-
-
-def _view_of(site: LiveSite, x: Tensor) -> View:
-    """Return the view of a tensor. Few functions are called, because dynamo traces them."""
-    sure = site.reader.sure
-    return sure if sure and len(sure.layout) == x.ndim else site.view_of(x)
+    return y if is_plain else view.put(y, x)
 
 
 def _put_rates(now: Now, site: LiveSite, rates: Tensor) -> None:

@@ -127,7 +127,7 @@ class SiteHook:
         callback = set_eval_frame(None)  # after a graph break, dynamo would compile what we call
         try:
             if direct and indexing.is_dense(rest[-1]):
-                return self._regularize(act, args, rest[-1], training)
+                return self._regularize(args, rest[-1], training)
             return self._act(module, args, rest)
         finally:
             set_eval_frame(callback)
@@ -288,11 +288,9 @@ class SiteHook:
             )
         return layer_input
 
-    def _regularize(
-        self, run: Callable[..., Tensor], args: tuple[Any, ...], output: Tensor, training: bool
-    ) -> Tensor | None:
+    def _regularize(self, args: tuple[Any, ...], output: Tensor, training: bool) -> Tensor | None:
         """Regularize an output that is one tensor; return None if nothing changes."""
-        y = run(self.site, output, args[0] if args else None, training)
+        y = act(self.site, output, args[0] if args else None, training)
         return None if y is output else y
 
     def _act(self, module: nn.Module, args: tuple[Any, ...], rest: tuple[Any, ...]) -> Any:
@@ -320,8 +318,8 @@ class SiteHook:
 
     def _in_compiled_code(self) -> Callable[..., Tensor]:
         """Return the function that takes the place of `act` in compiled and exported code."""
-        traced = self.site.traced and not (transforming() or is_exporting())
-        return compiled.regularize if traced else operator.regularize
+        is_traced = self.site.traced and _traces_plainly()
+        return compiled.regularize if is_traced else operator.regularize
 
     def _compile(self, module: nn.Module, args: tuple[Any, ...], rest: tuple[Any, ...]) -> Any:
         """Run while torch.compile or torch.export traces.
@@ -330,9 +328,9 @@ class SiteHook:
 
         Few functions are called here, because dynamo takes long for each of them.
         """
-        if not self._is_simple():
-            return self._compile_any(module, args, rest)
         site = self.site
+        if not (self.direct and site.traced and _traces_plainly()):
+            return self._compile_any(module, args, rest)
         training = module.training and not type(module).__module__.startswith(_QUANTIZED)
         if not (training or site.is_on(False)):
             return None
@@ -343,12 +341,6 @@ class SiteHook:
             y = compiled.regularize(site, x, args[0] if args else None, training)
             return None if y is x else y
         return self._act(module, args, rest)
-
-    @constant_when_traced
-    def _is_simple(self) -> bool:
-        """Say whether `_compile` takes an output that is one tensor. Dynamo does not trace this."""
-        is_pure = self.direct and self.site.traced
-        return is_pure and not (TOO_OLD or is_exporting() or transforming())
 
     def _compile_any(self, module: nn.Module, args: tuple[Any, ...], rest: tuple[Any, ...]) -> Any:
         """Run while torch.compile or torch.export traces, with any value of the layer."""
@@ -381,6 +373,8 @@ class ObserveHook(SiteHook):
         self.observer = observer
         self.always = observer.active == "always"
         self.reads_given = observer.reads_given
+        # whether `_observe_output` takes an output that is one tensor
+        self.sees_output = self.takes_output and not observer.keeps_graph
 
     def _act(self, module: nn.Module, args: tuple[Any, ...], rest: tuple[Any, ...]) -> Any:
         recomputed = graph_task() != NO_TASK
@@ -435,7 +429,8 @@ class ObserveHook(SiteHook):
             return None
 
         output = rest[-1]
-        if self._is_simple() and isinstance(output, Tensor):
+        is_simple = self.sees_output and self.site.traced and _traces_plainly()
+        if is_simple and isinstance(output, Tensor):
             if not output.is_floating_point() or output.layout is not torch.strided:
                 return None
             kwargs = rest[0] if len(rest) == 2 else None
@@ -443,11 +438,6 @@ class ObserveHook(SiteHook):
         if is_exporting():
             return None
         return self._observe_any(self.call_of(args, rest), training)
-
-    @constant_when_traced
-    def _is_simple(self) -> bool:
-        is_pure = self.takes_output and self.site.traced and not self.observer.keeps_graph
-        return is_pure and not (TOO_OLD or is_exporting() or transforming())
 
     def _observe_output(
         self,
@@ -486,7 +476,7 @@ class ObserveHook(SiteHook):
 
         tensors, put, nesting = self._observed(call)
         arguments = self._arguments(call)
-        if self.site.traced and not transforming():
+        if self.site.traced and _traces_plainly():
             if not tensors:
                 return None
             watched = observe(self.site, tensors, arguments, training)
@@ -527,6 +517,15 @@ class ObserveHook(SiteHook):
         """Return the tensor, or a copy, whose gradient the observer will see."""
         see_gradient = partial(see_grad, self.site, at=at, ticket=ticket, awaited=awaited)
         return operator.watch_gradient(x, see_gradient)
+
+
+@constant_when_traced
+def _traces_plainly() -> bool:
+    """Return whether torch.compile traces, without torch.export or a transform of torch.func.
+
+    Dynamo calls this as Python, and its guards hold what this reads.
+    """
+    return not (TOO_OLD or is_exporting() or transforming())
 
 
 def _move_notes_back(module: nn.Module) -> None:
