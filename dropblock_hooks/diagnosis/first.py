@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from .. import messages
 from .._torch import tree_leaves
 from ..findings import Finding, tell
+from ..observers.batches import is_list
 from ..observers.updates import writes_to
 from ..quoting import listed
 from ..regularizers.memory import WithMemory
@@ -149,8 +150,8 @@ def find_no_batch(sites: Iterable[LiveSite], inputs: Any) -> list[Finding]:
     if not tensors:
         return []
 
-    leaves_and_lists = tree_leaves(inputs, is_leaf=_is_list)
-    lists = [value for value in leaves_and_lists if _is_list(value)]
+    leaves_and_lists = tree_leaves(inputs, is_leaf=is_list)
+    lists = [value for value in leaves_and_lists if is_list(value)]
     first = _first_batch(tensors[0], lists)
     batches = _batches(tensors, lists)
 
@@ -191,11 +192,6 @@ def _batches(tensors: Sequence[Tensor], lists: Sequence[list[Any]]) -> set[int]:
         batches.add(len(values))
         batches |= _sums_of_neighbors(values)
     return batches
-
-
-def _is_list(value: Any) -> bool:
-    """Return whether a value is a list."""
-    return isinstance(value, list)
 
 
 def _sums_of_neighbors(values: list[Any]) -> set[int]:

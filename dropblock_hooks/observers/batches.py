@@ -71,7 +71,7 @@ def samples_in(inputs: Sequence[Any]) -> Sequence[Tensor]:
     The result is empty if the arguments hold other objects, such as a list of images or a graph. It
     is also empty if axis 0 may not be the batch, as in a vector, or in an image without a batch.
     """
-    leaves = tree_leaves(tuple(inputs), is_leaf=_is_list)
+    leaves = tree_leaves(tuple(inputs), is_leaf=is_list)
     values = [leaf for leaf in leaves if not isinstance(leaf, _CONSTANTS)]
     if not all(map(_is_plain, values)):
         return []
@@ -79,7 +79,8 @@ def samples_in(inputs: Sequence[Any]) -> Sequence[Tensor]:
     return tensors if any(map(_has_batch, tensors)) else []
 
 
-def _is_list(value: Any) -> bool:
+def is_list(value: Any) -> bool:
+    """Return whether a value is a list."""
     return isinstance(value, list)
 
 
