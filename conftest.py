@@ -100,6 +100,17 @@ def _compiled_code_needs_torch_2_9(monkeypatch):
         monkeypatch.setattr(owner, name, skip)
 
 
+@pytest.fixture(autouse=True)
+def _guards_are_not_timed():
+    """For its log, torch.compile measures how long the guards of each graph take.
+
+    Before that, it empties the caches of the CPU, which takes as long as to compile a small graph.
+    """
+    guards = sys.modules.get("torch._dynamo.guards")
+    if guards is not None:
+        guards.profile_guard_manager = lambda *arguments: 0.0
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _names_of_the_examples(doctest_namespace):
     """The public names, torch and nn, so that an example need not import them."""

@@ -1,4 +1,4 @@
-"""Regularizers for PyTorch, put on the existing layers of any model by name, through hooks.
+"""Add DropBlock, dropout or gradient clipping to the layers of almost any PyTorch model, by name.
 
 The most important names:
 

@@ -66,6 +66,12 @@ raw_cuda_stream: Callable[[int], int] = _of_c(
 """Returns the current stream of a CUDA device as a number. The public function takes longer."""
 
 
+stream_is_captured: Callable[[], bool] = _of_c(
+    "_cuda_isCurrentStreamCapturing", torch.cuda.is_current_stream_capturing
+)
+"""Says whether a CUDA graph is captured on the current stream. The public function takes longer."""
+
+
 def generator_of(device: torch.device) -> torch.Generator:
     """Return the generator from which a device draws random numbers."""
     if device.type != "mps":
@@ -192,9 +198,17 @@ def children_of(module: nn.Module) -> dict[str, Any]:
     return dict(module.named_children()) if children is None else children
 
 
+PARAMETERS = "_parameters"
+NO_PARAMETERS: dict[str, Any] = {}
+"""The attribute in which a module keeps its parameters, and what to read without it. Hooks read the
+attribute for each parameter, and a function around it would take time. They call `parameters_of`
+where a parameter is not found.
+"""
+
+
 def parameters_of(module: nn.Module) -> dict[str, Any]:
     """Return the parameters of a module itself by name, also None for empty places."""
-    parameters = getattr(module, "_parameters", None)
+    parameters = getattr(module, PARAMETERS, None)
     return dict(module.named_parameters(recurse=False)) if parameters is None else parameters
 
 
@@ -310,14 +324,24 @@ tree_map_only: Callable[..., Any] = find_private("torch.utils._pytree.tree_map_o
 
 
 def fake_mode() -> Any:
-    """Return a mode in which tensors have no values; None without the private name."""
+    """Return a mode in which tensors have no values.
+
+    Without a private name it is None, and the dry run of `plan` uses tensors with values.
+    """
     mode = find_private("torch._subclasses.fake_tensor.FakeTensorMode", None)
-    return None if mode is None else mode(allow_non_fake_inputs=True)
+    if mode is None or _fake_copies() is None:
+        return None
+    return mode(allow_non_fake_inputs=True)
+
+
+def _fake_copies() -> Any:
+    """Return the class of `copying_as_fake`; None without the private name."""
+    return find_private("torch._subclasses.fake_tensor.FakeCopyMode", None)
 
 
 def copying_as_fake(mode: Any) -> Any:
     """Return a context manager in which ``copy.deepcopy`` makes tensors of a `fake_mode`."""
-    return find_private("torch._subclasses.fake_tensor.FakeCopyMode", None)(mode)
+    return _fake_copies()(mode)
 
 
 def watching_operators(see: Callable[[Any], None]) -> Any:
@@ -342,10 +366,7 @@ def store_of_processes() -> Any:
     return None if find is None else find()
 
 
-# torch.compile ------------------------------------------------------------------------------------
-
-_run_as_python: list[Any] = []
-_DYNAMO_CONFIG = "torch._dynamo.config"
+# Operators on lists of tensors --------------------------------------------------------------------
 
 
 def foreach_norm(tensors: Sequence[Tensor], norm_type: float, dtype: torch.dtype) -> list[Tensor]:
@@ -409,6 +430,12 @@ def foreach_zero_(tensors: Sequence[Tensor]) -> None:
         x.zero_()
 
 
+# torch.compile ------------------------------------------------------------------------------------
+
+_run_as_python: list[Any] = []
+_DYNAMO_CONFIG = "torch._dynamo.config"
+
+
 def constant_when_traced(function: Function) -> Function:
     """Decorate a function that torch.compile calls while it traces. The result is a constant.
 
@@ -417,6 +444,17 @@ def constant_when_traced(function: Function) -> Function:
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]  # on a function
     return function
+
+
+@constant_when_traced
+def is_short_of_memory() -> bool:
+    """Return whether settings let torch.compile run any operator again in the backward.
+
+    Then it also runs random operators again, although they draw other numbers.
+    """
+    config = find_private("torch._functorch.config", None)
+    budget: float = getattr(config, "activation_memory_budget", 1.0)
+    return budget < 1.0 or bool(getattr(config, "aggressive_recomputation", False))
 
 
 def run_as_python(function: Function) -> Function:

@@ -9,6 +9,7 @@ from torch import nn
 from ._torch import guard_hooks
 from .attachment.attachment import Attachment
 from .attachment.place import install, place
+from .checks import clear_call
 from .compiling import forget_compiled
 from .diagnosis.lost import find_frozen
 from .findings import Finding, Kind, Severity, tell
@@ -21,6 +22,7 @@ from .sites.run import Run
 from .specs.spec import Draft, SpecError
 
 
+@clear_call('attach(model, {"conv2": DropBlock2d(p=0.1)})')
 def attach(
     model: nn.Module,
     spec: Any,
@@ -70,7 +72,7 @@ def attach(
             ``when="accumulated"``.
     """
     index = Index(model, root)
-    draft = Draft.of(spec)
+    draft = Draft.of(spec, index)
     placements, warnings = place(index, draft, epochs)
     findings = [Finding(Kind.SPEC, Severity.WARNING, (), text) for text in warnings]
 
@@ -131,7 +133,7 @@ def attachments(model: nn.Module) -> list[Attachment]:
         installed = dict.fromkeys(hooks) | dict.fromkeys(_hooks_of(run, base))
         in_order = sorted(installed, key=lambda pair: pair[1].site.order)
         attachment = Attachment(base, run, in_order)
-        attachment._put()
+        attachment._refresh()
         attachment._watch_forwards()
         attached.append(attachment)
     return attached

@@ -39,7 +39,7 @@ def _layers(options: argparse.Namespace) -> Table[Any]:
     With a selector, list its matches. For parameters, list the layers that hold them.
     """
     model = _model(options.model)
-    example = _samples(model, options.input_size)[:1]
+    example = _samples(model, options.input_size)[:1]  # in evaluation, norms need no second sample
     with torch.device(example.device):  # a forward may make tensors without a device
         table = layers(model, example)
     if not options.selector:
@@ -167,7 +167,11 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], Any], tuple[str, ...]]]
 
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "model": {"help": "a model of timm, or package.module:factory, called without arguments"},
-    "--input-size": {"help": "shape of a sample, last: 3 224 224", "nargs": "+", "type": int},
+    "--input-size": {
+        "help": "shape of a sample, such as 3 224 224; give this option after all names",
+        "nargs": "+",
+        "type": int,
+    },
     "selector": {"help": "only these: 'layer3.*', type:Conv2d", "nargs": "?"},
     "spec": {"help": "a YAML or JSON file"},
     "--epochs": {"help": "length of the training, for schedules without epochs", "type": int},
@@ -176,20 +180,20 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit code."""
-    defaults = argparse.Namespace(json=False, wide=False, modules=[])
+    """Run the command and return its exit code: 0, or 1 if it failed or a plan has problems."""
+    defaults = argparse.Namespace(json=False, wide=False, modules=[], more_modules=[])
     options = _parser().parse_args(arguments, defaults)
     text = ""
     failure = ""
     try:
         with contextlib.redirect_stdout(sys.stderr):  # stdout holds only the result
-            for name in options.modules:
+            for name in options.modules + options.more_modules:
                 _imported(name)
             result = options.run(options)
         text = _printed(result, options)
         if isinstance(result, Plan) and result.problems:
             failure = counted(len(result.problems), "problem")
-    except (TypeError, ValueError) as error:
+    except (RuntimeError, TypeError, ValueError) as error:
         failure = str(error)
 
     try:
@@ -200,7 +204,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     if failure:
         print(f"dropblock-hooks: {failure}", file=sys.stderr)
-    return bool(failure)
+    return 1 if failure else 0
 
 
 def _printed(result: Table[Any] | str, options: argparse.Namespace) -> str:
@@ -218,24 +222,15 @@ def _printed(result: Table[Any] | str, options: argparse.Namespace) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     """Return the parser of the command, with a subparser for each of `COMMANDS`."""
-    shared = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
-    shared.add_argument("--json", action="store_true", help="print tables as JSON")
-    shared.add_argument("--wide", action="store_true", help="shorten nothing")
-    shared.add_argument(
-        "--import",
-        dest="modules",
-        action="append",
-        metavar="MODULE",
-        help="first import a module of yours that registers regularizers; repeatable",
-    )
-
     parser = argparse.ArgumentParser(
         "dropblock-hooks",
         description="Lists the layers of PyTorch models, and shows the effect of a spec on them.",
-        parents=[shared],
+        parents=[_shared_options("modules")],
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
 
+    # a list of the same name would replace the one from before the command
+    shared = _shared_options("more_modules")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", title="commands")
     for name, (run, arguments) in COMMANDS.items():
         description = inspect.getdoc(run) or ""
@@ -246,3 +241,21 @@ def _parser() -> argparse.ArgumentParser:
             metavar = argument.lstrip("-").upper()
             command.add_argument(argument, metavar=metavar, **ARGUMENTS[argument])
     return parser
+
+
+def _shared_options(modules: str) -> argparse.ArgumentParser:
+    """Return the options that are allowed before and after the command.
+
+    `modules` is the attribute that gets the names of modules to import.
+    """
+    shared = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
+    shared.add_argument("--json", action="store_true", help="print tables as JSON")
+    shared.add_argument("--wide", action="store_true", help="shorten nothing")
+    shared.add_argument(
+        "--import",
+        dest=modules,
+        action="append",
+        metavar="MODULE",
+        help="first import a module of yours that registers regularizers; repeatable",
+    )
+    return shared

@@ -1,5 +1,8 @@
 """Tools for torch.compile: handles, operators, and compiling anew.
 
+``sites.operator`` defines its operators with these functions. `capture`, `gradcam` and others call
+`as_written` to run a compiled model in eager mode.
+
 A handle is a tensor by which an operator finds a Python object. It is an input of the graph, so
 copies of a model run the same graph.
 """
@@ -32,8 +35,8 @@ def new_handle(owner: Any) -> Tensor:
         return torch.tensor(number, device="cpu")
 
 
-def find(handle: Tensor | float) -> Any:
-    """Return the object of a handle, or of its number; None if the object is gone."""
+def owner_of(handle: Tensor | float) -> Any:
+    """Return the object that a handle, or its number, stands for; None if the object is gone."""
     return _owners.get(int(handle))
 
 

@@ -1,4 +1,7 @@
-"""Findings: one type for all faults and likely mistakes, and how they are reported."""
+"""Findings: one type for all faults and likely mistakes, and how they are reported.
+
+The functions of ``diagnosis`` make most findings, and `tell` reports them.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -57,7 +60,7 @@ class Kind(_Described):
     REMOVED = "removed", "the attachment was removed"
     NOT_RUN = "not_run", "nothing was called in the last window"
     NOT_TRAINED = "not_trained", "an epoch ended without a training forward of this model"
-    NOT_STEPPED = "not_stepped", "a rate follows a schedule, and step was never called"
+    NOT_STEPPED = "not_stepped", "a rate follows a schedule, and step was never called, or too late"
     GRAD_SCALER = "grad_scaler", "autocast to float16 is used, and no GradScaler is known"
     SKIPPED = "skipped", "an update of the optimizer was left out"
     NO_OPTIMIZER = "no_optimizer", "accumulated gradients need the optimizer, which is unknown"
@@ -72,6 +75,7 @@ class Kind(_Described):
     SATURATED = "saturated", "values of an activation lie at its bounds"
     NO_GRADIENT = "no_gradient", "no gradient, or only zeros, reached the layer"
     NO_UPDATE = "no_update", "trained parameters get gradients, and updates do not change them"
+    ACCUMULATING = "accumulating", "gradients are never cleared, so updates use old gradients too"
     EVAL_NORM = "eval_norm", "a trained BatchNorm is in evaluation mode inside a training model"
     EQUAL_INPUTS = "equal_inputs", "all samples of the batches that enter the model are equal"
 

@@ -1,6 +1,8 @@
 """The texts of all findings and warnings, in one table. docs/troubleshooting.md explains them.
 
 A name in braces is replaced by a value. A text says what happened, and its cure what to do.
+
+Most findings are made by the functions of ``diagnosis``.
 """
 
 from .findings import Cause, Kind, Message, Severity
@@ -122,6 +124,7 @@ NOT_WHILE_TRAINING = Cause(
     "it was in evaluation mode, or not called, while the model was trained",
     "Call train() on the layer, or leave it out of the spec",
 )
+RAISED = Cause("each of its calls in training mode raised an error", "Repair this error first")
 ONLY_EVALUATED = Cause(
     "the model only ran in evaluation mode", "Call model.train() before training"
 )
@@ -149,35 +152,44 @@ CONTAINER = Cause(
     "Name the layers inside it",
 )
 BRANCH_NOT_TAKEN = Cause(
-    "a branch not taken, or its parent uses the layer without calling it (it reads the weight, as "
-    "a fused cross entropy does, or calls forward() directly)",
-    "Name the parent, or switch the fused function off",
+    "forward() does not call it, or took another branch; or its parent uses the layer without "
+    "calling it (it reads the weight, as a fused cross entropy does, or calls forward() directly)",
+    "Name a layer that is called, such as the parent, or switch the fused function off",
 )
 
 # regularizers of accumulated gradients
 
-_PASS_OPTIMIZER = "Pass it, attach(..., optimizer=optimizer), or set attached.optimizer = optimizer"
+_PASS_OPTIMIZER = "Pass optimizer=optimizer to attach, or set attached.optimizer = optimizer"
 NO_OPTIMIZER = Message(
     Kind.NO_OPTIMIZER,
-    "it acts at the steps of the optimizer, and no optimizer is known in this forward",
+    "gradients are regularized at the steps of the optimizer, and no optimizer is known in this "
+    "forward",
     _PASS_OPTIMIZER,
 )
 STEP_UNKNOWN = Message(
     Kind.NO_OPTIMIZER,
-    "its gradient was not regularized at any optimizer step: the optimizer is not known",
+    "the gradient was not regularized at any optimizer step: the optimizer is not known",
     _PASS_OPTIMIZER,
     Severity.ERROR,
 )
 NO_STEP = Message(
     Kind.NEVER_ACTIVE,
-    "its gradient was not regularized at any optimizer step: no known optimizer with the parameter "
+    "the gradient was not regularized at any optimizer step: no known optimizer with the parameter "
     "made a step, or it had no gradient",
-    "Pass the optimizer that makes the steps now, attached.optimizer = optimizer, or a list of all",
+    "Pass the optimizer that makes the steps now, attached.optimizer = optimizer, or a list of "
+    "all. If a GradScaler has skipped all steps, look for NaN or Inf",
     Severity.ERROR,
+)
+NO_STEP_YET = Message(
+    Kind.NEVER_ACTIVE,
+    "the gradient was not regularized at any optimizer step: no step has changed the parameter in "
+    "this epoch yet. A GradScaler may have skipped the step",
+    "Call verify() after an update",
+    Severity.NOTE,
 )
 UPDATES_WITHOUT_IT = Message(
     Kind.NEVER_ACTIVE,
-    "its gradient was not regularized at any optimizer step: it had no gradient, while other "
+    "the gradient was not regularized at any optimizer step: it had no gradient, while other "
     "parameters of the optimizer had one",
     "Look for a layer that the forward does not use, or for a detach() behind it; "
     "requires_grad_(False) on the parameter silences this",
@@ -214,14 +226,21 @@ NOT_RUN = Message(
     "Run a training step first. If you did, another model was trained: attach to that one",
     Severity.ERROR,
 )
+FORWARD_RAISED = Message(
+    Kind.NOT_RUN,
+    "each training forward of this epoch raised an error, so nothing is known about the sites",
+    "Repair this error first",
+    Severity.ERROR,
+)
 _TRAIN_THIS_MODEL = (
     "Call model.train() before training. If another model is trained (a trainer may have copied "
-    "this one), attach to that one; if this one is compiled, its code calls none of these layers"
+    "this one), attach to that one"
 )
 NOT_TRAINED = Message(
     Kind.NOT_TRAINED,
     "an epoch has ended in which this {model} was not trained",
-    _TRAIN_THIS_MODEL,
+    _TRAIN_THIS_MODEL + ". If this one is trained with torch.compile, its compiled code calls none "
+    "of these layers: call torch.compiler.reset() after attach",
 )
 EVALUATED = Message(
     Kind.NOT_TRAINED,
@@ -234,11 +253,17 @@ NEVER_TRAINED = Message(
     "the model ran {forwards} in evaluation mode and none in training mode, so nothing acted",
     "Call model.train() before training, or use active='always'",
 )
+_STEP_FIRST = "Call attached.step(epoch) before the first batch of each epoch"
 NOT_STEPPED = Message(
     Kind.NOT_STEPPED,
     "the rate of {key} is still {rate} in call {calls} of the layer, since nobody has called step",
-    "Call attached.step(epoch) at the start of each epoch, or step() at its end; if the rate is to "
-    "stand still, step(0) at the start silences this",
+    _STEP_FIRST + ". If the rate should keep its value of epoch 0, call attached.step(0) once",
+)
+STEPPED_LATE = Message(
+    Kind.NOT_STEPPED,
+    "step(0) came after {early} training calls, and step(1) after {later} more: each epoch is "
+    "trained with the rates of the epoch before it",
+    _STEP_FIRST,
 )
 
 # several processes
@@ -255,8 +280,8 @@ EQUAL_SEEDS = Message(
 
 GRAD_SCALER = Message(
     Kind.GRAD_SCALER,
-    "the forward runs under autocast to float16, and the attachment knows no GradScaler; gradient "
-    "bounds are in units of the unscaled loss",
+    "the forward runs under autocast to float16, and the attachment knows no GradScaler: a scaler "
+    "multiplies the gradients, for example by 65536, and bounds would be compared with the result",
     "If a GradScaler scales this model's loss, pass it, attach(..., grad_scaler=scaler), or set "
     "attached.grad_scaler = scaler; otherwise pass grad_scaler=False",
 )
@@ -278,9 +303,15 @@ CLIPPED = Message(
     "the blocks are clipped to the map: {block} of {size}",
     "Ask for a smaller block_size, or use a dropout of channels",
 )
+DROPS_MOST = Message(
+    Kind.SPEC,
+    "with p={p:g}, it drops more than half of the values",
+    "p is the share that is dropped: a keep_prob of 0.9 is p=0.1",
+    Severity.NOTE,
+)
 RECOMPILES = Message(
     Kind.RECOMPILES,
-    "torch.compile reads the rate as a constant and compiles again for each value",
+    "torch.compile reads the rate as a constant, and may compile again for each value",
     "Use a StepSchedule of few values",
     Severity.NOTE,
 )
@@ -399,6 +430,12 @@ NOT_UPDATED = Message(
     "Pass them to the optimizer, which may have been made before the layer, or freeze them: "
     "requires_grad_(False)",
 )
+ACCUMULATING = Message(
+    Kind.ACCUMULATING,
+    "the gradients of {parameters} of the {trained} trained parameters, among them {names}, were "
+    "not cleared in {updates} updates, so each update also uses the gradients of earlier batches",
+    "Call optimizer.zero_grad() once per update, for each optimizer",
+)
 EVAL_NORM = Message(
     Kind.EVAL_NORM,
     "it normalizes with its running statistics and does not change them, because it was in "
@@ -446,6 +483,10 @@ FINDER_WITHOUT_CALLBACK = (
 )
 SAMPLE_CALLED_NO_LAYER = (
     "the {n} forwards called no layer of {sites}: are these layers used in evaluation?"
+)
+EQUAL_SAMPLES = (
+    "all {n} samples are equal, although {selectors} should drop: does the forward of the module "
+    "read this rate and its training flag?"
 )
 EMPTY_MAP = (
     "no position at layer {layer} raises the target's score in image {images}: the weighted sum is "

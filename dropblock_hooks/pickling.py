@@ -1,5 +1,8 @@
 """Pickles functions in the fields of regularizers and schedules.
 
+`Regularizer` and `Schedule` call `state_of` when they are pickled or copied, and `set_state` when
+they are loaded.
+
 pickle finds a function by its name. A lambda, or a function inside another function, has no name
 that can be imported. Without this module, pickle would fail with an error that does not say where
 the function is.

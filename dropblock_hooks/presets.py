@@ -8,7 +8,7 @@ from torch import nn
 
 from . import schedules
 from .planning.recording import record_forward
-from .quoting import listed, quote, shown
+from .quoting import listed, quote, shown, with_article
 from .regularizers.base import RateLike, Regularizer
 from .regularizers.dropout import DropBlock2d, Dropout, DropPath, StochasticDepth
 from .regularizers.neftune import NEFTune, is_embedding
@@ -251,8 +251,8 @@ def _input_embedding(model: nn.Module) -> str:
         if names_of_embedding and is_embedding(embedding):
             return names_of_embedding[0]
         raise ValueError(
-            f"the input embedding of {kind} is a {type(embedding).__name__}, no embedding of "
-            f"tokens: name an nn.Embedding in {quote(name or '.')}"
+            f"the input embedding of {kind} is {with_article(type(embedding).__name__)}, no "
+            f"embedding of tokens: name an nn.Embedding in {quote(name or '.')}"
         )
 
     names = [name for name, target in modules.items() if is_embedding(target.module)]

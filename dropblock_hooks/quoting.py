@@ -6,6 +6,8 @@ from typing import Any
 
 from .registry import text
 
+_VOWELS = (*"AEIOaeio", "Unf", "Up", "unf", "up")  # a U is often spoken as in "a UNet"
+
 
 def shorten(line: str, limit: int = 200) -> str:
     """Leave out the middle of a line that is longer than `limit`: ``layer…conv2``."""
@@ -63,6 +65,14 @@ def listed(names: Iterable[str], most: int) -> str:
     if others <= 0:
         return first
     return f"{first} and {others} more"
+
+
+def with_article(name: str) -> str:
+    """Return the name of a class with the article of its sound: ``a Linear``, ``an LSTM``."""
+    begins_with_vowel = name.startswith(_VOWELS)
+    is_spelled = name[:2].isupper() and name[0] in "FHLMNRSX"  # the name of the letter is spoken
+    article = "an" if begins_with_vowel or is_spelled else "a"
+    return f"{article} {name}"
 
 
 def kind_of(value: Any) -> str:

@@ -1,9 +1,12 @@
-"""The classes that a spec file can name, and their reprs."""
+"""The classes that a spec file can name, and their reprs.
+
+`register` adds a class, and ``specs.convert`` finds it by the name in a file.
+"""
 
 import inspect
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import FrozenInstanceError, dataclass, field, fields
 from typing import Any, TypeVar, dataclass_transform
 
 _T = TypeVar("_T")
@@ -44,6 +47,7 @@ def register(cls: type | None = None, /, *, name: str | None = None) -> Any:
     if parameters is None:
         make_frozen = dataclass(frozen=True, repr=False)
         cls = make_frozen(cls)
+        _explain_assignment(cls)
     elif not parameters.frozen:
         raise TypeError(f"{cls.__name__} must be a frozen dataclass: @dataclass(frozen=True)")
 
@@ -55,6 +59,24 @@ def register(cls: type | None = None, /, *, name: str | None = None) -> Any:
     _CLASSES[name] = cls
     _NAMES[cls] = name
     return cls
+
+
+def _explain_assignment(cls: Any) -> None:
+    """Let the error about an assignment to a field of a frozen class say what to write."""
+    assign = cls.__setattr__
+
+    def explained(self: Any, name: str, value: Any) -> None:
+        try:
+            assign(self, name, value)
+        except FrozenInstanceError:
+            raise FrozenInstanceError(
+                f"cannot assign to field {name!r} of {type(self).__name__}, whose objects do not "
+                f"change. To change a rate in a training, write attached.set(..., {name}=...). In "
+                f"a class of your own, write the field `{name}: Probability = 0.1` in place of "
+                "__init__"
+            ) from None
+
+    cls.__setattr__ = explained
 
 
 def _path_of(cls: type) -> str:
@@ -74,43 +96,6 @@ def check_fields(cls: type) -> None:
     if names:
         fields_ = ", ".join(sorted(names))
         raise TypeError(f"{cls.__name__} has fields ({fields_}): put @register above it")
-
-
-def check_arguments(
-    cls: type, args: Sequence[Any], kwargs: Mapping[str, Any], annotation: str
-) -> None:
-    """Raise TypeError for an argument that is an attribute of a class, but no field of it.
-
-    Args:
-        cls: the class that is called.
-        args: the positional arguments.
-        kwargs: the keyword arguments.
-        annotation: the annotation that most fields of such classes have.
-    """
-    known: Mapping[str, Any] = getattr(cls, "__dataclass_fields__", {})  # with class variables
-    names = list(kwargs)
-    positional = [name for name, field_ in known.items() if field_.kw_only is False]
-    if len(args) > len(positional):
-        names += _new_attributes(cls)
-
-    for name in names:
-        value = getattr(cls, name, None)
-        if _is_number(value) and name not in known:
-            raise TypeError(
-                f"{cls.__name__} has no argument {name!r}, because {name} = {value} has no "
-                f"annotation in the class: write `{name}: {annotation} = {value}`, and @register "
-                "above the class"
-            )
-
-
-def _new_attributes(cls: type) -> list[str]:
-    """Return the names of the attributes that the bases of a class do not have."""
-    names = []
-    for name in vars(cls):
-        is_inherited = any(hasattr(base, name) for base in cls.__bases__)
-        if not is_inherited:
-            names.append(name)
-    return names
 
 
 def store(frozen: object, /, **values: Any) -> None:
@@ -189,17 +174,16 @@ def stated_fields(obj: Any) -> dict[str, Any]:
     for argument in arguments:
         value = getattr(obj, argument.name)
         differs = value != argument.default
-        is_stated_number = states_numbers and _is_nonzero_number(value)
-        if differs or is_stated_number:
+        if differs or (states_numbers and _is_nonzero_number(value)):
             stated[argument.name] = value
     return stated
 
 
 def _is_nonzero_number(value: Any) -> bool:
     """Return whether a value is a number other than 0, and no boolean."""
-    return _is_number(value) and value != 0
+    return is_number(value) and value != 0
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
     """Return whether a value is a number, and no boolean."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -2,6 +2,9 @@
 
 A schedule holds no state: the Attachment holds the time, usually in epochs. Any function of the
 time is a schedule, too, but can't be written to a file.
+
+``attach`` fits the schedules to the layers and to the length of the training. `Attachment.step`
+evaluates them.
 """
 
 from __future__ import annotations
@@ -11,10 +14,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, Self, TypeAlias
 
-from .checks import NON_NEGATIVE, PROBABILITY, as_count, as_number
+from .checks import NON_NEGATIVE, PROBABILITY, as_count, as_number, check_arguments
 from .pickling import set_state, state_of
 from .quoting import described, quote
-from .registry import brief, check_arguments, check_fields, register, store
+from .registry import brief, check_fields, register, store
 
 Span: TypeAlias = tuple[float, float]
 """The smallest and the largest value."""
@@ -23,7 +26,8 @@ UNKNOWN: Span = (-math.inf, math.inf)
 
 UNSAID = (
     "the schedule has no length: pass epochs= to it, or the length of the whole training "
-    "(epochs=90 of attach, plan or a callback; --epochs 90 of the command)"
+    "(epochs=90 of attach, plan or a callback; --epochs 90 of the command). If a trainer knows "
+    "only the number of its steps, pass unit='step' to the callback"
 )
 
 
@@ -44,7 +48,10 @@ class Schedule:
     """
 
     length: ClassVar[float | None] = 0.0
-    """The epoch after which the value stays the same; 0 if unknown, None if not yet given."""
+    """The number of epochs that a training needs to reach the end of the schedule.
+
+    It is 0 if the schedule has no end or none is known, and None until `at` gives it.
+    """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         check_fields(cls)
@@ -65,7 +72,7 @@ class Schedule:
         return UNKNOWN
 
     def span_here(self) -> Span:
-        """Return the span at the site of `at`; before `at`, the span over all sites."""
+        """Return the smallest and the largest value at the site of `at`."""
         return self.span()
 
     def moves(self) -> bool:
@@ -88,7 +95,7 @@ class Schedule:
         return self
 
     def without_epochs(self, epochs: int | None) -> Schedule:
-        """Return the schedule before `at`, if its length comes from a training of `epochs`.
+        """Return the schedule with epochs=None if its length equals the one that `at` would give.
 
         So the schedules of a training and of a longer training can be compared.
         """
@@ -131,8 +138,11 @@ def scaled(rate: Any, factor: float) -> Any:
     return number * factor
 
 
-def placed(rates: Mapping[str, Any], epochs: int | None, i: int, n: int) -> dict[str, Any]:
-    """Fit the rates of site `i` of `n` sites.
+def rates_at_depth(rates: Mapping[str, Any], epochs: int | None, i: int, n: int) -> dict[str, Any]:
+    """Return the rates of site `i` of `n` sites, in the order of the model.
+
+    A `ByDepth` becomes the rate at this depth. A schedule without epochs gets those of the
+    training.
 
     Raises:
         ValueError: if a schedule needs the length of the training, but there are no `epochs`.
@@ -240,7 +250,8 @@ class LinearSchedule(Schedule):
     """Moves on a line from `start` in the first to `stop` in the last of `epochs` epochs.
 
     ``start + (stop - start) * clip((t - delay) / (epochs - 1), 0, 1)``; with ``epochs=1`` the value
-    is `stop`. Ghiasi et al., 2018, schedule DropBlock like this (https://arxiv.org/abs/1810.12890).
+    is `stop` from `delay` on. Ghiasi et al., 2018, schedule DropBlock like this
+    (https://arxiv.org/abs/1810.12890).
 
     Example:
         >>> [LinearSchedule(0.0, 0.2, epochs=5)(t) for t in (0, 2, 4, 9)]
@@ -254,8 +265,8 @@ class LinearSchedule(Schedule):
         delay: number of epochs before the ramp begins, at least 0.
 
     Raises:
-        TypeError: if a number has a wrong type.
-        ValueError: if a number is outside its range; in a training, if `delay` leaves no epochs.
+        TypeError: if a number other than `epochs` has a wrong type.
+        ValueError: if a value is not allowed; in a training, if `delay` leaves no epochs.
     """
 
     start: float
@@ -338,8 +349,8 @@ class CosineSchedule(LinearSchedule):
         delay: number of epochs before the ramp begins, at least 0.
 
     Raises:
-        TypeError: if a number has a wrong type.
-        ValueError: if a number is outside its range; in a training, if `delay` leaves no epochs.
+        TypeError: if a number other than `epochs` has a wrong type.
+        ValueError: if a value is not allowed; in a training, if `delay` leaves no epochs.
     """
 
     def _shape(self, share: float) -> float:
@@ -562,7 +573,9 @@ class ByDepth(Schedule):
         return min(low, high), max(low, high)
 
     def moves(self) -> bool:
-        return is_moving(self.start) or is_moving(self.stop)
+        start_moves = self.share < 1.0 and is_moving(self.start)
+        stop_moves = self.share > 0.0 and is_moving(self.stop)
+        return start_moves or stop_moves
 
     def scaled(self, factor: float) -> Schedule:
         start = scaled(self.start, factor)

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from html import escape
+from itertools import chain
 from textwrap import TextWrapper
 from typing import Any, Generic, Self, TypeVar
 
@@ -29,16 +30,41 @@ class Short:
 
 @dataclass(frozen=True)
 class Varying:
-    """A cell that may differ between rows that print as one line, such as a measured number."""
+    """A cell that may differ between rows that print as one line, such as a measured number.
+
+    A mean of shares prints with three decimals, and a mean of other numbers with three digits.
+    """
 
     value: Any
+    is_share: bool = False
+
+
+@dataclass(frozen=True)
+class Neighbors:
+    """The name of a line for several sites that follow each other in an entry of a spec."""
+
+    number: int
+    first: str
+    last: str
+
+    def __str__(self) -> str:
+        layer, slash, _ = self.first.rpartition("/")
+        first = layer if slash else self.first
+        return f"{self.number} sites {first} to {self.last}"
+
+    def removeprefix(self, prefix: str) -> "Neighbors":
+        """Return the same name, without a prefix of both layers."""
+        first = self.first.removeprefix(prefix)
+        last = self.last.removeprefix(prefix)
+        return Neighbors(self.number, first, last)
 
 
 @dataclass(frozen=True)
 class Section(Generic[Row]):
     """Rows under one heading; the first column has the names, and `note` is a line above.
 
-    Equal rows of an `entry` of a spec print as one line, and a common prefix of all names once.
+    Equal rows of an `entry` of a spec print as one line if the line can name its rows. A common
+    prefix of all names is printed once.
     """
 
     rows: Sequence[Row]
@@ -200,11 +226,14 @@ def _cut(prefix: str, cells: list[list[Any]]) -> bool:
 
     A single name is printed as a whole.
     """
-    names = [line[0] for line in cells if isinstance(line[0], str)]
-    if len(prefix) <= _PREFIX or len(names) < 2:
+    names = [line[0] for line in cells if not isinstance(line[0], Varying)]
+    has_several = len(names) > 1 or any(isinstance(name, Neighbors) for name in names)
+    if len(prefix) <= _PREFIX or not has_several:
         return False
+
     for line in cells:
-        line[0] = shown(line[0]).removeprefix(prefix)
+        name = line[0]
+        line[0] = name if isinstance(name, Varying) else name.removeprefix(prefix)
     return True
 
 
@@ -264,7 +293,12 @@ class _Column:
 
 
 def _merged(entries: Sequence[str | None], cells: list[list[Any]]) -> list[list[Any]]:
-    """Put the largest group of equal lines of each entry together; the others keep their names."""
+    """Put equal lines of each entry together.
+
+    The largest group gets the name of the entry. Every other line names its sites, so that it is
+    clear which sites are in the largest group. Therefore the lines of a smaller group are put
+    together only if they follow each other in the entry.
+    """
     # for each entry, the numbers of its lines, grouped by the cells after the name
     groups: dict[str | None, dict[tuple[Hashable, ...], list[int]]] = {}
     for i, (entry, line) in enumerate(zip(entries, cells, strict=True)):
@@ -273,19 +307,29 @@ def _merged(entries: Sequence[str | None], cells: list[list[Any]]) -> list[list[
 
     lines = dict(enumerate(cells))
     for entry, groups_of_entry in groups.items():
-        group = max(groups_of_entry.values(), key=len)
-        if entry is None or len(group) == 1:
+        if entry is None:
             continue
+        of_entry = sorted(chain.from_iterable(groups_of_entry.values()))
+        largest = max(groups_of_entry.values(), key=len)
+        for group in groups_of_entry.values():
+            is_largest = group is largest
+            if len(group) == 1 or not (is_largest or _are_neighbors(group, of_entry)):
+                continue
 
-        count = sum(map(len, groups_of_entry.values()))
-        of_all = "" if len(group) == count else f" of {count}"
-        name = Varying(f"{len(group)}{of_all} sites {entry}")
-
-        equal_lines = [lines.pop(i) for i in group]
-        _, *columns = zip(*equal_lines, strict=True)
-        first = group[0]
-        lines[first] = [name, *map(_together, columns)]
+            equal_lines = [lines.pop(i) for i in group]
+            names, *columns = zip(*equal_lines, strict=True)
+            name: Any = Neighbors(len(group), first=names[0], last=names[-1])
+            if is_largest:
+                of_all = "" if len(group) == len(of_entry) else f" of {len(of_entry)}"
+                name = Varying(f"{len(group)}{of_all} sites {entry}")
+            lines[group[0]] = [name, *map(_together, columns)]
     return [lines[i] for i in sorted(lines)]
+
+
+def _are_neighbors(group: list[int], of_entry: list[int]) -> bool:
+    """Return whether the lines of a group follow each other among all lines of their entry."""
+    start = of_entry.index(group[0])
+    return of_entry[start : start + len(group)] == group
 
 
 def _compared(cell: Any) -> Hashable:
@@ -311,15 +355,13 @@ def _together(cells: Sequence[Any]) -> Any:
         return ranged((low, high))
 
     mean = sum(values) / len(values)
-    is_share = 0.01 <= high <= 1
-    digits = ".3f" if is_share else ".3g"
+    three_decimals = cells[0].is_share and high >= 0.01
+    digits = ".3f" if three_decimals else ".3g"
     text = format(mean, digits)
     lowest = format(low, digits)
     highest = format(high, digits)
     if lowest != highest:
         text += f", {lowest} to {highest}"
-    if is_share:
-        text = text.replace("0.", ".")  # .125 instead of 0.125
     return text
 
 

@@ -36,12 +36,28 @@ class HookWarning(UserWarning):
         self.findings = tuple(findings)
 
 
-def warn(message: str, findings: Sequence[Any] = ()) -> None:
-    """Warn at the innermost line of the user, outside of this package and of libraries."""
+def warn(message: str, findings: Sequence[Any] = (), *, each_call: bool = False) -> None:
+    """Warn at the innermost line of the user, outside of this package and of libraries.
+
+    Python shows a text once for each line. A loop of trainings runs the same line several times, so
+    callers of this function choose what is a repetition: almost all warn once for an attachment.
+
+    Args:
+        message: the text.
+        findings: the findings in the text.
+        each_call: True if the caller warns in each call, so that Python leaves out repetitions.
+    """
     frame: FrameType | None = sys._getframe()
-    level = 1
     while frame is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
         frame = frame.f_back
-        level += 1
 
-    warnings.warn(HookWarning(message, findings), stacklevel=level)
+    module: dict[str, Any] = sys.__dict__ if frame is None else frame.f_globals
+    warnings.warn_explicit(
+        HookWarning(message, findings),
+        category=HookWarning,
+        filename="sys" if frame is None else frame.f_code.co_filename,
+        lineno=1 if frame is None else frame.f_lineno,
+        module=module.get("__name__", "<string>"),
+        # where Python notes the texts that it has shown; without it, all are shown
+        registry=module.setdefault("__warningregistry__", {}) if each_call else None,
+    )

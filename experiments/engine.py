@@ -16,6 +16,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
@@ -142,13 +143,15 @@ class _Crew:
         self.useless = 0  # workers that died since a run was begun
 
     def check(self) -> None:
-        """Stop the study if no run can be written, or if workers die again and again.
+        """Let go of workers that have ended. Stop the study if they can't write or die repeatedly.
 
         Raises:
-            LaunchError: in these two cases.
+            LaunchError: if no run can be written, or if workers die again and again.
         """
-        died = [process for process in self.processes if process.exitcode not in (None, 0)]
-        if any(process.exitcode == UNWRITABLE for process in died):
+        looks = [(process, process.exitcode) for process in self.processes]  # it may end meanwhile
+        self.processes = [process for process, status in looks if status is None]
+        died = [status for _, status in looks if status not in (None, 0)]
+        if UNWRITABLE in died:
             pool = self.folders[0].path.parent
             raise LaunchError(f"no run can be written to {pool}: see above")
         if not died:
@@ -164,7 +167,6 @@ class _Crew:
 
     def fill(self) -> None:
         """Start workers in place of those that have ended."""
-        self.processes = [process for process in self.processes if process.exitcode is None]
         while len(self.processes) < self.jobs:
             slot = len(self.processes)
             arguments = (self.folders, slot, self.workers, self.tests)
@@ -190,8 +192,9 @@ def _worker(folders: Sequence[RunFolder], slot: int, workers: int, tests: bool) 
     try:
         work(folders, workers, tests, leave=lambda: os.getppid() != launcher.pid)
     except OSError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(UNWRITABLE)
+        with suppress(OSError):  # the log may be on the same full disk
+            print(f"error: {error}", file=sys.stderr, flush=True)
+        os._exit(UNWRITABLE)  # at a normal exit, a failed flush of the log changes the status
 
 
 def _see_one_gpu(slot: int) -> None:

@@ -1,4 +1,4 @@
-"""The generated parts of the page of findings, and of the README of the project.
+"""The generated parts of the page of findings, of the README, and of pages in `docs`.
 
 python -m experiments.page      # writes them anew from experiments/results
 """
@@ -24,11 +24,12 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "experiments/results"
 NETWORKS = {"main-resnet": "ResNet", "main-inception": "InceptionNeXt"}
 SIGNS = {"better": "▲", "worse": "▼", "same": "=", "open": "?"}
-OF_README = ("results", "simpler")
-PAGES = {
-    ROOT / "experiments/README.md": None,  # all other parts
-    ROOT / "README.md": OF_README,
+OF_OTHERS = {
+    ROOT / "README.md": ("results", "with_simpler"),
+    ROOT / "docs/guide/choosing.md": ("with_none", "with_simpler", "seeds_small", "small_study"),
+    ROOT / "docs/guide/faq.md": ("epochs",),
 }
+"""The parts of other pages than the page of findings, which has the rest."""
 
 
 @cache
@@ -65,11 +66,16 @@ def blocks() -> dict[str, str]:
     against_simpler = both[
         both["primary"] & (both["b"] == "Dropout2d") & both["a"].str.endswith("DropBlock2d")
     ]
-    better = (against_simpler["word"] == "better").sum()
+    with_none = against_none[against_none["a"].str.endswith("DropBlock2d")]
+    _, frame_of_quick = _report("quick")
 
     return {
         "results": f"\n\n{_results(against_none)}\n\n",
-        "simpler": f"{better} of {len(against_simpler)}",
+        "with_none": _words(with_none),
+        "with_simpler": _words(against_simpler),
+        "seeds_small": f"{frame_of_quick['seed'].nunique()} seeds",
+        "small_study": f"\n\n{_differences('quick')}\n\n",
+        "epochs": " and ".join(f"{_slower(name)} ({title})" for name, title in NETWORKS.items()),
         "verdict": "; ".join(verdicts),
         "nothing": _for_each(lambda name: _pair(name, "DropBlock2d", "none")),
         "against": _for_each(lambda name: _pair(name, "DropBlock2d", "Dropout2d")),
@@ -124,6 +130,23 @@ def _pair(name: str, a: str, b: str) -> str:
     return ", ".join(texts)
 
 
+def _differences(name: str) -> str:
+    """Return a table of all primary differences, with their intervals and verdicts."""
+    lines = ["| comparison | difference | 95 % interval | result |", "| --- | ---: | ---: | --- |"]
+    for _, row in _compared(name).query("primary").iterrows():
+        pair = f"{row['a']} − {row['b']}"
+        interval = f"[{row['low']:+.2f}, {row['high']:+.2f}]"
+        lines.append(f"| {pair} | {row['difference']:+.2f} | {interval} | {row['word']} |")
+    return "\n".join(lines)
+
+
+def _slower(name: str) -> str:
+    """Return how many times longer an epoch takes with DropBlock2d than without."""
+    _, frame = _report(name)
+    seconds = frame[frame["status"] == "finished"].groupby("condition")["seconds"].median()
+    return f"{seconds['DropBlock2d'] / seconds['none']:.2f}"
+
+
 def _baseline(name: str) -> str:
     """Return the accuracy without a regularizer on the primary tests."""
     _, frame = _report(name)
@@ -164,10 +187,11 @@ def _certainty(name: str) -> str:
 def pages() -> dict[Path, str]:
     """Return the text of each page with new generated parts."""
     texts = blocks()
+    elsewhere = {name for names in OF_OTHERS.values() for name in names}
+    of_findings = tuple(name for name in texts if name not in elsewhere)
+    names_by_page = {ROOT / "experiments/README.md": of_findings, **OF_OTHERS}
     made = {}
-    for path, names in PAGES.items():
-        if names is None:
-            names = tuple(name for name in texts if name not in OF_README)
+    for path, names in names_by_page.items():
         of_page = {name: texts[name] for name in names}
         made[path] = insert(path.read_text(encoding="utf-8"), of_page)
     return made

@@ -36,6 +36,10 @@ def read_options(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--backend", default="inductor", help="of torch.compile, with --model (inductor)")
     add("--rounds", type=int, default=15, help="paired timings (15)")
     add("--threads", type=int, default=2, help="of torch on the CPU (2)")
+    add(
+        "--clock", choices=["wall", "cpu"], default="wall",
+        help="cpu: the time of the processor, for a machine that others use, too (wall)",
+    )  # fmt: skip
     add("--device", choices=["cpu", "cuda"], help="(cuda for the sets of GPUs, else cpu)")
     add("--out", type=Path, default=Path("runs/overhead"), help="folder of the results")
     return parser.parse_args(arguments)
@@ -58,8 +62,10 @@ def main(arguments: list[str] | None = None) -> int:
     from experiments.overhead.variants import set_up
 
     device = device_of(options)
-    set_up(device, options.threads)
+    clock = time.process_time if options.clock == "cpu" else time.perf_counter
+    set_up(device, options.threads, clock)
     machine = machine_of(device)
+    machine["clock"] = options.clock
     for name, value in machine.items():
         print(f"{name}: {value}")
     options.out.mkdir(parents=True, exist_ok=True)
@@ -98,6 +104,8 @@ def device_of(options: argparse.Namespace) -> Any:
     name = options.device or default
     if needs_gpu and name != "cuda":
         raise ValueError(f"--set {options.set} measures a GPU: leave out --device {name}")
+    if name == "cuda" and options.clock == "cpu":
+        raise ValueError("--clock cpu does not see the time of a GPU: leave it out")
     if name == "cuda" and not torch.cuda.is_available():
         raise ValueError(
             "there is no CUDA device that torch can use: run this on a machine with a GPU and a "

@@ -71,6 +71,10 @@ def use_kernels(monkeypatch):
     triton = pytest.importorskip("triton", reason="Triton comes with torch on Linux only")
     if INTERPRETED and tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7):
         pytest.skip("the interpreter of Triton before 3.7 does not run with NumPy 1.25 and newer")
+    if INTERPRETED:
+        from tests.interpreter import leave_out_repetitions
+
+        leave_out_repetitions(monkeypatch)
     monkeypatch.setattr(launch, "DEVICES", {KERNEL_DEVICE})
     monkeypatch.setattr(operators, "SEEDED", set())
     launch.is_available.cache_clear()

@@ -1,5 +1,9 @@
-"""Each name in backticks on the page about the architecture exists, and its code runs."""
+"""Each name on the page about the architecture, and in the docstring of a module, exists.
 
+The code of the page runs.
+"""
+
+import ast
 import importlib
 import inspect
 import pkgutil
@@ -23,6 +27,12 @@ NEEDS_A_LIBRARY = (
     "integrations.transformers",
     "integrations.ultralytics",
 )
+PATH = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*(?:\(\))?")
+SPAN = re.compile(r"`+([^`\n]+)`+")
+STRING = re.compile(r"\"(\w+)\"")
+DOTTED = re.compile(r"(?<![\w./])[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")
+OTHERS = {"Name", "feature_info", "figure", "plot", "tensor", "timm", "torch", "train"}
+"""What names of other libraries, of files and of placeholders begin with."""
 
 
 def package_names():
@@ -88,3 +98,136 @@ def test_the_code_runs():
     names = {"nn": importlib.import_module("torch.nn"), **vars(dropblock_hooks)}
     exec(code, names)
     names["attached"].remove()
+
+
+def defined_in(body):
+    """The names that the statements of a module or a class define or import."""
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.ImportFrom):
+            yield from (alias.asname or alias.name for alias in node.names)
+        elif isinstance(node, ast.If | ast.Try):
+            yield from defined_in([*node.body, *node.orelse])
+        elif isinstance(node, ast.Assign):
+            for target in node.targets:
+                yield from names_of_target(target)
+        elif isinstance(node, ast.AnnAssign):
+            yield from names_of_target(node.target)
+
+
+def names_of_target(target):
+    """The names in a target of an assignment, which may be a tuple."""
+    parts = ast.walk(target)
+    return [part.id for part in parts if isinstance(part, ast.Name)]
+
+
+def parameters_in(body):
+    """The names of the parameters of functions and methods."""
+    for node in body:
+        if isinstance(node, ast.FunctionDef):
+            parameters = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+            yield from (parameter.arg for parameter in parameters)
+        elif isinstance(node, ast.ClassDef):
+            yield from parameters_in(node.body)
+
+
+def members_of(cls, classes):
+    """The members of a class: its own, those that its methods assign, and those of its bases."""
+    yield from defined_in(cls.body)
+    for node in ast.walk(cls):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.attr
+    for base in cls.bases:
+        if isinstance(base, ast.Name) and base.id in classes:
+            yield from members_of(classes[base.id], classes)
+
+
+def full_names(trees):
+    """The names of all modules, of what they define, and of the members of classes."""
+    classes = {}
+    for tree in trees.values():
+        found = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+        classes.update({cls.name: cls for cls in found})
+
+    for path, tree in trees.items():
+        yield path
+        for name in defined_in(tree.body):
+            yield f"{path}.{name}"
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef):
+                for member in members_of(node, classes):
+                    yield f"{path}.{node.name}.{member}"
+
+
+def known_names(trees):
+    """All names of the package, each in all forms that a text may use.
+
+    For example `sites.board.Board.write`, `board.Board.write`, `Board.write` and `write`.
+    """
+    known = set()
+    for tree in trees.values():
+        known.update(parameters_in(tree.body))
+
+    for name in full_names(trees):
+        parts = name.split(".")
+        known.update(".".join(parts[i:]) for i in range(len(parts)))
+    return known
+
+
+def unknown_in(text, known):
+    """The names in a docstring that look like names of the package, and are unknown.
+
+    Names stand in backticks, or they are dotted and begin with a module or class of the package.
+    """
+    spans = [span for span in SPAN.findall(text) if PATH.fullmatch(span)]
+    names = [span for span in spans if span.partition(".")[0] not in OTHERS]
+    for name in DOTTED.findall(SPAN.sub("", text)):
+        owner = name.partition(".")[0] + "."
+        if any(other.startswith(owner) for other in known):
+            names.append(name)
+    return [name for name in names if name.removesuffix("()") not in known]
+
+
+@pytest.fixture(scope="module")
+def trees():
+    """The parsed modules by path. `sites` is the path of the ``__init__`` of this folder."""
+    parsed = {}
+    for file in sorted(PACKAGE.rglob("*.py")):
+        path = ".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts)
+        parsed[path.removesuffix(".__init__")] = ast.parse(file.read_text(encoding="utf-8"))
+    return parsed
+
+
+@pytest.fixture(scope="module")
+def known(trees):
+    """The names that a docstring may use: also words in strings, such as values of options."""
+    sources = [file.read_text(encoding="utf-8") for file in PACKAGE.rglob("*.py")]
+    words = {word for source in sources for word in STRING.findall(source)}
+    return known_names(trees) | words
+
+
+def test_the_names_in_the_docstrings_of_modules_exist(trees, known):
+    unknown = {}
+    for path, tree in trees.items():
+        names = unknown_in(ast.get_docstring(tree) or "", known)
+        if names:
+            unknown[path] = names
+    assert unknown == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("`sites.bord` calls `attachment.place`.", ["sites.bord"]),
+        ("`Board.writes` is one copy, as is `Board.write`.", ["Board.writes"]),
+        ("``attach`` calls `no_such_function` with `p`.", ["no_such_function"]),
+        ("See sites.compiled.red and sites.compiled.", ["sites.compiled.red"]),
+        ("``attachment.place.NOOKS`` of ``torch.library``", ["attachment.place.NOOKS"]),
+        ("`LiveSite.acts` calls `kernels.moments.measure` in `Watchdog.bind()`.", []),
+        ("The gradients, e.g. x.grad, and a param.ndim of torch.Tensor", []),
+        ("`Watchdog.binds()` and ``python -m dropblock_hooks``", ["Watchdog.binds()"]),
+    ],
+)
+def test_a_wrong_name_in_a_docstring_is_found(text, expected, known):
+    assert unknown_in(text, known) == expected

@@ -19,7 +19,9 @@ from dropblock_hooks import (
     DropPath,
     GradNoise,
     HookWarning,
+    LinearSchedule,
     ScaleGrad,
+    Schedule,
     Select,
     SiteError,
     Spec,
@@ -31,6 +33,7 @@ from dropblock_hooks import (
     attachments,
     detach_all,
     plan,
+    register,
 )
 
 
@@ -151,6 +154,10 @@ def refused(net, hook_count, spec, *parts, error=SpecError, **options):
         ({}, ["empty"]),
         (3, ["mapping", "3"]),
         ("no_such_file.yaml", ["no_such_file.yaml", "No such file"]),
+        ("layer1.0", ["'layer1.0' selects layers of this model", "{'layer1.0': Dropout(p=0.1)}"]),
+        ("type:Conv2d", ["is no file: write {'type:Conv2d': "]),
+        ("param:fc.*", ["selects layers of this model and is no file"]),
+        ("re:(", ["No such file"]),
         ({"layer1.0": Dropout}, ["expected a regularizer object", "got Dropout (type)"]),
         ({"layer1.0": nn.BatchNorm2d(8)}, ["parameters"]),
         ({"layer1.0": []}, ["None"]),
@@ -178,7 +185,7 @@ def test_options_about_tensors_are_refused_for_parameters(net, hook_count, regul
 
 def test_all_options_that_mean_nothing_are_named(net, hook_count):
     regularizer = CentralizeGrad(at="input", layout="NHWC", index=1)
-    reason = "at= and index= and layout= mean nothing for a parameter"
+    reason = "at= and index= and layout= mean nothing for a parameter: leave them out"
     refused(net, hook_count, {"param:fc.weight": regularizer}, reason)
     with attach(net, {"param:fc.weight": CentralizeGrad(active="always")}) as attached:
         assert attached[0].at == "parameter"
@@ -203,13 +210,44 @@ def test_all_problems_at_once(net, hook_count):
 
 def test_live_attachment_of_the_same_class(net, hook_count):
     attached = attach(net, {"layer1.*": Dropout2d(0.1)})
-    refused(net, hook_count, {"layer1.0": Dropout2d(0.2)}, "layer1.0:", "live", "compose=True")
+    refused(
+        net, hook_count, {"layer1.0": Dropout2d(0.2)}, "layer1.0:", "earlier attach", "compose=True"
+    )
     attach(net, {"layer1.0": DropPath(0.1)})
     again = attach(net, {Select("layer1.0", compose=True): Dropout2d(0.2)})
     assert len(attachments(net)) == 3
     attached.remove()
     again.remove()
     attach(net, {"layer1.0": Dropout2d(0.2)})
+
+
+def test_the_later_entry_allows_a_second_regularizer(net, hook_count):
+    first = (Select("layer1.0", compose=True), Dropout2d(0.1))
+    second = ("layer1.0", Dropout2d(0.2))
+    refused(net, hook_count, [first, second], "allow it", "compose=True) in the later entry")
+    attached = attach(net, [second, first])
+    assert [site.rate for site in attached] == [0.2, 0.1]
+    refused(net, hook_count, [second], "an earlier attach", "compose=True) in this entry")
+
+
+@register
+class NoLength(Schedule):
+    """Has no length, and says so by an error."""
+
+    @property
+    def length(self):
+        raise RuntimeError("no length here")
+
+    def __call__(self, t):
+        return 0.1
+
+    def span(self):
+        return 0.1, 0.1
+
+
+def test_a_schedule_that_fails_is_one_of_the_problems(net, hook_count):
+    spec = {"layr1.*": Dropout(), "layer1.0": Dropout2d(NoLength())}
+    refused(net, hook_count, spec, "layr1.*", "no length here", "2 problems", epochs=3)
 
 
 CELL = """
@@ -222,7 +260,9 @@ def test_a_cell_that_is_run_twice_names_the_line_that_cures(net, hook_count):
     names = {"model": net}
     exec(CELL, names)
     hooks = hook_count(net)
-    with pytest.raises(SpecError, match="a live Attachment.* on layer1.0") as caught:
+    with pytest.raises(
+        SpecError, match="an earlier attach has put Dropout2d on layer1.0"
+    ) as caught:
         exec(CELL, names)
     assert hook_count(net) == hooks
     (line,) = re.findall("`(.*?)`", str(caught.value))
@@ -371,3 +411,66 @@ def test_what_is_no_model_is_told(net, put, given):
     kind = type(given).__name__
     with pytest.raises(TypeError, match=rf"model must be a torch.nn.Module, got .* \({kind}\)"):
         put(given, net)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda m: attach(m, {"fc": Dropout()}, epoch=3),
+            r"attach .*'epoch'. Did you mean epochs\?",
+        ),
+        (lambda m: attach(m, {"fc": Dropout()}, scaler=3), r"Did you mean grad_scaler\?"),
+        (
+            lambda m: attach(m, "fc", Dropout()),
+            r"write attach\(model, {.conv2.: DropBlock2d\(p=0.1",
+        ),
+        (
+            lambda m: plan(m, {"fc": Dropout()}, epoch=3),
+            r"plan has no argument 'epoch'. .*epochs\?",
+        ),
+        (lambda m: plan(m, "fc", Dropout(), 3), r"write plan\(model, {"),
+    ],
+)
+def test_a_wrong_call_is_answered_with_what_to_write(net, call, message):
+    with pytest.raises(TypeError, match=message):
+        call(net)
+    assert not attachments(net)
+
+
+@pytest.mark.parametrize(
+    ("spec", "hint"),
+    [
+        (Dropout(0.1), 'a spec is a mapping, such as {"conv2": DropBlock2d(p=0.1)}'),
+        ("fc", "'fc' selects layers of this model and is no file: write {'fc': Dropout(p=0.1)}"),
+        (
+            {"fc": {"type": "Dropout", "p": 0.1}},
+            "class comes first: write {'Dropout': {'p'",
+        ),
+        ({"fc": [{"name": "Dropout"}]}, "fc → 0: the name of the class comes first"),
+        (
+            {"param:layer1.*": ClipGradNorm(1.0)},
+            "matches nothing: write 'param:layer1.**'",
+        ),
+        ({"param:layer1": ClipGradNorm(1.0)}, "matches nothing: write 'param:layer1.**'"),
+        ({"param:*": ClipGradNorm(1.0)}, "write 'param:**', because ** takes"),
+        ({}, 'it is empty: a spec is a mapping, such as {"conv2": DropBlock2d(p=0.1)}'),
+        ({"fc": 0.1}, "got 0.1 (float): write the class of the rate, such as Dropout(p=0.1)"),
+        (
+            {"fc": LinearSchedule(0, 0.1, epochs=2)},
+            "such as Dropout(p=LinearSchedule(start=0.0, stop=0.1, epochs=2))",
+        ),
+        ({"fc": {"p": 0.1}}, "the name of the class is missing: write Dropout(p=0.1)"),
+        (["fc", Dropout(0.1)], "write {'fc': Dropout(p=0.1)}"),
+        ([{"fc": Dropout(0.1)}], "write {'fc': Dropout(p=0.1)} without the list around it"),
+        (
+            {("layer1", "fc"): Dropout(0.1)},
+            "write Select(names=('layer1', 'fc')), or a pattern such as 'layer[34]'",
+        ),
+    ],
+)
+def test_a_mistake_is_answered_with_what_to_write(net, spec, hint):
+    with pytest.raises(SpecError) as caught:
+        attach(net, spec)
+    assert hint in str(caught.value)
+    assert len(caught.value.problems) == 1

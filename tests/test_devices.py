@@ -40,7 +40,7 @@ from dropblock_hooks import (
     ZLoss,
     attach,
 )
-from dropblock_hooks.sites.counter import CELLS, Counter, with_norms
+from dropblock_hooks.sites.counter import HISTOGRAM_LENGTH, Counter, with_norms
 
 pytestmark = pytest.mark.filterwarnings("ignore:Synchronization debug mode")  # of torch, once
 
@@ -165,11 +165,12 @@ def test_what_waits_is_noticed(device, name):
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_window_of_norms_waits_for_nothing(device):
     counter = Counter()
-    counter.cells = torch.zeros(CELLS, device=device)  # a counter keeps no norms of a meta device
+    # a counter keeps no norms of a meta device
+    counter.histogram = torch.zeros(HISTOGRAM_LENGTH, device=device)
     with no_reading(device):
         for begin in (counter.close_window, counter.forget_elements):
             begin()
-            counter.cells = with_norms(counter.cells, torch.ones(3, device=device))
+            counter.histogram = with_norms(counter.histogram, torch.ones(3, device=device))
             counter.window()
 
 

@@ -12,6 +12,7 @@ from dropblock_hooks import (
     Finding,
     HookWarning,
     Kind,
+    Retune,
     Severity,
     SiteError,
     SpecError,
@@ -55,6 +56,25 @@ def test_copies_and_pickles(error, replaced):
         assert str(again) == str(original)
         assert getattr(again, "problems", ()) == getattr(error, "problems", ())
         assert getattr(again, "findings", ()) == getattr(error, "findings", ())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "a Linear",
+        "a ReLU",
+        "a UNet",
+        "an Identity",
+        "an AdaptiveAvgPool2d",
+        "an LSTM",
+        "an Upsample",
+    ],
+)
+def test_a_class_has_the_article_of_its_sound(words):
+    _, name = words.split()
+    layer = type(name, (nn.Module,), {"forward": lambda self, x: x})()
+    with pytest.raises(SpecError, match=f": {words} has no p or drop_prob"):
+        attach(nn.Sequential(layer), {"0": Retune(0.1)})
 
 
 def test_one_text_is_one_problem():

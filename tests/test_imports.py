@@ -38,6 +38,7 @@ INTERNAL = [
     "tests/functional/trace_kernels.py",
     "tests/functional/test_launches.py",
     "tests/functional/test_operators.py",
+    "tests/functional/test_outlier_kernels.py",
     "tests/sites/test_memories.py",
     "tests/sites/test_together.py",
     "tests/sites/test_traced_functions.py",

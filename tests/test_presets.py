@@ -40,7 +40,7 @@ def test_drop_block_in_resnets(library, depth, norms, shortcuts):
     attached.step(4)
     for site in attached:
         assert site.rate == pytest.approx(0.05 if site.name.startswith("layer3") else 0.2)
-    model(images()).sum().backward()
+    model(images(edge=128)).sum().backward()  # on smaller maps, a block of 3 is clipped
     assert attached.verify() == []
     assert Spec.from_yaml(spec.to_yaml()) == spec
 
@@ -57,7 +57,8 @@ def test_a_resnet_compiles_with_the_compiler_of_the_system(monkeypatch, tmp_path
     compiled(torch.randn(8, 3, 128, 128)).sum().backward()
     assert {(site.calls, site.active_calls) for site in attached} == {(1, 1)}
     assert all(p.grad.isfinite().all() for p in model.parameters())
-    assert attached.verify() == []
+    (finding,) = attached.verify()
+    assert finding.kind == "clipped"  # blocks of 7x7 on maps of 4x4
 
 
 def test_drop_block_needs_a_resnet(net):

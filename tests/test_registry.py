@@ -180,7 +180,43 @@ def test_an_argument_without_an_annotation_is_explained(own_registry):
         Flat(start=0.5)
     with pytest.raises(TypeError, match=r"write `start: float = 0.3`"):
         Flat(0.5)
-    with pytest.raises(TypeError, match="unexpected keyword argument 'q'"):
+    with pytest.raises(TypeError, match="Bare has no argument 'q'"):
         Bare(q=0.2)
-    with pytest.raises(TypeError, match="unexpected keyword argument 'spatial'"):
+    with pytest.raises(TypeError, match="Bare has no argument 'spatial'"):
         Bare(spatial=1)
+
+
+@pytest.mark.parametrize(
+    ("make", "hint"),
+    [
+        (
+            lambda: r.DropBlock2d(drop_prob=0.1),
+            r"'drop_prob'. Did you mean p\? Arguments: p,",
+        ),
+        (lambda: r.DropBlock2d(rate=0.1), r"'rate'. Did you mean p\?"),
+        (lambda: r.DropBlock2d(keep_prob=0.9), "mean p.* the share that is dropped: 1 - keep_prob"),
+        (lambda: r.DropBlock2d(blok_size=3), r"mean block_size\?"),
+        (lambda: r.DropBlock2d(qqqq=3), "no argument 'qqqq'. Arguments: p, block_size"),
+        (lambda: r.ClipGradNorm(1.0, keep_prob=1), "'keep_prob'. Arguments: max_norm, norm_type"),
+        (lambda: r.Watchdog(evry=3), r"Watchdog has no argument 'evry'. Did you mean every\?"),
+        (lambda: r.LinearSchedule(0.0, end=0.1), r"LinearSchedule .*'end'. Did you mean stop\?"),
+        (lambda: Fade(q=0.1), "Fade has no argument 'q'. Arguments: p, bias, at"),
+    ],
+)
+def test_an_unknown_argument_is_answered_with_the_closest_one(make, hint):
+    with pytest.raises(TypeError, match=hint):
+        make()
+
+
+def test_a_spec_answers_with_the_name_of_this_package():
+    with pytest.raises(r.SpecError, match=r"no field 'drop_prob' \(closest: p\)"):
+        r.Spec({"a": {"Dropout": {"drop_prob": 0.1}}})
+
+
+def test_a_class_with_arguments_of_its_own_takes_them():
+    class Own(r.Regularizer):
+        def __init__(self, strength=1.0, **options):
+            r.registry.store(self, strength=strength, **options)
+
+    assert Own(strength=2.0, anything=3).strength == 2.0
+    assert r.Foreign(nn.Dropout, p=0.1, inplace=True).kwargs == (("p", 0.1), ("inplace", True))

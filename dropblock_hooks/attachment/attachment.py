@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -11,16 +12,17 @@ from torch import nn
 
 from ..checks import NON_NEGATIVE, as_number
 from ..diagnosis.alerts import alerts_now, new_alerts, tell_alerts
-from ..diagnosis.endings import find_forgotten, has_risen, not_stepped
+from ..diagnosis.at_end import find_at_end, find_in_last_epoch
+from ..diagnosis.endings import has_risen, not_stepped
 from ..diagnosis.now import find_before_step, find_faults
-from ..diagnosis.ranks import compare, tell_equal_seeds
+from ..diagnosis.ranks import findings_of_all_ranks, tell_equal_seeds
 from ..findings import Finding, merged, tell
 from ..observers.capture import Capture, Record
 from ..observers.watchdog import Clock
 from ..quoting import kind_of
 from ..selectors.select import Select
 from ..sites.history import History
-from ..sites.hooks import SiteHook, take_off
+from ..sites.hooks import SiteHook, remove_hooks
 from ..sites.processes import world_size
 from ..sites.public import Site
 from ..sites.run import Run
@@ -137,14 +139,15 @@ class Attachment:
         regularizers = with_rates(sites, rates, self._run)
 
         for site, regularizer in zip(sites, regularizers, strict=True):
+            site.take_skipped()  # of an observer, whose state begins anew
             site.set_regularizer(regularizer)
             site.counter.forget_elements()
-        self._put()
+        self._refresh()
 
-    def _put(self) -> None:
+    def _refresh(self) -> None:
         """Write the rates that modules hold, and hook parameters that were replaced."""
         for module, hook in self._installed:
-            hook.put(module)
+            hook.refresh(module)
         self._run.write()
 
     def _watch_forwards(self) -> None:
@@ -152,13 +155,13 @@ class Attachment:
         if self._run.installed and self._run.model_hook is not None:
             self._run.model_hook.put_on(self._base)
 
-    def _look(self, together: bool = False) -> None:
-        """Let each hook note facts about its layer for a report or for the next window.
+    def _read_layers(self, together: bool = False) -> None:
+        """Let each hook read facts about its layer, for a report or for the next window.
 
         If all processes do this `together`, sharded parameters can be gathered.
         """
         for module, hook in self._installed:
-            hook.look(module, together)
+            hook.read_layer(module, together)
 
     @property
     def epoch(self) -> float:
@@ -166,20 +169,21 @@ class Attachment:
         return self._run.epoch
 
     def step(self, t: float | None = None) -> None:
-        """Move every schedule to time `t`: ``step(epoch)`` begins an epoch, ``step()`` ends it.
+        """Move every schedule to time `t`. Call ``step(epoch)`` before the first batch of an epoch.
 
-        Call it after the backward. Realized rates begin anew when the whole part of `t` changes.
-        If it raises a TypeError or ValueError, nothing has moved.
+        Never call it between a forward and its backward. Realized rates begin anew when the whole
+        part of `t` changes. If it raises a TypeError or ValueError, nothing has moved.
 
         Args:
-            t: the epoch, at least 0; fractions are allowed (``epoch + i / n``).
+            t: the epoch, at least 0; fractions are allowed (``epoch + i / n``). Without it, the
+                time moves to the next epoch, so ``step()`` comes after the last batch of an epoch.
 
         Raises:
             TypeError: if `t` is no number.
             ValueError: if `t` is negative, or a rate at this time is out of range.
             WatchdogError: if a `Watchdog` with ``action="raise"`` has a new finding.
         """
-        t = self.epoch + 1 if t is None else as_number("t", t, allowed=NON_NEGATIVE)
+        t = self.epoch + 1 if t is None else as_number("epoch", t, allowed=NON_NEGATIVE)
         values = values_at(self._sites, t)
 
         run = self._run
@@ -208,7 +212,7 @@ class Attachment:
     def _move(self, t: float, values: list[dict[str, float]]) -> None:
         """Set the values of a time. Windows close if the whole part of the time changes.
 
-        Hooks look at their layers twice: before a window closes, for its last numbers, and after
+        Hooks read their layers twice: before a window closes, for its last numbers, and after
         that, for the next window.
         """
         window_ends = self._is_in_another_epoch(t)
@@ -217,12 +221,12 @@ class Attachment:
 
         for site, values_of_site in zip(self._sites, values, strict=True):
             site.move(values_of_site)
-        self._put()
+        self._refresh()
 
         if window_ends:
-            self._look(together=True)
+            self._read_layers(together=True)
             self._run.close_window(self._sites)
-            self._look(together=True)
+            self._read_layers(together=True)
             self._watch_forwards()
         self._run.epoch = t
 
@@ -235,7 +239,7 @@ class Attachment:
     def enabled(self, on: bool) -> None:
         self._run.enabled = bool(on)
         self._run.switched = True
-        self._put()
+        self._refresh()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -290,15 +294,15 @@ class Attachment:
         """Take every hook off, after the backward.
 
         Warns of faults of the last epoch, as ``step`` would. Warns also of rates that never moved,
-        or stayed 0.
+        or stayed 0. A process that ends without this call gives the same warnings.
         """
         run = self._run
-        forgotten = []
+        faults = []
         if run.installed:
-            forgotten = find_forgotten(run, self._sites)
-            of_last_epoch = close_last(self._base, run, self._hooks)
-            if run.stepped:  # no step will report them
-                forgotten += of_last_epoch
+            error = sys.exception()  # for example in a `finally` block
+            of_last_epoch = find_in_last_epoch(self._base, run, self._hooks, error)
+            faults = find_at_end(run, self._hooks, of_last_epoch)
+            close_last(run, of_last_epoch)
         run.installed = False
 
         if run.ticker is not None:
@@ -308,10 +312,10 @@ class Attachment:
         use_optimizers(run, (), [])
 
         for module, hook in self._installed:
-            hook.restore(module)
+            hook.uninstall(module)
         for module in self._base.modules():  # other code may have moved hooks to any module
-            take_off(run, module)
-        tell(forgotten, run.told)
+            remove_hooks(run, module)
+        tell(faults, run.told)
 
     def __enter__(self) -> Attachment:
         return self
@@ -373,7 +377,7 @@ class Attachment:
                 different sites.
             SiteError: if ``compute`` of an observer raises an error.
         """
-        self._look(together=distributed)
+        self._read_layers(together=distributed)
         numbers = readings(self._sites, self._run)
         title = self._title()
         if distributed:
@@ -432,7 +436,7 @@ class Attachment:
         findings = find_faults(self._base, self._run, self._hooks)
         findings += alerts_now(self._base, self._run, self._hooks)
         if distributed:
-            findings = compare(self._run, self._sites, findings)
+            findings = findings_of_all_ranks(self._run, self._sites, findings)
         return merged(findings)
 
     def captured(self, which: str | Select | None = None) -> dict[str, list[Record]]:

@@ -1,11 +1,15 @@
-"""Reads the history of an attachment, with the epoch that has not ended."""
+"""Reads the history of an attachment, with the epoch that has not ended.
+
+`Attachment.history` calls `history_of`. `Attachment.remove` calls `close_last`, and trainers log
+`rates_now`.
+"""
 
 import math
 from collections.abc import Sequence
 
 from torch import nn
 
-from ..diagnosis.now import find_at_boundary
+from ..diagnosis.now import find_in_open_epoch
 from ..findings import Finding
 from ..sites.counter import Snapshot
 from ..sites.history import History, mean_rates
@@ -24,36 +28,31 @@ def history_of(
     rows = recorder.rows()
 
     windows = _open_windows(run)
-    if run.installed and _is_trained(windows):
+    is_trained = _is_trained(windows)
+    if run.installed and (is_trained or recorder.was_active(run.sites)):
         open_rows = recorder.open_rows(
             math.floor(run.epoch),
             run.sites,
             windows,
-            findings=_faults_now(base, run, hooks),
+            findings=find_in_open_epoch(base, run, hooks) if is_trained else (),
         )
         rows += open_rows
     return History(rows)
 
 
-def close_last(
-    base: nn.Module,
-    run: Run,
-    hooks: Sequence[SiteHook],
-) -> list[Finding]:
-    """Add the rows of the present epoch, because no step will end it; return its faults."""
+def close_last(run: Run, faults: Sequence[Finding]) -> None:
+    """Add the rows of the present epoch with its faults, because no step will end it."""
     run.take_counts()
     windows = _open_windows(run)
-    if not _is_trained(windows):
-        return []
-
     recorder = run.history
-    faults = _faults_now(base, run, hooks)
-    recorder.note_findings(faults)
+    if _is_trained(windows):
+        recorder.note_findings(faults)
+    elif not recorder.was_active(run.sites):
+        return
 
     epoch = math.floor(run.epoch)
     recorder.note_end(epoch, run.sites)
     recorder.close(run.sites, windows)
-    return faults
 
 
 def rates_now(run: Run) -> tuple[float, float] | None:
@@ -72,15 +71,5 @@ def _open_windows(run: Run) -> list[Snapshot]:
 
 
 def _is_trained(windows: Sequence[Snapshot]) -> bool:
-    """Return whether a site had a call in training mode, or a gradient."""
+    """Return whether a site had a call in training mode, or a gradient, since loading."""
     return any(window.trained or window.active for window in windows)
-
-
-def _faults_now(
-    base: nn.Module,
-    run: Run,
-    hooks: Sequence[SiteHook],
-) -> list[Finding]:
-    """Find the faults that ``step`` would report at the end of the present epoch."""
-    next_epoch = math.floor(run.epoch) + 1
-    return find_at_boundary(next_epoch, base, run, hooks)

@@ -1,4 +1,8 @@
-"""Finds sites of an attachment by key, selector or class; their rates, captures and bounds."""
+"""Finds sites of an attachment by key, selector or class; their rates, captures and bounds.
+
+The methods of `Attachment` call these functions: `Attachment.select`, `Attachment.set`,
+`Attachment.captured`, `Attachment.suggest` and, for the rates at a time, `Attachment.step`.
+"""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,14 +14,14 @@ from torch import nn
 
 from ..checks import Range, as_number, closest
 from ..observers.capture import Capture, Record
-from ..quoting import listed, quote
+from ..quoting import listed, quote, with_article
 from ..regularizers.base import Regularizer
-from ..schedules import placed, same_kind
+from ..schedules import rates_at_depth, same_kind
 from ..selectors.index import Index, NoMatchError
 from ..selectors.select import ROOT, Select, match
 from ..sites.run import Run
 from ..sites.site import LiveSite
-from ..tables import Columns, Table
+from ..tables import Columns, Section, Table
 
 Which: TypeAlias = str | Select | type[Regularizer]
 
@@ -70,7 +74,7 @@ def find(which: Which, base: nn.Module, sites: Sequence[LiveSite]) -> tuple[Live
 
     if isinstance(which, type) and issubclass(which, Regularizer):
         matching = [site for site in sites if isinstance(site.regularizer, which)]
-        reason = f"no site has a {which.__name__}"
+        reason = f"no site has {with_article(which.__name__)}"
     elif isinstance(which, str | Select):
         names, reason = _matched_names(which, index)
         matching = [site for site in sites if site.name in names]
@@ -81,7 +85,7 @@ def find(which: Which, base: nn.Module, sites: Sequence[LiveSite]) -> tuple[Live
 
     if not matching:
         raise _no_site(which, reason, list(by_key))
-    return _in_model_order(matching, index)
+    return in_model_order(matching, index)
 
 
 def _no_site(which: Which, reason: str, keys: Sequence[str]) -> KeyError:
@@ -99,7 +103,7 @@ def _matched_names(selector: str | Select, index: Index) -> tuple[set[str], str]
     return names, f"nothing is attached to its layers: {listed(sorted(names), 3)}"
 
 
-def _in_model_order(sites: Sequence[LiveSite], index: Index) -> tuple[LiveSite, ...]:
+def in_model_order(sites: Sequence[LiveSite], index: Index) -> tuple[LiveSite, ...]:
     """Sort sites by their layers. Sites whose layers are gone from the model come last."""
     positions = {name: position for position, name in enumerate(index.modules)}
 
@@ -163,7 +167,7 @@ def with_rates(sites: Sequence[LiveSite], rates: Mapping[str, Any], run: Run) ->
     regularizers = []
     for site in sites:
         try:
-            new_rates = placed(rates, run.epochs, depths[site.name], len(depths))
+            new_rates = rates_at_depth(rates, run.epochs, depths[site.name], len(depths))
             regularizer = site.regularizer.with_rates(**new_rates)
             regularizer.check(regularizer.values(run.epoch))
         except (TypeError, ValueError) as error:
@@ -177,13 +181,13 @@ class Suggestion:
     """One bound of a site, with a proposal for it."""
 
     site: str  # the key of the site
-    field: str  # "max_norm", "min" or "max"
+    field: str  # the name of the rate, such as "max_norm" or "clip_factor"
     bound: float  # the present bound
     changed: float | None  # the share of the values that the bound changed in the last window
     proposed: float | None  # the bound that the wanted share exceeds; None if there is a reason
     seen: int  # the number of norms; for ClampGrad, of gradients
     over: str  # "window", or "life" if the last window has no norms
-    call: str  # the call that sets the bounds of the site; "" if there is a reason
+    call: str  # the call that sets the bounds of the site or its group; "" if there is a reason
     reason: str  # why nothing is proposed, or ""
 
 
@@ -205,9 +209,16 @@ def suggestions(sites: Sequence[LiveSite], share: float) -> Table[Suggestion]:
 
     names = ("site", "field", "bound", "changed", "proposed", "seen", "over")
     columns: Columns[Suggestion] = {name: attrgetter(name) for name in names}
-    title = f"bounds that {share:.4g} of the norms (ClampGrad: largest magnitudes) lie beyond"
+    selectors = {site.key: site.selector for site in sites}
+
+    def entry(row: Suggestion) -> str:
+        return f"{selectors[row.site]}/{row.site.rpartition('/')[2]}"
+
+    title = f"bounds that would have clipped {100 * share:.4g} % of the measured gradients"
+    title += " (ClampGrad: by their largest magnitudes)"
+    sections = [Section(rows, columns, entry=entry)]
     calls = list(dict.fromkeys(row.call or f"# {row.site}: {row.reason}" for row in rows))
-    return Table(rows, columns, title, notes={"": calls})
+    return Table(rows, columns, title, sections=sections, notes={"": calls})
 
 
 def _suggested(site: LiveSite, share: float) -> Iterator[Suggestion]:
@@ -232,7 +243,7 @@ def _suggested(site: LiveSite, share: float) -> Iterator[Suggestion]:
         if name in site.values:
             proposals[name] = sign * rounded
     arguments = ", ".join(f"{name}={value!r}" for name, value in proposals.items())
-    call = f"attached.set({site.key!r}, {arguments})"
+    call = f"attached.set({_members(site)}, {arguments})"
     for name, value in proposals.items():
         yield Suggestion(
             site=site.key,
@@ -245,3 +256,25 @@ def _suggested(site: LiveSite, share: float) -> Iterator[Suggestion]:
             call="" if reason else call,
             reason=reason,
         )
+
+
+def _members(site: LiveSite) -> str:
+    """Return what `Attachment.set` takes for a site, or for all sites that share its norm.
+
+    The parameters of a group have one norm, so they need one bound.
+    """
+    if not getattr(site.regularizer, "group", False):
+        return repr(site.key)
+
+    members = [other for other in site.run.sites if other.position == site.position]
+    names = {member.name for member in members}
+    on_their_layers = [other for other in site.run.sites if other.name in names]
+    of_their_class = [
+        other for other in site.run.sites if isinstance(other.regularizer, type(site.regularizer))
+    ]
+    # the selector also finds the other sites on these layers, so it is right if there are none
+    if len(on_their_layers) == len(members):
+        return site.selector if site.selector.startswith("Select(") else repr(site.selector)
+    if len(of_their_class) == len(members):
+        return type(site.regularizer).__name__
+    return repr(site.key)

@@ -1,4 +1,8 @@
-"""Places a spec on a model: finds all of its faults, then installs either all hooks or none."""
+"""Places a spec on a model: finds all of its faults, then installs either all hooks or none.
+
+``attach`` calls `place` and then `install`. `plan` calls both, too, and installs the hooks on a
+copy. So does `call_once`, which removes the hooks after one call.
+"""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
@@ -10,18 +14,18 @@ from torch import nn
 from ..axes.facts import Facts, ModelFacts
 from ..axes.view import FIRST
 from ..checks import as_count
-from ..diagnosis.endings import remember_until_exit
+from ..diagnosis.at_end import remember_until_exit
 from ..diagnosis.first import ForwardChecks
 from ..observers.base import Observer
-from ..quoting import listed, quote
+from ..quoting import listed, quote, with_article
 from ..regularizers.base import Regularizer
 from ..regularizers.foreign import Retune
 from ..regularizers.memory import WithMemory
-from ..schedules import length_of, placed
+from ..schedules import length_of, rates_at_depth
 from ..selectors.dropouts import rate_attribute
 from ..selectors.index import Index, NoMatchError, Target
 from ..selectors.kinds import ATTRIBUTE, LAYER, PARAMETER, TargetKind
-from ..selectors.select import Select, Selector, match
+from ..selectors.select import ROOT, Select, Selector, match
 from ..sites.held import FreezeHook, ParameterHook, RetuneHook
 from ..sites.hooks import ObserveHook, SiteHook, hooks_on
 from ..sites.model_hook import ModelHook
@@ -37,8 +41,11 @@ HOOKS: dict[TargetKind, tuple[type[SiteHook], ...]] = {
     ATTRIBUTE: (RetuneHook,),
 }
 
-_REMOVE = "call its remove(), or run `from dropblock_hooks import detach_all; detach_all(model)`"
-_COMPOSED = ", or allow it with Select(..., compose=True)"
+_REMOVE = (
+    "call attached.remove() first, or run `from dropblock_hooks import detach_all; "
+    "detach_all(model)`"
+)
+_COMPOSED = "or allow it with Select(..., compose=True)"
 _DEFAULTS = {f.name: f.default for f in fields(Regularizer)}  # the defaults of common options
 
 
@@ -219,9 +226,12 @@ def _refusals(p: Placement) -> Iterator[str]:
         )
     if not isinstance(p.regularizer, p.hook.takes):
         noun = target.kind.noun
-        yield f"{_article(noun)} {noun} takes only {_taken_by(target.kind)}"
+        yield f"{with_article(noun)} takes only {_taken_by(target.kind)}"
         return
 
+    if target.kind.is_layer and p.regularizer.accumulates:
+        text = "a regularizer that acts once per update is for parameters"
+        yield f"{text}: write {_of_parameters(p.entry.selector)}"
     yield from filter(None, p.hook.refusals(target, p.regularizer))
     stated = [
         f"{name}="
@@ -229,9 +239,24 @@ def _refusals(p: Placement) -> Iterator[str]:
         if getattr(p.regularizer, name) != _DEFAULTS[name]
     ]
     if stated:
-        means = "means" if len(stated) == 1 else "mean"
+        is_one = len(stated) == 1
+        means = "means" if is_one else "mean"
+        which = "it" if is_one else "them"
         noun = target.kind.noun
-        yield f"{' and '.join(stated)} {means} nothing for {_article(noun)} {noun}: leave it out"
+        names = " and ".join(stated)
+        yield f"{names} {means} nothing for {with_article(noun)}: leave {which} out"
+
+
+def _of_parameters(selector: Selector) -> str:
+    """Return the selector of the parameters of the layers that a selector matches."""
+    is_name_or_glob = isinstance(selector, str) and ":" not in selector
+    if not is_name_or_glob:
+        return "'param:NAME.**', with the names of these layers"
+
+    if selector in (ROOT, "*", "**"):
+        return "'param:**'"
+    names = str(selector).removesuffix(".**").removesuffix(".*")
+    return quote(f"param:{names}.**")
 
 
 def _taken_by(kind: TargetKind) -> str:
@@ -240,15 +265,10 @@ def _taken_by(kind: TargetKind) -> str:
     return " or ".join(names)
 
 
-def _article(noun: str) -> str:
-    """Return the article before a noun."""
-    return "an" if noun[0] in "aeiou" else "a"
-
-
 def _live_occupants(module: nn.Module) -> list[_Occupant]:
     """Return the regularizers of earlier attachments on a module."""
     return [
-        _Occupant(hook.site.regularizer, local=hook.local, where="a live Attachment", entry=None)
+        _Occupant(hook.site.regularizer, local=hook.local, where="an earlier attach", entry=None)
         for hook in hooks_on(module)
     ]
 
@@ -264,20 +284,24 @@ def _collision(p: Placement, occupants: list[_Occupant]) -> tuple[str, str] | No
     composed = isinstance(selector, Select) and selector.compose
     for occupant in occupants:
         other = occupant.regularizer
-        one_rate = _set_one_rate(p.target.module, other, regularizer)
-        if occupant.local == p.target.local and _clip_by_memory(other, regularizer):
-            about = f"{occupant.where} and {p.where}: {other.label} and {regularizer.label}"
-            return f"{about} can't both be on", "a parameter has one clipping with a memory"
-        twice = other.label == regularizer.label and occupant.local == p.target.local
+        is_live = occupant.entry is None
+        same_value = occupant.local == p.target.local
+        labels = f"{other.label} and {regularizer.label}"
+        about = f"{occupant.where} and {p.where}: {labels} can't both be on"
+        if same_value and _both_clip_by_memory(other, regularizer):
+            return about, "a parameter has one clipping with a memory"
+
+        one_rate = _share_one_rate(p.target.module, other, regularizer)
+        twice = other.label == regularizer.label and same_value
         may_be_twice = composed or occupant.entry == entry_number
         if one_rate or (twice and not may_be_twice):
-            about = f"{occupant.where} and {p.where}: {other.label} and {regularizer.label}"
-            is_live = occupant.entry is None
-            return f"{about} can't both be on", _cure_of_collision(is_live, one_rate)
+            if is_live:
+                about = f"{p.where}: an earlier attach has put {other.label} on"
+            return about, _cure_of_collision(is_live, one_rate)
     return None
 
 
-def _clip_by_memory(first: Regularizer, second: Regularizer) -> bool:
+def _both_clip_by_memory(first: Regularizer, second: Regularizer) -> bool:
     """Return whether both clip the same gradient by the norms of earlier updates."""
     return all(isinstance(item, WithMemory) and item.clips for item in (first, second))
 
@@ -285,17 +309,20 @@ def _clip_by_memory(first: Regularizer, second: Regularizer) -> bool:
 def _cure_of_collision(is_live: bool, one_rate: bool) -> str:
     """Return the cure for two regularizers that collide, or the reason."""
     if is_live:
-        return _REMOVE if one_rate else _REMOVE + _COMPOSED
-    return "a layer has one rate" if one_rate else f"put them in one list{_COMPOSED}"
+        return _REMOVE if one_rate else f"{_REMOVE}, {_COMPOSED} in this entry"
+    if one_rate:
+        return "a layer has one rate"
+    return f"put them in one list, {_COMPOSED} in the later entry"
 
 
-def _set_one_rate(module: nn.Module, first: Regularizer, second: Regularizer) -> bool:
+def _share_one_rate(module: nn.Module, first: Regularizer, second: Regularizer) -> bool:
     """Return whether both set the same rate of the layer, or one sets it and the other drops."""
     both = (first, second)
     retuned = [item.attribute for item in both if isinstance(item, Retune)]
     if len(retuned) == 2:
         return retuned[0] == retuned[1]
     drops = any(item.unit is not None for item in both)
+    # a Retune of another attribute leaves the layer's own rate alone
     return drops and retuned == [rate_attribute(module)]
 
 
@@ -309,11 +336,12 @@ def _fit_rates(resolved: Resolved, epochs: int | None) -> None:
     placed_before: Counter[tuple[int, int]] = Counter()
     for number, p in enumerate(resolved.placements):
         rates = p.regularizer.rates
-        if epochs is not None:
-            resolved.warnings += _too_long(p, epochs)
-
         try:
-            new_rates = placed(rates, epochs, placed_before[p.position], sizes[p.position])
+            if epochs is not None:
+                resolved.warnings += _too_long(p, epochs)
+            new_rates = rates_at_depth(
+                rates, epochs, i=placed_before[p.position], n=sizes[p.position]
+            )
             if new_rates != rates:
                 regularizer = p.regularizer.with_rates(**new_rates)
                 resolved.placements[number] = replace(p, regularizer=regularizer)
@@ -361,18 +389,18 @@ def _nested(placements: list[Placement]) -> list[str]:
         if p.target.kind.is_layer and not isinstance(p.regularizer, Retune | Observer)
     }
     inner = [
-        (kind, name)
-        for kind, name in layers
-        if any((kind, parent) in layers for parent in _parents(name))
+        (label, name)
+        for label, name in layers
+        if any((label, parent) in layers for parent in _parents(name))
     ]
     if not inner:
         return []
 
     entries = ", ".join(dict.fromkeys(layers[layer] for layer in inner))
-    kinds = ", ".join(dict.fromkeys(kind for kind, _ in inner))
+    labels = ", ".join(dict.fromkeys(label for label, _ in inner))
     names = listed([name for _, name in inner], 3)
     return [
-        f"{entries}: {kinds} is also on layers inside its layers ({names}), and applies again in "
+        f"{entries}: {labels} is also on layers inside its layers ({names}), and applies again in "
         "each. In a selector, ** takes the layers inside too, * only one level"
     ]
 
@@ -412,7 +440,8 @@ def install(
     try:
         for module, hook in installed:
             hook.install(module)
-        attachment._look(together=True)
+        # observers note the parameters at the start of the first window
+        attachment._read_layers(together=True)
         _watch_maps(base, placements, run)
         hooks = [hook for _, hook in installed]
         run.model_hook = ModelHook(run, hooks, base, ForwardChecks())
@@ -429,5 +458,6 @@ def _watch_maps(base: nn.Module, placements: list[Placement], run: Run) -> None:
     of_maps = [p for p in placements if (p.regularizer.spatial or 0) > 1]
     if of_maps:
         facts = [p.facts or Facts() for p in of_maps]
+        # if all layers show channels first, no site gets tokens
         only_maps = all((fact.own or fact.inside) == FIRST for fact in facts)
         run.grids.put_on(base, only_maps)

@@ -1,4 +1,7 @@
-"""Makes the report of all sites as a table, also with the counts of several processes."""
+"""Makes the report of all sites as a table, also with the counts of several processes.
+
+`Attachment.report` calls these functions. The table of `plan` has some of the same cells.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -7,6 +10,7 @@ from itertools import chain
 from operator import attrgetter, itemgetter
 from typing import Any, TypeAlias
 
+from ..diagnosis.blocks import is_clipped
 from ..observers.base import Observer
 from ..quoting import described
 from ..registry import stated_fields, text
@@ -159,11 +163,6 @@ def _result(site: LiveSite, state: Any) -> Any:
         raise site.error(f"compute raised {described(error)}") from error
 
 
-def is_clipped(block: Size, regularizer: Regularizer) -> bool:
-    """Return whether the block on a map is smaller than the block of the regularizer."""
-    return block is not None and block != getattr(regularizer, "edges", block)
-
-
 def block_cell(row: Any, only_limited: bool = False) -> str:
     """Return the block size of a row; with `only_limited`, only if the map limits the block."""
     covers_map = row.block_size is not None and row.block_size == row.map_size
@@ -216,7 +215,8 @@ def _sections(
         return _options_cell(sites[row.site].regularizer)
 
     def share(row: SiteRow) -> Varying:
-        return Varying(row.realized_rate if row.site in keys_of_window else None)
+        rate = row.realized_rate if row.site in keys_of_window else None
+        return Varying(rate, is_share=True)
 
     def penalty(row: SiteRow) -> Varying:
         return Varying(row.penalty if row.site in keys_of_window else None)

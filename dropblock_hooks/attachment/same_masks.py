@@ -1,4 +1,7 @@
-"""Blocks in which each site draws one mask."""
+"""Blocks in which each site draws one mask.
+
+`Attachment.same_masks` returns such a block.
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -1,4 +1,7 @@
-"""Saves the state of an attachment as plain numbers and text, and restores it."""
+"""Saves the state of an attachment as plain numbers and text, and restores it.
+
+`Attachment.state_dict` calls `save`. `Attachment.load_state_dict` calls `check` and then `restore`.
+"""
 
 import copy
 import dis
@@ -170,12 +173,7 @@ def check(state: Any, sites: Sequence[LiveSite], run: Run, strict: bool) -> Save
     Raises:
         ValueError: if the state is damaged or, with `strict`, of another spec.
     """
-    version = state.get("version") if isinstance(state, Mapping) else None
-    if version != _VERSION:
-        raise ValueError(
-            f"this is not the state_dict of an Attachment in version {_VERSION}: its version is "
-            f"{version}"
-        )
+    _check_version(state)
     here = {site.key: Description.of(site.regularizer, run.epochs) for site in sites}
     try:
         saved = _read(state)
@@ -185,10 +183,31 @@ def check(state: Any, sites: Sequence[LiveSite], run: Run, strict: bool) -> Save
     different = _differences(saved.regularizers, here) + _other_shapes(saved, sites)
     if strict and different:
         lines = "\n".join(different)
-        raise ValueError(f"the state is of another spec (strict=False takes what fits):\n{lines}")
+        raise ValueError(
+            f"the state is of another model or spec:\n{lines}\n"
+            "Attach the spec of the state. To load only the sites that fit, pass strict=False"
+        )
     if here and here.keys().isdisjoint(saved.regularizers):
         warn(messages.NO_SITE_OF_STATE)
     return saved
+
+
+def _check_version(state: Any) -> None:
+    """Raise ValueError for an object that is no state of an attachment in this version."""
+    is_mapping = isinstance(state, Mapping)
+    version = state.get("version") if is_mapping else None
+    if version == _VERSION:
+        return
+    if version is not None:
+        raise ValueError(
+            f"this is the state_dict of an Attachment in version {version}, and this version of "
+            f"the package reads version {_VERSION}"
+        )
+
+    what = "this is not the state_dict of an Attachment"
+    if is_mapping and any(isinstance(value, torch.Tensor) for value in state.values()):
+        what = "this is the state_dict of a model, not of an Attachment"
+    raise ValueError(f"{what}: pass what attached.state_dict() returned")
 
 
 def _read(state: Mapping[str, Any]) -> Saved:
@@ -260,11 +279,11 @@ def restore(saved: Saved, sites: Sequence[LiveSite], run: Run) -> None:
     """Take over the counts of a state, and begin a new window."""
     run.take_counts()
     run.stepped = saved.stepped
-    run.counter.restore(Snapshot(trained=saved.forwards), Snapshot())
+    run.counter.set_counts(Snapshot(trained=saved.forwards), Snapshot())
 
     for site in sites:
         if site.key in saved.counts:
-            site.tally.restore(*saved.counts[site.key])
+            site.tally.set_counts(*saved.counts[site.key])
         if site.key in saved.memories and hasattr(site.bound, "load_state_dict"):
             site.bound.load_state_dict(copy.deepcopy(saved.memories[site.key]))
 
@@ -274,6 +293,6 @@ def restore(saved: Saved, sites: Sequence[LiveSite], run: Run) -> None:
             site.anchored_at = None
 
     run.history.load(saved.history, sites)
-    run.looked = False
+    run.checked = False
     run.writes = None
     run.fresh = True

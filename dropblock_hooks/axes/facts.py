@@ -1,4 +1,7 @@
-"""Gathers the hints of a model about the axes of a layer's tensors, as plain data."""
+"""Gathers the facts of a model about the axes of a layer's tensors, as plain data.
+
+`place` makes the `Facts` of each layer, in ``attach``. The `Reader` of the site keeps them.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,9 @@ from ..selectors.stages import stage_channels
 from .view import FIRST, LAST, MIXED
 
 _MAPS = re.compile(r"(?:Conv|Norm|Pool)\w*([123])d")
-_REORDER = re.compile(r"Permute|(?<!Conv)Transpose|Rearrange")
+_REORDER = re.compile(r"Permute|(?<!Conv)Transpose|Rearrange")  # layers that only move axes
 _ATTENTION = re.compile(r"Att(entio)?n")
+# also layers that may move axes inside their own code
 _MAY_REORDER = re.compile(_REORDER.pattern + r"|Att(entio)?n|RNN|LSTM|GRU|Transformer")
 _SEQUENCES = re.compile(r"RNN|LSTM|GRU|MultiheadAttention|Transformer\w*")
 _PREFIX = re.compile(
@@ -30,7 +34,10 @@ _WIDTH = re.compile(r"(in|out)_(channels|features)|num_(features|channels)|embed
 
 @dataclass(frozen=True)
 class Facts:
-    """The hints about a layer. They hold no reference to the model.
+    """The facts about a layer. They hold no reference to the model.
+
+    The last four are set only where `Reader` asks for them: if `own` is ``""`` and `inside` is
+    `MIXED`; `reorders` also if `inside` is `FIRST`.
 
     Attributes:
         type_name: the name of the class of the layer.
@@ -67,19 +74,18 @@ class Facts:
     reorders: bool = False
 
 
-class Surroundings:
-    """Hints of the whole model about a layer whose type does not show the place of its channels.
+class _Surroundings:
+    """Facts of the whole model about a layer whose type does not show the place of its channels.
 
     Attributes:
         first_widths: the numbers of channels of layers with channels first.
         last_widths: the numbers of channels of layers with channels last.
-        reorders: whether a layer may move axes.
     """
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         leaves = [module for module in modules if not children_of(module)]
         self._positions = {leaf: position for position, leaf in enumerate(leaves)}
-        self._sides = [kind_of(leaf) for leaf in leaves]
+        self._sides = [_side_by_type(leaf) for leaf in leaves]
 
         first_widths: set[int] = set()
         last_widths: set[int] = set()
@@ -90,7 +96,6 @@ class Surroundings:
                 last_widths |= _widths(leaf)
         self.first_widths = frozenset(first_widths)
         self.last_widths = frozenset(last_widths)
-        self.reorders = any(_MAY_REORDER.search(type(m).__name__) for m in modules)
 
     def around(self, module: nn.Module) -> str:
         """Return the place of the channels in the layers before and after; "" if they differ."""
@@ -116,15 +121,16 @@ class ModelFacts:
         self._samples_second = _first_with_samples_second(modules)
         self._prefixes = tuple(sorted({0, *map(_prefix, modules)}))
         norms = [module for module in modules if _NORM_LAST.search(type(module).__name__)]
-        self._norms_last = any(kind_of(norm) != FIRST for norm in norms)
+        # a LayerNorm2d has its channels first; the types of copies of RMSNorm show nothing
+        self._norms_last = any(_side_by_type(norm) != FIRST for norm in norms)
 
     @cached_property
     def _reorders(self) -> bool:
         return any(_MAY_REORDER.search(type(m).__name__) for m in self._all_modules)
 
     @cached_property
-    def _surroundings(self) -> Surroundings:
-        return Surroundings(self._all_modules)
+    def _surroundings(self) -> _Surroundings:
+        return _Surroundings(self._all_modules)
 
     def of(self, target: Target, at: str) -> Facts:
         """Return the facts of the output, or the input, of a layer."""
@@ -133,7 +139,7 @@ class ModelFacts:
         inside, widths = self._inside_of_nearest(lineage)
         # the input of an embedding has indices, and no channels
         says_nothing = at == "input" and isinstance(module, nn.Embedding)
-        own = "" if says_nothing else kind_of(module)
+        own = "" if says_nothing else _side_by_type(module)
 
         facts = Facts(
             type_name=type(module).__name__,
@@ -158,7 +164,7 @@ class ModelFacts:
             around=surroundings.around(module),
             first_widths=surroundings.first_widths,
             last_widths=surroundings.last_widths,
-            reorders=surroundings.reorders,
+            reorders=self._reorders,
         )
 
     def _lineage(self, name: str) -> list[nn.Module]:
@@ -185,7 +191,7 @@ class ModelFacts:
         sides: set[str] = set()
         widths: set[int] = set()
         for layer in module.modules():
-            side = kind_of(layer)
+            side = _side_by_type(layer)
             if side:
                 sides.add(side)
                 widths |= _widths(layer)
@@ -205,7 +211,7 @@ def _first_with_samples_second(modules: Sequence[nn.Module]) -> str:
     return ""
 
 
-def kind_of(module: Any) -> str:
+def _side_by_type(module: Any) -> str:
     """Return `FIRST` or `LAST` if the type of a layer shows the place of its channels; else ""."""
     if isinstance(module, nn.GroupNorm | nn.SyncBatchNorm) or _rank(module):
         return FIRST
@@ -269,6 +275,6 @@ def _prefix(module: nn.Module) -> int:
     for name, parameter in parameters_of(module).items():
         match = _PREFIX.match(name)
         if match and parameter is not None:
-            branch = match.group()
-            tokens[branch] = parameter.shape[-2] if parameter.ndim > 1 else 1
+            token = match.group()
+            tokens[token] = parameter.shape[-2] if parameter.ndim > 1 else 1
     return sum(tokens.values())

@@ -1,7 +1,11 @@
 """Finds the channels of a tensor in the autograd graph of this forward.
 
-A convolution has its channels on axis 1, and a layer norm on the last axis. The axes of the tensor
-are followed back to such a node, through permutations, views and elementwise operations.
+A `Reader` asks for them if the class needs channels, and neither ``layout=`` nor the type of the
+layer gives them. It asks in the first three eager calls with each shape. Calls without a graph are
+among the three.
+
+A convolution has its channels on axis 1, and a layer norm on the last axis. `channels_of` follows
+the axes of the tensor back to such a node, through permutations, views and elementwise operations.
 """
 
 import math
@@ -17,7 +21,7 @@ from .view import FIRST, LAST, MIXED
 UNKNOWN = "unknown"
 
 _PACKAGE = __name__.partition(".")[0] + "."
-_MOST = 600  # nodes, because the residual stream of a deep model is long
+_MOST = 600  # nodes that a search visits, because the residual stream of a deep model is long
 # operations on tensors whose channels are first
 _FIRST = re.compile(r"Convolution|Conv\w*[123]d|BatchNorm|GroupNorm|PixelShuffle|PixelUnshuffle")
 _VIEW = re.compile(r"(Unsafe)?View|Reshape|Squeeze|Unsqueeze")
@@ -31,14 +35,21 @@ _SAME = re.compile(
     r"\w*Pool\dD\w*|Upsample\w+|\w+Pad\dD|GridSampler\dD|"
     "BackwardHookFunction"  # a full backward hook, which returns its tensors
 )
-_Axes = tuple[int | None, ...]  # for each axis of the tensor, its number at a node
+# ``axes[i]`` is the axis, at a node, that axis i of the tensor came from; None if it is lost
+_Axes = tuple[int | None, ...]
 
 
 class _Step(NamedTuple):
-    """A tensor on the way back through the graph: an output of a node, by its number."""
+    """A tensor on the way back through the graph.
+
+    Attributes:
+        node: the node that has returned it.
+        output: which output of the node it is.
+        axes: where the axes of the first tensor are in this one.
+    """
 
     node: Any
-    number: int
+    output: int
     axes: _Axes
 
 
@@ -54,12 +65,12 @@ def channels_of(x: Tensor) -> str:
     seen: set[tuple[Any, _Axes]] = set()
     queue = deque([_Step(x.grad_fn, x.output_nr, tuple(range(x.ndim)))])
     while queue and len(seen) < _MOST:
-        node, number, axes = queue.popleft()
+        node, output, axes = queue.popleft()
         if (node, axes) in seen:
             continue
         seen.add((node, axes))
 
-        shape = _shape(node, number)
+        shape = _shape(node, output)
         side = _side(node, shape, axes)
         if side:
             sides.add(side)
@@ -71,14 +82,20 @@ def channels_of(x: Tensor) -> str:
     return next(iter(sides), UNKNOWN)
 
 
-def _shape(node: Any, number: int) -> tuple[int, ...]:
+def _shape(node: Any, output: int) -> tuple[int, ...]:
     """Return the shape of an output of a node; empty if autograd does not keep it."""
     metadata = getattr(node, "_input_metadata", ())
-    return tuple(metadata[number].shape) if number < len(metadata) else ()
+    return tuple(metadata[output].shape) if output < len(metadata) else ()
 
 
 def _side(node: Any, shape: tuple[int, ...], axes: _Axes) -> str:
-    """Return the place of the tensor's channels, if the operation shows it; else ""."""
+    """Return the place of the channels in the first tensor, if the operation shows it; else "".
+
+    Args:
+        node: the operation.
+        shape: the shape of its output.
+        axes: where the axes of the first tensor are in this output.
+    """
     name = node.name()
     rank = len(shape)
     is_norm = "LayerNorm" in name or "RmsNorm" in name
@@ -105,8 +122,8 @@ def _side(node: Any, shape: tuple[int, ...], axes: _Axes) -> str:
 def _behind(node: Any, shape: tuple[int, ...], axes: _Axes) -> Iterator[_Step]:
     """Yield the inputs of a node whose axes can be followed, with their axes."""
     name = re.sub(r"Backward\d*$", "", node.name())
-    for previous, number in node.next_functions:
-        input_shape = () if previous is None else _shape(previous, number)
+    for previous, output in node.next_functions:
+        input_shape = () if previous is None else _shape(previous, output)
         if not input_shape:
             continue
         if _VIEW.match(name):
@@ -115,13 +132,16 @@ def _behind(node: Any, shape: tuple[int, ...], axes: _Axes) -> Iterator[_Step]:
         moves = _moves(node, name, shape, input_shape)
         if moves is not None:
             moved = tuple(None if axis is None else moves[axis] for axis in axes)
-            yield _Step(previous, number, moved)
+            yield _Step(previous, output, moved)
 
 
 def _moves(
     node: Any, name: str, shape: tuple[int, ...], input_shape: tuple[int, ...]
 ) -> list[int | None] | None:
-    """Return the axis of the input for each axis of the output; None if it is unknown."""
+    """Return a list with the axis of the input for each axis of the output, None if it is lost.
+
+    The result is None in place of a list if nothing is known about the operation.
+    """
     rank = len(shape)
     same: list[int | None] = list(range(rank))
     if name == "Permute":
@@ -146,18 +166,22 @@ def _is_ours(node: Any) -> bool:
 
 
 def _before_linear(node: Any, shape: tuple[int, ...], axes: _Axes) -> Iterator[_Step]:
-    """Yield the input of a linear layer, if this node is its matrix product."""
+    """Yield the input of a linear layer, if this node is the matrix product of its rows.
+
+    A linear layer views its input as a matrix, multiplies it, and views the product with the axes
+    of the input. `shape` and `axes` belong to the last view.
+    """
     if node.name() not in ("AddmmBackward0", "MmBackward0"):
         return
 
     # the product keeps the rows, but the last axis has new features
     row_axes = tuple(None if axis == len(shape) - 1 else axis for axis in axes)
-    for rows, _ in node.next_functions:
-        sizes = getattr(rows, "_saved_self_sym_sizes", ())
+    for view, _ in node.next_functions:
+        sizes = getattr(view, "_saved_self_sym_sizes", ())
         if len(sizes) == len(shape) and tuple(sizes[:-1]) == shape[:-1]:
-            for previous, number in rows.next_functions:
+            for previous, output in view.next_functions:
                 if previous:
-                    yield _Step(previous, number, row_axes)
+                    yield _Step(previous, output, row_axes)
 
 
 def _axis(saved: int, rank: int) -> int:
@@ -167,9 +191,10 @@ def _axis(saved: int, rank: int) -> int:
 
 
 def _same_axis(shape: tuple[int, ...], axis: int, other: tuple[int, ...]) -> int | None:
-    """Return the axis of the other shape that has the same elements; None without such an axis.
+    """Return the axis of `other` that a view leaves as it is; None if the view changes it.
 
-    Both shapes have the same number of elements.
+    Such an axis has the same length, and the same product of the axes before it. Both shapes have
+    the same number of elements.
     """
     before = math.prod(shape[:axis])
     for other_axis, edge in enumerate(other):

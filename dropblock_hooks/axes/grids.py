@@ -1,4 +1,8 @@
-"""Notes the sizes of the maps in a forward by hooks, before they become tokens."""
+"""Notes the sizes of the maps in a forward by hooks, before they become tokens.
+
+``attach`` puts these hooks on the model, if a regularizer needs maps. A `Reader` asks for the sizes
+when the layer gets tokens.
+"""
 
 import re
 from typing import Any, NamedTuple
@@ -65,9 +69,9 @@ class Grids:
 
         embeds, shrinks = _layers_of_maps(modules, with_patches)
         for module in embeds:
-            module.register_forward_hook(self._keep)
+            module.register_forward_hook(self._keep_map)
         for module in shrinks:
-            module.register_forward_hook(self._shrink)
+            module.register_forward_hook(self._keep_other_map)
         if embeds or shrinks:
             model.register_forward_pre_hook(self._begin)
             model.register_forward_hook(self._end)
@@ -84,12 +88,12 @@ class Grids:
             self._maps = ()
             self._inside = False
 
-    def _shrink(self, module: nn.Module, args: Any, output: Any) -> None:
-        """Note the size of a map that is not the output of a patch embedding."""
-        self._keep(module, args, output, embeds=False)
+    def _keep_other_map(self, module: nn.Module, args: Any, output: Any) -> None:
+        """Keep the size of a map that is not the output of a patch embedding."""
+        self._keep_map(module, args, output, embeds=False)
 
-    def _keep(self, module: nn.Module, args: Any, output: Any, embeds: bool = True) -> None:
-        """Note the size of a map, or the size that a patch embedding returns with its tokens."""
+    def _keep_map(self, module: nn.Module, args: Any, output: Any, embeds: bool = True) -> None:
+        """Keep the size of a map, or the size that a patch embedding returns with its tokens."""
         values = list(output) if isinstance(output, tuple | list) else [output]
         tensors = [value for value in values if isinstance(value, Tensor)]
         sizes = [tuple(value) for value in values if _is_size(value)]

@@ -1,4 +1,10 @@
-"""Reads the axes of a layer's tensors, from integers only so that torch.compile can trace it."""
+"""Reads the axes of a layer's tensors.
+
+Each site has a `Reader`, and asks it for the axes of each tensor that it regularizes.
+
+Compiled code reads them from integers only, without the autograd graph, so torch.compile can trace
+it.
+"""
 
 import itertools
 import math
@@ -11,6 +17,8 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from .._torch import NO_TASK, graph_task
+from ..quoting import with_article
+from ..registry import name_of, registered
 from ..tables import shown
 from .facts import Facts
 from .graph import UNKNOWN, channels_of
@@ -28,11 +36,12 @@ class Reader:
 
     Attributes:
         options: the regularizer, for its options about axes.
-        facts: the hints about the layer. A parameter has none.
+        facts: the facts about the layer. A parameter has none.
         grids: the maps in this forward.
         auto: whether the rules decide the layout, because the options do not state it.
         last: the view of the last tensor, or None.
-        sure: the view of all maps, if the type of the layer decides it; or None.
+        sure: the view of all maps, if the type of the layer decides it; or None. Compiled code asks
+            it before the rules.
     """
 
     def __init__(
@@ -49,8 +58,8 @@ class Reader:
         self.auto = regularizer.layout == "auto"
 
         self._spatial: int | None = spatial or regularizer.spatial
-        self._channels = regularizer.channelwise or self._spatial is not None
-        self._samples = (regularizer.samplewise or self._channels) and self.auto
+        self._needs_channels = regularizer.channelwise or self._spatial is not None
+        self._checks_samples = (regularizer.samplewise or self._needs_channels) and self.auto
         self._of_parameter = of_parameter
 
         self.last = View("parameter") if self._of_parameter else None
@@ -60,6 +69,7 @@ class Reader:
 
         self._sides: dict[int, str] = {}  # the place of the channels, by the number of axes
         self._views: dict[torch.Size, View] = {}  # the views; for tokens, from the last forward
+        self._settled: dict[torch.Size, View] = {}  # the views of later calls, whatever they show
         self._asked: Counter[torch.Size] = Counter()  # the calls that count for `_ASKED`
 
     def view(self, x: Tensor) -> View:
@@ -71,12 +81,20 @@ class Reader:
             view = self._by_rules(x.shape, self._sides.get(x.ndim, ""))
             return self._with_grid(x.shape, view) if is_tokens(view.layout, self._spatial) else view
 
+        settled = self._settled.get(x.shape)
+        if settled is not None:
+            self.last = settled
+            return settled
+
         known = self._views.get(x.shape)
-        view = known if known and self._asked[x.shape] >= _ASKED else self._read(x)
+        is_asked = self._asked[x.shape] >= _ASKED
+        view = known if known and is_asked else self._read(x)
 
         if self._spatial and is_tokens(view.layout, self._spatial):
             recomputes = graph_task() != NO_TASK  # a recomputation has the map of the last forward
             view = known if known and recomputes else self._with_grid(x.shape, view)
+        elif is_asked:
+            self._settled[x.shape] = view
 
         self._views[x.shape] = view
         self.last = view
@@ -90,7 +108,7 @@ class Reader:
         reader = Reader(self.options, self.facts, self.grids, 2)
         reader._sides.update(self._sides)
         try:
-            return reader.view(x).take(x)
+            return reader.view(x).to_maps(x)
         except ValueError:
             return None  # the tensor has vectors, tokens without a known grid, or other axes
 
@@ -101,7 +119,7 @@ class Reader:
 
     def _read(self, x: Tensor) -> View:
         """Apply the rules to a tensor, and compare the layout with earlier calls of the layer."""
-        follow = self._channels and self.auto and not self.facts.own
+        follow = self._needs_channels and self.auto and not self.facts.own
         by_graph = channels_of(x) if follow else ""
         if by_graph in ("", UNKNOWN):
             by_graph = self._sides.get(x.ndim, by_graph)
@@ -121,10 +139,13 @@ class Reader:
         return view
 
     def _by_rules(self, shape: Shape, by_graph: str) -> View:
-        """Return the view without the grid of tokens; `by_graph` is a result of `channels_of`."""
-        if self._samples:
+        """Return the view without the grid of tokens.
+
+        `by_graph` is a result of `channels_of`, or the side that earlier calls have shown.
+        """
+        if self._checks_samples:
             self._check_samples(shape)
-        if not self._channels:
+        if not self._needs_channels:
             return View("" if self.auto else self.options.layout)
 
         rank = self._rank(shape)
@@ -149,11 +170,15 @@ class Reader:
         """Raise ValueError if axis 0 may not be the batch axis."""
         facts = self.facts
         if facts.batched > len(shape):
-            why = f"no axis of samples, since a batch of this layer has {facts.batched} axes"
-        elif len(shape) != 3:
+            raise ValueError(
+                f"shape {tuple(shape)} has no axis of samples, since a batch of this layer has "
+                f"{facts.batched} axes: pass a batch to the model, such as x[None] for one sample; "
+                "say layout= if axis 0 is the batch"
+            )
+        if len(shape) != 3:
             return
-        elif facts.samples_second and facts.own != FIRST:
-            why = f"the model has a {facts.samples_second} with batch_first=False"
+        if facts.samples_second and facts.own != FIRST:
+            why = f"the model has {with_article(facts.samples_second)} with batch_first=False"
         elif facts.type_name in _RECURRENT and self.options.index in (1, -1):
             why = "the state of a recurrent layer has its layers on axis 0"
         else:
@@ -176,11 +201,32 @@ class Reader:
         if expected and len(shape) == rank + 2:
             return
 
-        needed = "an axis of channels in 2 to 5"
+        needed = "2 to 5 axes, one of them the channels"
         if expected:
             tokens = " or tokens (N, L, C)" if self.auto and self._spatial in (2, 3) else ""
             needed = f"a {rank + 2}-D tensor ({', '.join(expected)}){tokens}"
-        raise ValueError(f"needs {needed}, got shape {tuple(shape)}")
+        hint = self._other_place(shape, rank)
+        raise ValueError(f"needs {needed}, got shape {tuple(shape)}{hint}")
+
+    def _other_place(self, shape: Shape, rank: int) -> str:
+        """Return where to put the regularizer if this layer gives a shape that does not fit."""
+        if any(len(earlier) == rank + 2 for earlier in self._views):
+            return (
+                ". Earlier calls gave maps, so this layer is called at several places. Put the "
+                "regularizer on a layer that is called at one place, such as the convolution"
+            )
+        if len(shape) == 2:
+            if self.facts.type_name == "Linear" and self.options.unit:
+                return ". Use Dropout on a Linear layer"
+            return ". The layer gives no map: choose an earlier layer, before the pooling"
+        if not self.auto:
+            return ""
+
+        name = name_of(type(self.options))
+        other = f"{name.removesuffix(f'{rank}d')}{len(shape) - 2}d"
+        if name.endswith(f"{rank}d") and other in registered(object):
+            return f". Use {other} on a {len(shape)}-D tensor"
+        return ""
 
     def _layout_by_rules(self, shape: Shape, rank: int, by_graph: str) -> str:
         """Return the layout by the rules; ValueError if the other axes may be no map."""
@@ -199,14 +245,15 @@ class Reader:
         facts = self.facts
         if facts.own == FIRST and side_of(layout) != FIRST:
             raise ValueError(
-                f"layout={layout!r} contradicts the layer: a {facts.type_name} gives "
-                f"{layout_with(FIRST, rank)}, here of shape {tuple(shape)}"
+                f"layout={layout!r} contradicts the layer: "
+                f"{with_article(facts.type_name)} gives {layout_with(FIRST, rank)}, here of shape "
+                f"{tuple(shape)}"
             )
         return layout
 
     def _side(self, shape: Shape, by_graph: str) -> str:
         """Return the place of the channels; ValueError if no rule decides."""
-        side = self._by_first_rule(shape, by_graph)
+        side = self._by_rules_in_order(shape, by_graph)
         if side:
             return side
 
@@ -219,17 +266,18 @@ class Reader:
             "Without a graph, as under torch.compile, attach(..., example_input=) may help"
         )
 
-    def _by_first_rule(self, shape: Shape, by_graph: str) -> str:
-        """Return `FIRST` or `LAST` by the first rule that decides, or ""."""
+    def _by_rules_in_order(self, shape: Shape, by_graph: str) -> str:
+        """Return `FIRST` or `LAST` by the first of the four rules that decides, or ""."""
         facts = self.facts
-        if facts.own:
+        if facts.own:  # 1, the type of the layer
             return facts.own
-        if by_graph in (FIRST, LAST):
+        if by_graph in (FIRST, LAST):  # 2, the autograd graph
             return by_graph
-        if by_graph != MIXED:
+        if by_graph != MIXED:  # 3, the feature stage, and 4, the layers inside
             side = self._by_stage(shape) or self._by_inside(shape, by_graph)
             if side:
                 return side
+        # 4, if the layers inside are of both kinds: the layers of the whole model
         return self._by_surroundings(shape) if facts.inside == MIXED else ""
 
     def _by_stage(self, shape: Shape) -> str:
@@ -289,6 +337,7 @@ class Reader:
         last = side_of(layout) == LAST
         axes = tuple(shape[1:-1] if last else shape[2:])
         may_be_heads = shape[1:3] if last else shape[1:2]
+        # maps of this forward, and possible maps of later stages
         sizes, stages = self.grids.of(len(axes))
 
         if heads is not None and heads in may_be_heads:

@@ -1,4 +1,7 @@
-"""The axes of a tensor: the options of a user, and its maps with the channels first."""
+"""The axes of a tensor: the options of a user, and its maps with the channels first.
+
+A `Reader` returns a `View` of a tensor. The constructors of regularizers call `check_axes`.
+"""
 
 from typing import Any, NamedTuple
 
@@ -10,7 +13,7 @@ from ..quoting import quote
 
 CHANNELS_FIRST = {1: "NCL", 2: "NCHW", 3: "NCDHW"}
 CHANNELS_LAST = {1: "NLC", 2: "NHWC", 3: "NDHWC"}
-# the place of the channels; `MIXED` if a model has layers of both kinds
+# the place of the channels; `MIXED` if the autograd graph, or the layers inside a layer, show both
 FIRST = "first"
 LAST = "last"
 MIXED = "mixed"
@@ -22,8 +25,10 @@ class View(NamedTuple):
     """How the axes of a tensor are read.
 
     Attributes:
-        layout: ``"NCHW"``, ``"NLC"``, ... or ``"parameter"``; ``""`` if the axes have no names.
-        grid: the size of the map that tokens form; None if the tensor has no tokens.
+        layout: ``"NCHW"``, ``"NLC"``, ... or ``"parameter"``; ``""`` if the class reads no axes, or
+            the tensor has only samples and channels.
+        grid: the size of the map that tokens form. None for a tensor without tokens, and for tokens
+            of a class that needs no map of 2 or 3 axes.
         prefix: the number of tokens before the map.
     """
 
@@ -31,7 +36,7 @@ class View(NamedTuple):
     grid: tuple[int, ...] | None = None
     prefix: int = 0
 
-    def take(self, x: Tensor) -> Tensor:
+    def to_maps(self, x: Tensor) -> Tensor:
         """Return the maps of a tensor as (N, C, ...), without the prefix.
 
         A parameter becomes (1, C, ...).
@@ -47,8 +52,8 @@ class View(NamedTuple):
             x = x.reshape(*x.shape[:2], *self.grid)
         return x
 
-    def put(self, y: Tensor, x: Tensor) -> Tensor:
-        """Return `x` with its maps replaced by `y`. The prefix stays."""
+    def from_maps(self, y: Tensor, x: Tensor) -> Tensor:
+        """Return the maps `y` with the axes and the prefix of `x`: the reverse of `to_maps`."""
         if self.layout == "parameter":
             return y.reshape(x.shape)
 
@@ -62,12 +67,15 @@ class View(NamedTuple):
             prefix = x.narrow(token_axis, 0, self.prefix)
             return torch.cat((prefix, y), token_axis)
 
-        # later layers may rely on the order in memory, which some operations change
+        # The operation may have stored `y` with its channels first. Then `movedim` has made it
+        # non-contiguous, and a later layer could not call ``view`` on it, as it does on `x`.
         return y.contiguous() if channels_last and x.is_contiguous() else y
 
 
-PLAIN = frozenset(View(layout) for layout in CHANNELS_FIRST.values())
-"""The views of maps that already have their channels first."""
+OF_PARAMETER = View("parameter")
+"""The view of a parameter or of its gradient."""
+WITH_CHANNELS_FIRST = frozenset(View(layout) for layout in CHANNELS_FIRST.values())
+"""The views of tensors that are maps already, so that `View.to_maps` changes nothing."""
 
 
 def layout_with(side: str, rank: int) -> str:
@@ -88,6 +96,7 @@ def is_tokens(layout: str, spatial: int | None) -> bool:
 def check_axes(regularizer: Any) -> None:
     """Raise ValueError for options about axes that the regularizer can't use."""
     spatial = regularizer.spatial
+    # tokens have one axis beside samples and channels, and each class may get them
     ranks = [1, 2, 3] if spatial is None else sorted({spatial, 1})
     layouts = ["auto"]
     for rank in ranks:
@@ -100,7 +109,10 @@ def check_axes(regularizer: Any) -> None:
         return
     label = regularizer.label
     if spatial in (None, 1):
-        raise ValueError(f"grid and prefix_tokens are for tokens; {label} needs no map")
+        raise ValueError(
+            "grid and prefix_tokens say which map the tokens form; "
+            f"{label} acts on the tokens themselves"
+        )
     if prefix is not None:
         as_count("prefix_tokens", prefix, 0)
     if grid is not None:

@@ -1,4 +1,7 @@
-"""Runs several passes of `sample` in one batch, if the rows of axis 0 are independent."""
+"""Runs several passes of `sample` in one batch, if the rows of axis 0 are independent.
+
+`sample` calls `in_one_batch` if it is called with ``batched=True``.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -68,7 +71,7 @@ def in_one_batch(
     sites = [site for attached in attachments(bare) for site in attached._sites]
     acting_sites = [site for site in sites if _changes_activations(site)]
     for site in acting_sites:
-        reason = _why_together(site.regularizer)
+        reason = _reason_against_rows(site.regularizer)
         if reason is not None:
             raise RuntimeError(f"{site.key} {reason}, so the passes would not be apart: {_CURE}")
     _check_modules(bare)
@@ -119,18 +122,18 @@ def _bare(regularizer: Regularizer) -> Regularizer:
     return regularizer
 
 
-def _why_together(regularizer: Regularizer) -> str | None:
+def _reason_against_rows(regularizer: Regularizer) -> str | None:
     """Return the reason why a regularizer may treat rows of axis 0 together, or None."""
     item = _bare(regularizer)
     if type(item) in _BY_ROW:
         return None
 
     if type(item) in _DROP_BLOCKS:
-        is_joint = getattr(item, "normalize", None) == "batch"
-        return 'has normalize="batch", a factor of the whole batch' if is_joint else None
+        uses_batch = getattr(item, "normalize", None) == "batch"
+        return 'has normalize="batch", a factor of the whole batch' if uses_batch else None
     if type(item) is StochasticDepth:
-        is_joint = item.mode == "batch"
-        return 'has mode="batch", one decision for the whole batch' if is_joint else None
+        uses_batch = item.mode == "batch"
+        return 'has mode="batch", one decision for the whole batch' if uses_batch else None
     return "may treat the samples of a batch together"
 
 

@@ -45,7 +45,8 @@ def capture(
         model: any model, wrapped or not, attached or not.
         x: the argument of the model: a tensor, a tuple of arguments or a mapping of keywords.
         layers: a selector, or a list of names.
-        gradients: also return the gradients of the values; None if the loss does not depend on one.
+        gradients: also return the gradients of the values. A gradient is None where the loss does
+            not depend on the value.
         when: ``"before"`` or ``"after"`` the regularizers of the layer.
         at: the ``"output"`` or the ``"input"`` of the layer.
         index: which element of a tuple, list or dict.

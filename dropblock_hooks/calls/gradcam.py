@@ -18,6 +18,7 @@ from ..quoting import listed, quote, shown
 from ..selectors.index import Index
 from ..selectors.select import Selector
 from ..selectors.stages import stage_channels
+from ..sites.indexing import Key
 from ..sites.site import LiveSite, SiteError
 from ..tables import shown as cell
 from ..warn import warn
@@ -100,15 +101,16 @@ def gradcam(
         x: a batch of images (N, C, H, W), or a tuple of arguments or a mapping of keywords. The
             maps have the size of the first tensor with 4 axes.
         layer: a selector of a single layer, whose last call counts. None takes the last feature
-            stage that works. If the stage returns tokens, None takes the first norm of its last
-            block, because behind that norm a head may read only the class token.
+            stage that works, or else the last layer. If the head reads only the class token, no
+            score depends on the map behind the last block. Then None takes the first norm in it.
         target: a class, or a class for each image. None takes the class with the largest output.
             The output, or its ``logits`` or ``out``, must be (images, classes). A function takes
             the output and returns a score for each image, or their sum.
         method: ``"gradcam"`` weighs a channel by the mean of its gradient, ``"gradcam++"`` by
             positions with a positive gradient; it assumes features that are not negative, as after
             a ReLU. ``"layercam"`` weighs each position separately.
-        index: the element to use, if the layer returns several tensors.
+        index: the element to use, if the layer returns several tensors. If no layer is named, None
+            takes the first element of a tuple.
         layout: the order of the axes, if it cannot be read: ``"NCHW"``, ``"NHWC"``, ``"NLC"``.
         grid: the map (height, width) that tokens form, if it cannot be read.
         prefix_tokens: the number of tokens before the map.
@@ -127,7 +129,6 @@ def gradcam(
     """
     check_option("method", method, ("gradcam", "gradcam++", "layercam"))
     axes: dict[str, Any] = {"layout": layout, "grid": grid, "prefix_tokens": prefix_tokens}
-    observer = LastMap(gradients=True, detach=False, index=index, **axes)
     layers = Index(model)
     base = layers.model
     arguments = arguments_of(x)
@@ -144,8 +145,9 @@ def gradcam(
         scores, classes = _scores(forward(), target, images)
         return scores
 
-    def map_at(selector: Selector) -> tuple[str, Tensor]:
+    def map_at(selector: Selector, element: Key) -> tuple[str, Tensor]:
         """Run the model; return the name of the layer and its map, or raise a SiteError."""
+        observer = LastMap(gradients=True, detach=False, index=element, **axes)
         sites = call_once(layers, selector, observer, explained)
         site = _only_site(sites, selector)
         activations, gradient = features(site, images)
@@ -154,9 +156,9 @@ def gradcam(
 
     with undisturbed(base):
         if layer is not None:
-            name, raw = map_at(layer)
+            name, raw = map_at(layer, index)
         else:
-            name, raw = _first_map(default_layers(layers, forward), map_at)
+            name, raw = _first_map(default_layers(layers, forward, index), map_at)
 
     _warn_of_empty_maps(raw, name)
     maps = _scaled_to_1(raw)[:, None]
@@ -189,13 +191,13 @@ def _only_site(sites: list[LiveSite], selector: Selector) -> LiveSite:
 
 
 def _first_map(
-    layers: list[str], map_at: Callable[[Selector], tuple[str, Tensor]]
+    layers: Mapping[str, Key], map_at: Callable[[Selector, Key], tuple[str, Tensor]]
 ) -> tuple[str, Tensor]:
     """Return the name and the map of the first layer that has a map."""
     errors: list[SiteError] = []
-    for layer in layers:
+    for layer, index in layers.items():
         try:
-            return map_at(layer)
+            return map_at(layer, index)
         except SiteError as error:
             errors.append(error)
 
@@ -210,7 +212,8 @@ def _warn_of_empty_maps(raw: Tensor, layer: str) -> None:
         if not bool(image_map.any()):
             empty.append(str(number))
     if empty:
-        warn(messages.EMPTY_MAP.format(layer=quote(layer), images=listed(empty, 5)))
+        text = messages.EMPTY_MAP.format(layer=quote(layer), images=listed(empty, 5))
+        warn(text, each_call=True)
 
 
 def _scaled_to_1(raw: Tensor) -> Tensor:
@@ -227,44 +230,68 @@ def _batch_and_channels_of_maps(output: Any) -> set[tuple[int, ...]]:
     return {tuple(x.shape[:2]) for x in maps}
 
 
-def default_layers(index: Index, forward: Callable[[], Any]) -> list[str]:
-    """Return the names of the layers that Grad-CAM tries if no layer is named, the best first.
+def default_layers(layers: Index, forward: Callable[[], Any], index: Key = None) -> dict[str, Key]:
+    """Return the layers that Grad-CAM tries if no layer is named, and the element of each output.
 
-    1. The last feature stage comes first, then the layers that were called last.
-    2. Before a layer of tokens come the norms of its last block, because behind these norms a head
-       may read only the class token.
+    The best layer comes first.
+
+    1. The last feature stage comes first, then the layers that were called last. So a block comes
+       before the branches inside it. Of a tuple, the first element is read.
+    2. After a layer of tokens come the norms of its last block. If the head reads only the class
+       token, the scores do not depend on the map of the layer, but they depend on these norms.
     3. Maps with as many channels as an output map come last, because segmentation models return
        such maps resized.
     """
-    with recorded(index.model) as calls, torch.no_grad():
+    with recorded(layers.model) as calls, torch.no_grad():
         output = forward()
 
-    shapes = _shapes_by_call(index, calls)
-    of_tokens = [name for name, shape in shapes.items() if len(shape) == 3]
-    norms = [name for name in of_tokens if "Norm" in _class_name(index, name)]
-
-    candidates = list(stage_channels(index))[-1:]  # none if the model declares no stages
-    candidates += [name for name in reversed(shapes) if _may_have_features(index, name)]
-
-    layers: list[str] = []
-    for name in candidates:
-        is_map = len(shapes.get(name, ())) == 4
-        if not is_map:
-            layers += _norms_of_last_block(name, norms)
-        if name in shapes:
-            layers.append(name)
+    shapes = _shapes_by_call(layers, calls)
+    candidates = list(stage_channels(layers))[-1:]  # none if the model declares no stages
+    candidates += [name for name in reversed(shapes) if _may_have_features(layers, name)]
+    names = _with_norms(layers, candidates, shapes)
 
     returned = _batch_and_channels_of_maps(output)
-    layers.sort(key=lambda name: shapes[name][:2] in returned)
-    without_repeats = list(dict.fromkeys(layers))
-    return without_repeats[:_TRIES]
+    names.sort(key=lambda name: shapes[name][:2] in returned)
+    without_repeats = list(dict.fromkeys(names))
+
+    elements: dict[str, Key] = {}
+    for name in without_repeats[:_TRIES]:
+        is_tuple = calls[name].first_shape is not None
+        elements[name] = 0 if is_tuple and index is None else index
+    return elements
 
 
 def _shapes_by_call(index: Index, calls: Mapping[str, LayerCalls]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the outputs that may be maps, in the order of the calls."""
+    """Return the shapes of the outputs that may be maps, in the order of the calls.
+
+    Of a tuple, it is the shape of the first element.
+    """
     names = [name for name, target in index.modules.items() if name and name == target.name]
     names.sort(key=lambda name: calls[name].order)
-    return {name: calls[name].shape for name in names if _has_places(calls[name].shape)}
+
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name in names:
+        shape = calls[name].first_shape or calls[name].shape
+        if _has_places(shape):
+            shapes[name] = shape
+    return shapes
+
+
+def _with_norms(
+    index: Index, candidates: list[str], shapes: Mapping[str, tuple[int, ...]]
+) -> list[str]:
+    """Return the candidates with places. The norms of its last block follow a layer of tokens."""
+    of_tokens = [name for name, shape in shapes.items() if len(shape) == 3]
+    norms = [name for name in of_tokens if "Norm" in _class_name(index, name)]
+
+    names: list[str] = []
+    for name in candidates:
+        if name in shapes:
+            names.append(name)
+        is_map = len(shapes.get(name, ())) == 4
+        if not is_map:
+            names += _norms_of_last_block(name, norms)
+    return names
 
 
 def _class_name(index: Index, name: str) -> str:
@@ -371,8 +398,8 @@ def features(site: LiveSite, images: int) -> tuple[Tensor, Tensor]:
 
     view = site.reader.last or site.view_of(last.value)
     wide = torch.promote_types(last.value.dtype, torch.float32)
-    x = view.take(last.value.detach()).to(wide)
-    grad = view.take(last.grad).to(wide)
+    x = view.to_maps(last.value.detach()).to(wide)
+    grad = view.to_maps(last.grad).to(wide)
 
     if x.shape[2:] == (1, 1) or len(x) != images:
         raise site.error(

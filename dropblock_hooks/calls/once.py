@@ -1,4 +1,8 @@
-"""Runs a model once, with observers for this call only, and sets the modes for such calls."""
+"""Runs a model once, with observers for this call only, and sets the modes for such calls.
+
+`capture` and `gradcam` call `call_once`. `sample` runs the model in `evaluation`, and `gradcam` in
+`undisturbed`.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -23,16 +27,16 @@ from ..specs.spec import Draft
 
 
 class Once(Capture):
-    """A `Capture` for one call, on layers that may have another `Capture`."""
+    """A `Capture` for one call. Its label differs, so it may share a layer with a `Capture`."""
 
-    label = "capture"  # the name of the function in errors
+    label = "capture"  # the name of the function, also in errors
 
     def __repr__(self) -> str:
         return self.label
 
 
 class EdgeHook(ObserveHook):
-    """Collects the edges of the graph at which the backward ends, so it reaches no parameter."""
+    """Collects edges of the graph. The backward ends there, so no parameter gets a gradient."""
 
     def watched(
         self, x: Tensor, at: int, ticket: int | None, awaited: Awaited | None = None
@@ -61,7 +65,7 @@ def call_once(
     draft = Draft.of([(layers, observer)])
     placements, *_ = place(index, draft)
     edges: list[GradientEdge] = []
-    run = Run(looked=True, shared={"edges": edges})  # the caller reports uncalled layers
+    run = Run(checked=True, shared={"edges": edges})  # the caller reports uncalled layers
     attached = install(index.model, placements, run, lambda site, _: EdgeHook(site))
 
     try:
@@ -142,10 +146,13 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
         stack.enter_context(as_written())
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
-        stack.callback(torch.clear_autocast_cache)  # casts in the cache have no graph
+        # `default_layers` runs under no_grad(); a later forward in the same autocast would use its
+        # casts, which have no graph, up to torch 2.9
+        stack.callback(torch.clear_autocast_cache)
 
         for site in sites:
             stack.callback(setattr, site.run, "installed", site.run.installed)
+            # `counter` is the tally, with the counts of compiled code
             stack.callback(setattr, site.tally, "evaluated", site.counter.evaluated)
             site.run.installed = False  # unlike `enabled`, this does not show in the report
         yield

@@ -9,7 +9,8 @@ Here are the equations. The probabilities of a pass are p, and means are over th
     mutual information = H(mean(p)) - mean(H(p))
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -18,10 +19,12 @@ from torch import Tensor, nn
 from .. import messages
 from ..attach import attachments
 from ..checks import as_count
+from ..compiling import as_written
 from ..planning.dry_run import arguments_of
-from ..quoting import listed
+from ..quoting import listed, quote
 from ..selectors.wrappers import unwrap
-from ..sites.site import LiveSite
+from ..sites.held import RetuneHook
+from ..sites.hooks import SiteHook, hooks_on
 from ..warn import warn
 from .batched import in_one_batch
 from .once import evaluation, main_tensor, summary
@@ -101,6 +104,10 @@ def sample(
     modules are in evaluation mode, also the model's own dropouts, and have their former modes
     afterwards. The outputs have no gradient. Masks use torch's global generator.
 
+    Within ``attached.always()``, functional dropout acts, too, if an ``attr:`` selector names its
+    rate. For this, the forward of the module with the rate runs in training mode, but the modules
+    in it do not. A compiled model then runs in eager mode.
+
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
         >>> attached = attach(model, {"1": Dropout(0.2)})
@@ -120,7 +127,8 @@ def sample(
 
     Raises:
         RuntimeError: if no random site is active in evaluation; with `batched`, if the model or a
-            site may treat rows together, such as `DropBlock2d` with ``normalize="batch"``.
+            site may treat rows together, such as `DropBlock2d` with ``normalize="batch"``, or if
+            an ``attr:`` selector acts; if an ``attr:`` selector names a rate of a BatchNorm.
         TypeError: if an output, or the result of `target`, is no tensor.
         ValueError: if n is below 2; with `batched`, if tensors of `x` differ in the length of
             axis 0, or the output has another one.
@@ -130,11 +138,17 @@ def sample(
     """
     bare = unwrap(model)
     n = as_count("n", n, 2)
-    acting = _acting_sites(bare)
+    acting = _acting_hooks(bare)
+    of_functions = [hook for hook in acting if _drops_in_a_function(hook)]
+    if batched and of_functions:
+        raise RuntimeError(
+            f"{_selectors(of_functions)}: a function of the model drops, which may treat the "
+            "samples of a batch together: leave batched=True out"
+        )
     args, kwargs = arguments_of(x)
-    calls_before = sum(site.calls for site in acting)
+    calls_before = _calls(acting)
 
-    with evaluation(model), torch.no_grad():
+    with evaluation(model), torch.no_grad(), _functions_drop(bare, of_functions):
         if batched:
             samples = in_one_batch(model, (args, kwargs), n, target)
         else:
@@ -144,10 +158,15 @@ def sample(
         std, mean = torch.std_mean(numbers, 0)
 
     # compiled code may not count these calls, so equal samples are needed too
-    are_counted = sum(site.calls for site in acting) != calls_before
-    if not are_counted and bool((samples == samples[:1]).all()):
-        keys = listed([site.key for site in acting], 3)
-        warn(messages.SAMPLE_CALLED_NO_LAYER.format(n=n, sites=keys))
+    are_counted = _calls(acting) != calls_before
+    is_in_doubt = bool(of_functions) or not are_counted
+    if is_in_doubt and bool((samples == samples[:1]).all()):
+        if are_counted:
+            message = messages.EQUAL_SAMPLES.format(n=n, selectors=_selectors(of_functions))
+        else:
+            keys = listed([hook.site.key for hook in acting], 3)
+            message = messages.SAMPLE_CALLED_NO_LAYER.format(n=n, sites=keys)
+        warn(message, each_call=True)
     return Sampled(mean, std, samples)
 
 
@@ -191,16 +210,27 @@ def _entropy(probabilities: Tensor) -> Tensor:
     return -torch.xlogy(probabilities, probabilities).sum(-1)
 
 
-def _acting_sites(model: nn.Module) -> list[LiveSite]:
-    """Return the sites of a model that draw random numbers in evaluation, at least one."""
-    sites = _random_sites(model)
-    if any(site.uses_same_masks for site in sites):
+def _calls(hooks: Sequence[SiteHook]) -> int:
+    """Return the number of calls that the sites of hooks have counted."""
+    return sum(hook.site.calls for hook in hooks)
+
+
+def _selectors(hooks: Sequence[SiteHook]) -> str:
+    """Name the entries of the spec that placed hooks."""
+    selectors = dict.fromkeys(hook.site.selector for hook in hooks)
+    return listed([quote(selector) for selector in selectors], 3)
+
+
+def _acting_hooks(model: nn.Module) -> list[SiteHook]:
+    """Return the hooks of a model that draw random numbers in `sample`, at least one."""
+    hooks = _random_hooks(model)
+    if any(hook.site.uses_same_masks for hook in hooks):
         raise RuntimeError(
             "all samples would be equal in a block of same_masks(): sample outside of it"
         )
-    acting = [site for site in sites if site.acts(False) and site.rate != 0.0]
+    acting = [hook for hook in hooks if _acts(hook)]
     if not acting:
-        keys = listed([site.key for site in sites], 3)
+        keys = listed([hook.site.key for hook in hooks], 3)
         raise RuntimeError(
             f"all samples would be equal: {keys} draws no random numbers in evaluation. Sample "
             "within `with attached.always():`, or attach with active='always'. A rate of 0 and a "
@@ -209,22 +239,91 @@ def _acting_sites(model: nn.Module) -> list[LiveSite]:
     return acting
 
 
-def _random_sites(model: nn.Module) -> list[LiveSite]:
-    """Return the sites of a model that draw random numbers, at least one."""
-    attached_sites: list[LiveSite] = []
+def _random_hooks(model: nn.Module) -> list[SiteHook]:
+    """Return the hooks of a model that draw random numbers, at least one."""
+    attached_hooks: list[SiteHook] = []
     for attached in attachments(model):
-        attached_sites += attached._sites
-    if not attached_sites:
+        attached_hooks += attached._hooks
+    if not attached_hooks:
         raise RuntimeError(
             "all samples would be equal: the model has no attachment. Attach a dropout first, with "
             "active='always'"
         )
 
-    sites = [site for site in attached_sites if site.draws]
-    if not sites:
-        keys = listed([site.key for site in attached_sites], 3)
+    hooks = [hook for hook in attached_hooks if hook.site.draws or _drops_in_a_function(hook)]
+    if not hooks:
+        keys = listed([hook.site.key for hook in attached_hooks], 3)
         raise RuntimeError(
             f"all samples would be equal: no site draws random numbers ({keys}). Attach a dropout, "
             "with active='always'"
         )
-    return sites
+    return hooks
+
+
+def _drops_in_a_function(hook: SiteHook) -> bool:
+    """Return whether a hook sets the rate of a function that the forward of its module calls."""
+    return isinstance(hook, RetuneHook) and hook.site.at == "attribute"
+
+
+def _acts(hook: SiteHook) -> bool:
+    """Return whether a hook draws random numbers in a forward of `sample`."""
+    site = hook.site
+    if site.rate == 0.0:
+        return False
+    if _drops_in_a_function(hook):
+        return site.run.always and site.acts(training=True)
+    return site.acts(training=False)
+
+
+@contextmanager
+def _functions_drop(model: nn.Module, hooks: Sequence[SiteHook]) -> Iterator[None]:
+    """Let the functions whose rates these hooks set drop within a ``with`` block."""
+    modules: list[nn.Module] = []
+    for hook in hooks:
+        module = hook.find(model)
+        if isinstance(getattr(module, "running_mean", None), Tensor):
+            raise RuntimeError(
+                f"{_selectors([hook])}: the module has running statistics, which its forward would "
+                "change in training mode: attach a Dropout in place of this entry"
+            )
+        if module is not None:
+            modules.append(module)
+
+    with ExitStack() as stack:
+        if modules:
+            stack.enter_context(as_written())
+        for module in dict.fromkeys(modules):
+            forward = _TrainingForward(module)
+            # the last to run before the forward, and the first after it
+            before = module.register_forward_pre_hook(forward.begin)
+            stack.callback(before.remove)
+            after = module.register_forward_hook(forward.end, prepend=True, always_call=True)
+            stack.callback(after.remove)
+        yield
+
+
+class _TrainingForward:
+    """Puts a module into training mode during its own forward, with the rates of training.
+
+    The modules inside stay in evaluation mode. All other hooks of the module see evaluation mode,
+    so they count the call as one in evaluation.
+
+    Args:
+        module: a module with hooks that set rates. All of them set the rates of training, also
+            those whose rate is 0.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.hooks = [hook for hook in hooks_on(module) if isinstance(hook, RetuneHook)]
+        self.modes: list[bool] = []  # those before each forward that runs now; one may call another
+
+    def begin(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        """Forward pre-hook: set the mode and the rates of training."""
+        self.modes.append(module.training)
+        for hook in self.hooks:
+            setattr(module, hook.attribute, hook.value(training=True))
+        module.training = True
+
+    def end(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        """Forward hook: set the former mode again."""
+        module.training = self.modes.pop()

@@ -47,7 +47,7 @@ def watch(
     """
     of_attach = {name: options.pop(name) for name in ("grad_scaler", "root") if name in options}
     dog = Watchdog(rules, action=action, every=every, **options)  # type: ignore[arg-type]  # checked
-    # a layer that a function selects need not be called
+    # a function leaves out torch.jit layers, which take no hooks
     return attach(model, {_AllLayers(where=_takes_hooks): dog}, **of_attach)
 
 

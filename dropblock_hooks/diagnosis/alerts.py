@@ -1,4 +1,9 @@
-"""Judges the numbers of a `Watchdog` when it looks, and finds the first cause of its findings."""
+"""Judges the numbers of a `Watchdog` when it looks, and finds the first cause of its findings.
+
+A `ModelHook` calls `new_alerts` after the forwards at which a `Watchdog` looks, and
+`Attachment.step` at the end of an epoch. `Attachment.verify` calls `alerts_now`, which reports
+nothing.
+"""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -21,6 +26,7 @@ from .sights import Sight, sights_of, with_rule
 # faults of the training loop, which no layer causes
 _OF_LOOP = (
     Kind.NO_UPDATE,
+    Kind.ACCUMULATING,
     Kind.EVAL_NORM,
 )
 # faults that a backward pass shows
@@ -51,7 +57,7 @@ def new_alerts(
     if not sights or not run.installed:
         return []
 
-    _note_scale(run, clock)
+    _compare_scale(run, clock)
     enough_calls = any(sight.judged for sight in sights)
     statistics = statistics and enough_calls
     if statistics:
@@ -60,7 +66,7 @@ def new_alerts(
     before = clock.alerts
     findings = _judge(base, run, sights, statistics)
     run.history.note_findings(findings.values())
-    if any(sight.measured for sight in sights):
+    if any(sight.has_numbers for sight in sights):
         cleared = before.keys() - findings.keys()
         run.told -= cleared  # if such a finding comes again, it is reported again
         clock.alerts = findings
@@ -84,11 +90,11 @@ def _not_in(before: Mapping[Any, Finding], findings: Mapping[Any, Finding]) -> l
     return new
 
 
-def _note_scale(run: Run, clock: Clock) -> None:
-    """Note the scale of the loss, if a GradScaler is used."""
+def _compare_scale(run: Run, clock: Clock) -> None:
+    """Compare the scale of the loss with that at the last look, if a GradScaler is used."""
     if is_enabled(run.scaler):
         scale = run.scaler.get_scale()
-        clock.note_scale(scale)
+        clock.compare_scale(scale)
 
 
 def alerts_now(
@@ -115,6 +121,8 @@ def tell_alerts(
     findings: Sequence[Finding],
 ) -> None:
     """Report the findings by the `action` of their `Watchdog`; a WatchdogError comes last."""
+    if not findings:  # as after almost all forwards
+        return
     dogs: dict[str, Any] = {}
     for hook in hooks:
         dogs[hook.site.key] = hook.site.regularizer

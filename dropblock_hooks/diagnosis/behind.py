@@ -1,4 +1,7 @@
-"""Finds layers that compiled code has almost stopped calling."""
+"""Finds layers that compiled code has almost stopped calling.
+
+`Attachment.verify` asks for them, and `Attachment.step` at the end of an epoch.
+"""
 
 from collections.abc import Iterable
 

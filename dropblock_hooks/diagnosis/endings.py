@@ -1,25 +1,21 @@
 """Finds the faults of a whole training, such as a rate that was always 0.
 
-They are reported when an attachment is removed, or when the process ends. `verify` and the title of
-the report ask some of these functions earlier.
+`at_end` reports them. `verify` and the title of the report ask some of these functions earlier.
 """
 
 from __future__ import annotations
 
-import atexit
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any
-from weakref import WeakSet
 
 from .. import messages
-from ..findings import Finding, tell
+from ..findings import Finding
 from ..regularizers.base import Regularizer
 from ..regularizers.foreign import Retune
 from ..schedules import length_of, span_of, value_at
-from ..sites.model_hook import ModelHook
 from ..sites.run import Run
 from ..sites.site import LiveSite
 from ..tables import counted
@@ -28,37 +24,16 @@ _FEWEST = 10  # fewer calls are a trial, not a training
 _MOST_TIMES = 1_000  # a schedule is evaluated at so many times
 
 
-_installed: WeakSet[ModelHook] = WeakSet()
-"""The hooks of all attachments. Copies of models are left out: they may be averages of weights."""
-
-
-def remember_until_exit(hook: ModelHook) -> None:
-    """Check an attachment when the process ends, because a script may never call `remove`."""
-    _installed.add(hook)
-
-
-@atexit.register
-def tell_at_exit() -> None:
-    """Warn of likely mistakes in the use of the attachments that were not removed."""
-    for model_hook in list(_installed):
-        run = model_hook.run
-        is_alive = model_hook.model is not None
-        if run.installed and is_alive:
-            sites = [hook.site for hook in model_hook.hooks]
-            findings = find_forgotten(run, sites)
-            tell(findings, run.told)
-
-
 def find_forgotten(run: Run, sites: Sequence[LiveSite]) -> list[Finding]:
-    """Find likely mistakes after a training, such as calls of ``step`` that are missing."""
+    """Find likely mistakes after a training.
+
+    These are calls of ``step`` that are missing, or else rates that were always 0, and a model that
+    never ran in training mode.
+    """
     findings = not_stepped(sites)
     if findings:
         return findings
-    return _find_at_end(run, sites)
 
-
-def _find_at_end(run: Run, sites: Sequence[LiveSite]) -> list[Finding]:
-    """Find rates that were always 0, and a model that never ran in training mode."""
     trained = []
     for site in sites:
         if site.counter.active >= _FEWEST:
@@ -181,7 +156,7 @@ def _only_evaluated(run: Run, sites: Iterable[LiveSite]) -> list[Finding]:
     was_reported = run.stepped and in_open_window < forwards.evaluated
     if was_reported:
         return []
-    if forwards.trained or forwards.evaluated < _FEWEST:
+    if forwards.trained or forwards.failed or forwards.evaluated < _FEWEST:
         return []
     if any(site.counter.active or site.counter.trained for site in sites):
         return []

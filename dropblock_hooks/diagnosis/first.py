@@ -1,4 +1,8 @@
-"""Checks in forwards of the model, mostly in the first training forward of a window."""
+"""Checks after forwards of the model, mostly after the first training forward of a window.
+
+A `ModelHook` calls the methods of `ForwardChecks`. `place.install` makes the object and gives it to
+the hook. `plan` also calls `find_no_batch`, and `verify` calls `find_unknown_scaler`.
+"""
 
 import itertools
 from collections.abc import Iterable, Sequence
@@ -26,7 +30,7 @@ from .idle import find_idle
 from .lost import find_overwritten, find_split_groups, old_anchors
 from .routed import around, routed_lists
 
-_BATCH_OF_IMAGES = 4  # axes; a tensor with fewer axes in a list is one sample
+_BATCH_OF_IMAGES = 4  # axes; with fewer axes, a message takes a tensor in a list as one sample
 _MOST_VIEWS = 64  # tensors in a list whose neighbors the model may concatenate
 
 
@@ -34,13 +38,16 @@ class ForwardChecks:
     """The checks that a `ModelHook` runs in the forwards of the model; see `Checks` there."""
 
     def check_steps(self, hook: ModelHook) -> None:
-        """Report schedules if ``step`` was never called."""
+        """Report a schedule if ``step`` was never called.
+
+        The hook asks when the mode changes to training for the third time, and later.
+        """
         sites = [site_hook.site for site_hook in hook.hooks]
         tell(not_stepped(sites), hook.run.told)
 
     def require_optimizer(self, hook: ModelHook) -> None:
         """Refuse a training whose updates a regularizer can't judge."""
-        for site in _waiting(hook):
+        for site in _sites_without_optimizer(hook):
             if isinstance(site.regularizer, WithMemory):
                 raise site.error(
                     f"{site.regularizer.label} judges each update, and no optimizer is known in "
@@ -48,11 +55,20 @@ class ForwardChecks:
                     "attached.optimizer = optimizer"
                 )
 
+    def note_writes(self, hook: ModelHook, model: nn.Module) -> None:
+        """Note how often parameters were written up to the end of the first forward of a window.
+
+        `_was_updated` compares with it: later writes show that the model is trained, also in
+        evaluation mode.
+        """
+        hook.run.writes = writes_to(model)
+
     def check_first(self, hook: ModelHook, model: nn.Module, inputs: Any) -> None:
         """Report the faults that the first training forward of a window shows."""
         run = hook.run
-        run.writes = writes_to(model)
+        self.note_writes(hook, model)
         opened, _ = windows(run, hook.hooks)
+        # no backward has run yet, so missing gradients are no fault
         window = replace(opened, backward=False)
 
         by_call = [site_hook for site_hook in hook.hooks if site_hook.by_call]
@@ -69,7 +85,7 @@ class ForwardChecks:
                 sites.append(site)
         run.no_batch = find_no_batch(sites, inputs)
         findings = list(run.no_batch)
-        findings += _without_optimizer(hook)
+        findings += _find_no_optimizer(hook)
         findings += find_unknown_scaler(run)
         findings += find_overwritten(model, run, hook.parameters)
         findings += find_split_groups(model, run, hook.parameters)
@@ -106,7 +122,7 @@ def _not_left_out(model: nn.Module, hooks: list[SiteHook], window: Window) -> li
     return expected
 
 
-def _waiting(hook: ModelHook) -> list[LiveSite]:
+def _sites_without_optimizer(hook: ModelHook) -> list[LiveSite]:
     """Return the sites that act at the steps of an optimizer, if no optimizer is known."""
     is_copy = hook.model is None  # a copy gets its own optimizer later
     if hook.run.optimizers or is_copy:
@@ -115,9 +131,9 @@ def _waiting(hook: ModelHook) -> list[LiveSite]:
     return [site for site in sites if site.regularizer.accumulates]
 
 
-def _without_optimizer(hook: ModelHook) -> list[Finding]:
+def _find_no_optimizer(hook: ModelHook) -> list[Finding]:
     """Find sites that act at the steps of an optimizer, if no optimizer is known."""
-    keys = [site.key for site in _waiting(hook)]
+    keys = [site.key for site in _sites_without_optimizer(hook)]
     if not keys:
         return []
     finding = messages.NO_OPTIMIZER.finding(
@@ -183,7 +199,8 @@ def _first_batch(first: Tensor, lists: Sequence[list[Any]]) -> int:
 def _batches(tensors: Sequence[Tensor], lists: Sequence[list[Any]]) -> set[int]:
     """Return all lengths that axis 0 of whole samples may have.
 
-    Images may come in a list. A model may concatenate images of the same size.
+    Images may come in a list. A model may concatenate images of the same size. Tensors in a list
+    may be samples or batches, such as tokens with their mask, so both lengths are allowed.
     """
     sizes = [x.shape[0] for x in tensors]
     batches = set(sizes)

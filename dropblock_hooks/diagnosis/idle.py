@@ -1,5 +1,8 @@
 """Finds out why a site did nothing in a window.
 
+`Attachment.verify` asks `diagnose` about each site. `find_idle` does so for all sites of a window:
+after the first training forward, and when `Attachment.step` ends an epoch.
+
 There is one function for each cause. It takes the `IdleSite` and returns a `Cause` from
 ``messages``, or None if this is not the cause. The first cause that holds is reported.
 """
@@ -11,15 +14,16 @@ from typing import Any
 from torch import nn
 
 from .. import messages
-from ..findings import Cause, Finding, Kind, Message
+from ..findings import Cause, Finding, Kind, Message, Severity
 from ..selectors.wrappers import find_module
 from ..sites.counter import Snapshot
 from ..sites.held import ParameterHook
 from ..sites.hooks import SiteHook
-from ..sites.updates import updated_by
 from ..sites.windows import Window
 from ..tables import counted
 from .lost import find_frozen, find_lost
+
+_MOST_WAITING = 100  # calls without an update, as a GradScaler that looks for its scale skips some
 
 
 @dataclass(frozen=True)
@@ -68,13 +72,14 @@ class IdleSite:
 def find_idle(base: nn.Module, hooks: Iterable[SiteHook], window: Window) -> list[Finding]:
     """Find the faults of the sites that did nothing in a window.
 
-    A parameter that is frozen after some training is no fault.
+    A parameter that is frozen after some training is no fault. Neither is one that waits for an
+    update.
     """
     idle = [hook for hook in hooks if not window.sites[hook.site.key].active]
     findings = []
     for hook in idle:
         fault = diagnose(hook, base, window)
-        if fault is None:
+        if fault is None or fault.severity == Severity.NOTE:
             continue
         frozen_later = fault.kind == Kind.LOST and hook.site.active_calls
         if not frozen_later:
@@ -95,7 +100,7 @@ def diagnose(hook: SiteHook, model: nn.Module, window: Window) -> Finding | None
 
     something_ran = window.has("calls", "active")
     acted = window.sites[hook.site.key].active
-    if acted or not something_ran or not hook.needs_calls:
+    if acted or window.failed or not something_ran or not hook.needs_calls:
         return None
 
     site = IdleSite(hook, model, owner, window)
@@ -125,25 +130,43 @@ def _no_update(site: IdleSite) -> Finding | None:
     if site.counts.calls and not site.counts.trained:
         return _idle_site(site)  # the layer was in evaluation mode
     if not _others_updated(site):
-        return _finding(messages.NO_STEP, site)
+        waits = _waits_for_update(site)
+        return _finding(messages.NO_STEP_YET if waits else messages.NO_STEP, site)
     if site.hook.site.active_calls:
         return None  # heads of several tasks may take turns
     return _finding(messages.UPDATES_WITHOUT_IT, site)
 
 
-def _others_updated(site: IdleSite) -> bool:
-    """Return whether the optimizer of the parameter has updated other parameters."""
-    run = site.hook.run
-    if len(run.optimizers) > 1:
-        return False  # it is unknown which of them has made a step
+def _waits_for_update(site: IdleSite) -> bool:
+    """Return whether the optimizer of the parameter has made no step in a window that is short.
 
-    optimizer = run.optimizers[0].optimizer
+    A GradScaler has skipped the step, or gradients are accumulated over several windows. If another
+    optimizer makes the steps, the parameters change.
+    """
     hook: Any = site.hook
     parameter = hook.held(site.owner)
-    if optimizer is None or id(parameter) not in updated_by(optimizer):
+    window = site.window
+    unchanged = []  # for each optimizer of the parameter
+    for updated, is_unchanged in zip(window.updated, window.unchanged, strict=True):
+        if id(parameter) in updated:
+            unchanged.append(is_unchanged)
+    if not unchanged or not all(unchanged):
         return False
-    others = [other for other in run.sites if other.regularizer.accumulates]
-    return any(site.window.sites[other.key].active for other in others)
+
+    was_updated = hook.site.active_calls > 0
+    calls = site.counts.trained if was_updated else hook.site.counter.trained
+    return calls < _MOST_WAITING
+
+
+def _others_updated(site: IdleSite) -> bool:
+    """Return whether the optimizer of the parameter has updated other parameters."""
+    window = site.window
+    if len(window.updated) > 1:
+        return False  # it is unknown which of them has made a step
+
+    hook: Any = site.hook
+    parameter = hook.held(site.owner)
+    return id(parameter) in window.updated[0] and window.had_update
 
 
 def _idle_site(site: IdleSite) -> Finding | None:
@@ -200,6 +223,10 @@ def _not_while_training(site: IdleSite) -> Cause | None:
     return messages.NOT_WHILE_TRAINING if site.missed_training else None
 
 
+def _raised(site: IdleSite) -> Cause | None:
+    return messages.RAISED if site.counts.trained else None
+
+
 def _only_evaluated(site: IdleSite) -> Cause:
     return messages.ONLY_EVALUATED
 
@@ -211,6 +238,7 @@ _CAUSES: tuple[Callable[[IdleSite], Cause | None], ...] = (
     _needs_no_gradient,
     _not_while_training,
     _no_gradient,
+    _raised,
     _only_evaluated,
 )
 

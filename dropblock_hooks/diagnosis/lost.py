@@ -1,4 +1,9 @@
-"""Finds sites that can't act any more, because their layer or parameter was replaced."""
+"""Finds sites that can't act any more, because their layer or parameter was replaced.
+
+`idle.diagnose` asks `find_lost` about each site. The other functions find parameters whose
+gradients are not regularized as intended. They run in the first training forward of a window, and
+most of them also in `Attachment.verify`.
+"""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable

@@ -1,4 +1,7 @@
-"""Applies the rule of a `Watchdog` about NaN and Inf, and names the layer that made them first."""
+"""Applies the rule of a `Watchdog` about NaN and Inf, and names the layer that made them first.
+
+``alerts`` calls `find_nonfinite` each time that a `Watchdog` looks.
+"""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -130,7 +133,7 @@ def _of_forward(
     return sight.finding(
         message,
         bad=sight.watched.bad_calls,
-        calls=sight.watched.calls,
+        calls=sight.watched.measured,
         more=more,
     )
 
@@ -140,7 +143,7 @@ def _gap_before(first: Sight, clock: Clock) -> Gap | None:
     watched = first.watched
     if not watched.gap:
         return clock.gap
-    last_forward = max(clock.forwards, watched.turn)
+    last_forward = max(clock.forwards, watched.compiled_calls)
     bad_forward = last_forward - watched.bad_ago
     last_measured = bad_forward - watched.gap - 1
     return Gap(
@@ -174,7 +177,7 @@ def _after_the_last_measured(
     forwards = clock.forwards
     if compiled:
         # between two looks, the clock does not count compiled forwards
-        forwards = max(forwards, *(sight.watched.turn for sight in sights))
+        forwards = max(forwards, *(sight.watched.compiled_calls for sight in sights))
         last = forwards - max(sight.watched.unmeasured for sight in sights)
     if last == forwards:
         return
@@ -182,7 +185,7 @@ def _after_the_last_measured(
     bad = []
     first = None
     for sight in sights:
-        if not sight.trained:
+        if not sight.trainable:
             continue
         names = _bad_parameters([sight])
         if names and first is None:

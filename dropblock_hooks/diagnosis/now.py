@@ -1,4 +1,8 @@
-"""Finds all faults at this moment, and the faults of an epoch that ends."""
+"""Finds all faults at this moment, and the faults of an epoch that ends.
+
+`Attachment.verify` calls `find_faults`, and `Attachment.step` calls `find_before_step` before the
+time moves. The callbacks of trainers call `tell_faults` when an epoch ends.
+"""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -9,7 +13,7 @@ from torch import nn
 
 from .. import messages
 from .._torch import NO_TASK, graph_task
-from ..findings import Finding, merged, tell
+from ..findings import Finding, Kind, Severity, merged, tell
 from ..observers.updates import writes_to
 from ..selectors.wrappers import bare_type
 from ..sites.hooks import SiteHook
@@ -20,9 +24,11 @@ from ..tables import counted
 from ..warn import warn
 from .alerts import alerts_now, new_alerts, tell_alerts
 from .behind import find_behind
+from .blocks import find_whole_maps
 from .endings import find_zero_rates, not_stepped
 from .first import find_unknown_scaler
 from .idle import diagnose, find_idle
+from .late import find_late_step
 from .lost import find_frozen, find_overwritten, find_split_groups
 from .skipped import find_skipped
 
@@ -38,16 +44,17 @@ def find_faults(
     """Find all faults in the open window.
 
     If the model was not trained in the open window, the last window is judged, provided that a
-    layer was called there.
+    layer was called there. A model whose parameters were updated was trained, although it may have
+    been in evaluation mode.
     """
     if not run.installed:
         return [messages.REMOVED.finding(epoch=run.epoch)]
 
-    window = _window_to_judge(run, hooks)
+    window = _window_to_judge(base, run, hooks)
     sites = [hook.site for hook in hooks]
 
-    findings = find_unknown_scaler(run)
-    was_run = window.has("calls", "active")
+    findings = find_unknown_scaler(run) + _find_failed(run, window)
+    was_run = window.failed or window.has("calls", "active")
     if not was_run and _is_counted(hooks):
         not_run = messages.NOT_RUN.finding(epoch=run.epoch)
         findings.append(not_run)
@@ -60,6 +67,7 @@ def find_faults(
 
     findings += find_behind(base, run, hooks, window)
     findings += find_skipped(sites, window, run.epoch)
+    findings += find_whole_maps(sites, window)
     findings += run.no_batch  # found in the first forward of the window
     findings += find_frozen(base, run, hooks)
     findings += find_overwritten(base, run, hooks)
@@ -67,13 +75,14 @@ def find_faults(
     if run.epoch >= 1:
         findings += find_zero_rates(run, sites)
     findings += not_stepped(sites)
+    findings += run.late
     return findings
 
 
-def _window_to_judge(run: Run, hooks: Iterable[SiteHook]) -> Window:
+def _window_to_judge(base: nn.Module, run: Run, hooks: Iterable[SiteHook]) -> Window:
     """Return the open window, or the last one if only that one shows something."""
     window, last_window = windows(run, hooks)
-    was_trained = window.has("trained", "active")
+    was_trained = window.has("trained", "active") or _was_updated(base, run)
     if not was_trained and last_window.has("calls", "active"):
         return last_window
     return window
@@ -96,9 +105,14 @@ def tell_faults(attached: Any) -> list[Finding]:
     base = attached._base
     run = attached._run
     hooks = attached._hooks
-    faults = find_faults(base, run, hooks)
+    found = find_faults(base, run, hooks)
+    faults = [finding for finding in found if finding.severity != Severity.NOTE]
     run.history.note_findings(faults)
     tell(faults, run.told)
+    if faults:
+        window, _ = windows(run, hooks)
+        if not window.has("trained", "active"):
+            run.told.add((".", Kind.NOT_TRAINED))  # the next step would say the same
 
     # each alert is told, or raised, only when it is new
     alerts = new_alerts(base, run, hooks)
@@ -116,12 +130,12 @@ def find_before_step(
 ) -> list[Finding]:
     """Find the faults to report when the time moves to `t`, which may close the window."""
     if graph_task() != NO_TASK:
-        warn(messages.STEP_IN_BACKWARD)
+        _warn_once(run, (".", "step_in_backward"), messages.STEP_IN_BACKWARD)
     if not run.installed:
         return [messages.REMOVED.finding(epoch=run.epoch)]
 
     _check_end(t, run, hooks)
-    return find_at_boundary(t, base, run, hooks)
+    return find_late_step(t, run, hooks) + find_at_boundary(t, base, run, hooks)
 
 
 def find_at_boundary(
@@ -138,21 +152,46 @@ def find_at_boundary(
     window, _ = windows(run, hooks)
     was_off = window.has("off")
     was_trained = window.has("trained", "active")
+    failed = _find_failed(run, window)
     if was_trained and not was_off:
         # without a backward, gradients that did not come are no fault
         had_backward = _had_backward(base, run, hooks, window)
         judged = replace(window, backward=had_backward)
         idle = find_idle(base, hooks, judged)
         behind = find_behind(base, run, hooks, window)
-        return idle + behind
+        whole_maps = find_whole_maps([hook.site for hook in hooks], window)
+        return failed + idle + behind + whole_maps
 
     time_was_set = boundaries != 1 or run.fresh
     if was_off or time_was_set:
         return []
-    if not _is_counted(hooks):
-        return []
+    if failed or not _is_counted(hooks):
+        return failed
     finding = _not_trained(base, run, window)
     return [finding]
+
+
+def _find_failed(run: Run, window: Window) -> list[Finding]:
+    """Find out whether each training forward of a window has raised an error."""
+    return [messages.FORWARD_RAISED.finding(epoch=run.epoch)] if window.failed else []
+
+
+def find_in_open_epoch(
+    base: nn.Module,
+    run: Run,
+    hooks: Sequence[SiteHook],
+) -> list[Finding]:
+    """Find the faults that ``step`` would report if the present epoch ended now.
+
+    Before the first training call of the epoch there are none, unless parameters were updated.
+    """
+    window, _ = windows(run, hooks)
+    counts = window.sites.values()
+    was_trained = any(count.trained or count.active for count in counts)
+    if not was_trained and not _was_updated(base, run):
+        return []
+    next_epoch = math.floor(run.epoch) + 1
+    return find_at_boundary(next_epoch, base, run, hooks)
 
 
 def _check_end(t: float, run: Run, hooks: Iterable[SiteHook]) -> None:
@@ -160,15 +199,19 @@ def _check_end(t: float, run: Run, hooks: Iterable[SiteHook]) -> None:
     # a `step()` after the last epoch moves the time to `run.epochs`, which is no fault
     if run.epochs is None or t < run.epochs + 1:
         return
-    if AFTER_THE_END in run.told:
-        return
     for hook in hooks:
         rates = hook.site.regularizer.rates.values()
         if any(map(callable, rates)):
-            run.told.add(AFTER_THE_END)
             text = messages.AFTER_THE_END.format(t=t, epochs=run.epochs)
-            warn(text)
+            _warn_once(run, AFTER_THE_END, text)
             return
+
+
+def _warn_once(run: Run, name: tuple[str, str], text: str) -> None:
+    """Warn, unless this attachment has done it before."""
+    if name not in run.told:
+        run.told.add(name)
+        warn(text)
 
 
 def _had_backward(
@@ -189,6 +232,11 @@ def _had_backward(
             return True
     if any(p.grad is not None for p in base.parameters()):
         return True
+    return _was_updated(base, run)
+
+
+def _was_updated(base: nn.Module, run: Run) -> bool:
+    """Return whether parameters were updated after the first forward of the open window."""
     return run.writes is not None and writes_to(base) != run.writes
 
 

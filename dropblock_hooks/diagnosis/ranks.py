@@ -1,4 +1,8 @@
-"""Collects the findings of several processes, and finds differences between the processes."""
+"""Collects the findings of several processes, and finds differences between the processes.
+
+`Attachment.verify` calls `findings_of_all_ranks` if it is called with ``distributed=True``.
+`Attachment.step` calls `tell_equal_seeds`.
+"""
 
 import itertools
 from collections.abc import Sequence
@@ -17,7 +21,7 @@ from ..sites.run import Run
 from ..sites.site import LiveSite
 
 
-def compare(
+def findings_of_all_ranks(
     run: Run,
     sites: Sequence[LiveSite],
     local: Sequence[Finding],
@@ -72,27 +76,27 @@ def tell_equal_seeds(run: Run, sites: Sequence[LiveSite]) -> None:
     """Warn, once for an attachment, if another rank has the same random seed.
 
     Each rank puts its seed into the store of the process group and reads the seeds of the others.
-    No rank waits. If a seed is still missing, the rank looks again in the next step.
+    No rank waits. If a seed is still missing, the rank tries again in the next step.
     """
-    if run.compared or world_size() < 2 or not run.installed:
+    if run.seeds_compared or world_size() < 2 or not run.installed:
         return
     if not any(site.draws for site in sites):
         return
     store = store_of_processes()
     if store is None:
-        run.compared = True
+        run.seeds_compared = True
         return
 
     rank = distributed.get_rank()
     seed = str(torch.initial_seed())
-    if run.comparison is None:  # later attachments of the process must not read these seeds
-        run.comparison = next(_comparisons)
-        store.set(_key_of_seed(run.comparison, rank), seed)
+    if run.seed_comparison is None:  # later attachments of the process must not read these seeds
+        run.seed_comparison = next(_comparisons)
+        store.set(_key_of_seed(run.seed_comparison, rank), seed)
 
-    others = _seeds_of_others(store, run.comparison, rank)
-    run.compared = None not in others
+    others = _seeds_of_others(store, run.seed_comparison, rank)
+    run.seeds_compared = None not in others
     if seed in others:
-        run.compared = True
+        run.seeds_compared = True
         tell([messages.EQUAL_SEEDS.finding()], run.told)
 
 

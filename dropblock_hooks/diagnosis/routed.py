@@ -1,4 +1,7 @@
-"""Finds lists of layers from which a model chooses some in each forward, such as experts."""
+"""Finds lists of layers from which a model chooses some in each forward, such as experts.
+
+``first`` and ``rules`` ask for these lists, because a layer that was not chosen is no fault.
+"""
 
 from collections.abc import Iterable
 

@@ -1,4 +1,7 @@
-"""The rules of a `Watchdog` about gradients and activations."""
+"""The rules of a `Watchdog` about gradients and activations.
+
+``alerts`` calls `judge_statistics` when a `Watchdog` looks, if enough calls were measured.
+"""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -12,7 +15,7 @@ from ..findings import Finding, Kind, Message
 from ..observers.watchdog import Clock
 from .routed import around, routed_lists
 from .sights import Sight, with_rule
-from .updated import find_no_update
+from .updated import find_accumulating, find_no_update
 
 _FEW = 4  # with fewer layers, no rule about depth is applied
 
@@ -40,6 +43,9 @@ def judge_statistics(
 
     for_no_update = with_rule(Kind.NO_UPDATE, sights)
     yield from find_no_update(for_no_update)
+
+    for_accumulating = with_rule(Kind.ACCUMULATING, sights)
+    yield from find_accumulating(for_accumulating)
 
     for_eval_norms = with_rule(Kind.EVAL_NORM, sights)
     yield from _eval_norms(sights, for_eval_norms)
@@ -91,7 +97,7 @@ def _norms_along_depth(sights: list[Sight]) -> _Norms | None:
     layers = []
     for sight in sights:
         has_enough = sight.is_enough(sight.watched.grads)
-        if has_enough and sight.trained:
+        if has_enough and sight.trainable:
             layers.append(sight)
     if len(layers) < _FEW:
         return None
@@ -186,7 +192,7 @@ def _of_activation(sight: Sight, is_output: bool) -> Iterator[Finding]:
             channels=len(alive),
         )
 
-    calls = max(watched.calls, 1)
+    calls = max(watched.measured, 1)
     near = float(watched.near) / calls
     is_saturated = near > dog.max_saturated and not is_output
     if Kind.SATURATED in dog.names and is_saturated:
@@ -209,19 +215,19 @@ def _no_gradient(
     model_has_gradients = any(map(_has_gradient, base.parameters()))
     routed = routed_lists(base, _called(all_sights))
     for sight in sights:
-        trained = sight.trained  # empty for a frozen layer, which needs no gradient
-        if not has_enough or not trained:
+        trainable = sight.trainable  # empty for a frozen layer, which needs no gradient
+        if not has_enough or not trainable:
             continue
-        if any(map(_has_gradient, trained)):
+        if any(map(_has_gradient, trainable)):
             continue
 
-        never_called = model_has_gradients and not sight.watched.called
+        never_called = model_has_gradients and not sight.watched.calls
         parents = around(sight.site.name)
         unused = never_called and routed.isdisjoint(parents)
         if unused or _got_no_gradient(sight):
             yield sight.finding(
                 messages.NO_GRADIENT,
-                calls=sight.watched.calls,
+                calls=sight.watched.measured,
             )
 
 
@@ -238,12 +244,12 @@ def _eval_norms(
         all_sights: all sites of a `Watchdog`.
         sights: the sites whose `Watchdog` has this rule.
     """
-    most_called = max((sight.watched.called for sight in all_sights), default=0)
+    most_called = max((sight.watched.calls for sight in all_sights), default=0)
     for sight in sights:
         forwards = sight.watched.evaluated
         model_trained = most_called >= sight.dog.min_calls
         often = model_trained and forwards >= sight.dog.enough
-        if often and sight.trained:
+        if often and sight.trainable:
             yield sight.finding(
                 messages.EVAL_NORM,
                 forwards=forwards,
@@ -268,13 +274,13 @@ def _equal_inputs(clock: Clock, sights: list[Sight]) -> Iterator[Finding]:
 
 def _called(sights: Sequence[Sight]) -> list[str]:
     """Return the names of the layers that were called."""
-    return [sight.site.name for sight in sights if sight.watched.calls]
+    return [sight.site.name for sight in sights if sight.watched.measured]
 
 
 def _got_no_gradient(sight: Sight) -> bool:
     """Return whether a layer was called often, and got no gradient or only zeros."""
     watched = sight.watched
-    enough_calls = sight.is_enough(watched.calls)
+    enough_calls = sight.is_enough(watched.measured)
     if enough_calls and not watched.grads:
         return True
 

@@ -1,4 +1,8 @@
-"""Reads the layers that a `Watchdog` watches, with their numbers."""
+"""Reads the layers that a `Watchdog` watches, with their numbers.
+
+``alerts`` reads them when a `Watchdog` looks, mostly after forwards of the model, and gives them to
+the rules. `alerts_now`, for `verify` and the callbacks of trainers, reads them without a look.
+"""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -21,24 +25,24 @@ class Sight(NamedTuple):
     watched: Watched
 
     @property
-    def measured(self) -> bool:
+    def has_numbers(self) -> bool:
         """Whether there are numbers since the last look."""
         watched = self.watched
-        numbers = (watched.calls, watched.grads, watched.bad_calls)
+        numbers = (watched.measured, watched.grads, watched.bad_calls)
         return any(numbers)
 
     @property
     def judged(self) -> bool:
         """Whether the layer was called often enough to judge statistics."""
-        return self.is_enough(self.watched.calls)
+        return self.is_enough(self.watched.measured)
 
-    def is_enough(self, measured: int) -> bool:
+    def is_enough(self, number: int) -> bool:
         """Return whether this number of measured calls, or gradients, allows a judgment."""
-        was_called_enough = self.watched.called >= self.dog.min_calls
-        return was_called_enough and measured >= self.dog.enough
+        was_called_enough = self.watched.calls >= self.dog.min_calls
+        return was_called_enough and number >= self.dog.enough
 
     @property
-    def trained(self) -> list[nn.Parameter]:
+    def trainable(self) -> list[nn.Parameter]:
         """The parameters of the layer itself that are trainable."""
         parameters = self.module.parameters(recurse=False)
         return [p for p in parameters if p.requires_grad]
@@ -58,8 +62,10 @@ def sights_of(base: nn.Module, hooks: Sequence[SiteHook]) -> list[Sight]:
     for hook in hooks:
         site = hook.site
         dog = site.regularizer
+        if not isinstance(dog, Watchdog):
+            continue
         module = find_module(base, site.name)
-        if isinstance(dog, Watchdog) and module is not None:
+        if module is not None:
             watched = site.bound.open["watched"]
             sight = Sight(site, module, dog, watched)
             sights.append(sight)

@@ -1,4 +1,7 @@
-"""Finds updates of the optimizer that `SkipUpdate` has left out."""
+"""Finds updates of the optimizer that `SkipUpdate` has left out.
+
+`Attachment.verify` asks for them.
+"""
 
 from collections.abc import Sequence
 

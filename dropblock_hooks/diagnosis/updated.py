@@ -1,4 +1,7 @@
-"""Applies the rule of a `Watchdog` about parameters with gradients that no update changes."""
+"""Applies the rules of a `Watchdog` about updates without effect and uncleared gradients.
+
+``rules`` calls both functions, with the layers that have these rules.
+"""
 
 from collections.abc import Iterator, Sequence
 
@@ -8,7 +11,11 @@ from ..quoting import listed
 from .sights import Sight
 
 _FEWEST = 3  # updates, because a warm-up may begin with a learning rate of 0
-_MOST_LEFT_OUT = 0.25  # of the layers; if more are left out of the optimizer, it is on purpose
+_MOST_LEFT_OUT = 0.25
+"""Share of the layers. If more are left out of the optimizer, it is on purpose.
+
+So with fewer than 4 layers `NOT_UPDATED` never comes, because one layer is a larger share.
+"""
 
 
 def find_no_update(sights: Sequence[Sight]) -> Iterator[Finding]:
@@ -29,6 +36,45 @@ def find_no_update(sights: Sequence[Sight]) -> Iterator[Finding]:
         yield _finding(messages.NOT_UPDATED, left_out, layers, most)
 
 
+def find_accumulating(sights: Sequence[Sight]) -> Iterator[Finding]:
+    """Find parameters whose gradients are never cleared; make one finding about the first layer."""
+    layers = sorted(sights, key=_last_call)
+    updates = _updates_of_uncleared(layers)
+    names: dict[int, str] = {}
+    first: Sight | None = None
+    for sight in layers:
+        for name, parameter in sight.module.named_parameters(sight.site.name, recurse=False):
+            key = id(parameter)
+            if updates.get(key, 0) >= _FEWEST:
+                names.setdefault(key, name)
+                first = first or sight
+    if first is None:
+        return
+
+    yield first.finding(
+        messages.ACCUMULATING,
+        parameters=len(names),
+        trained=len(updates),
+        names=listed(list(names.values()), 5),
+        updates=min(updates[key] for key in names),
+    )
+
+
+def _updates_of_uncleared(sights: Sequence[Sight]) -> dict[int, int]:
+    """Return the updates of each parameter while its gradient was not cleared, by its identity.
+
+    Activation checkpointing may add to the gradient of a shared parameter before the backward of
+    its next layer. Therefore the smallest number that any of its layers saw is used.
+    """
+    fewest: dict[int, int] = {}
+    for sight in sights:
+        for gradient in sight.watched.updates.gradients:
+            key = id(gradient.parameter)
+            updates = gradient.updates_of_uncleared()
+            fewest[key] = min(updates, fewest.get(key, updates))
+    return fewest
+
+
 def _by_change(layers: Sequence[Sight]) -> tuple[list[Sight], list[Sight]]:
     """Return the layers whose values have changed, and the others."""
     changed: list[Sight] = []
@@ -37,6 +83,11 @@ def _by_change(layers: Sequence[Sight]) -> tuple[list[Sight], list[Sight]]:
         group = unchanged if sight.watched.updates.unchanged() else changed
         group.append(sight)
     return changed, unchanged
+
+
+def _last_call(sight: Sight) -> int:
+    """Return the time of the last call of a layer."""
+    return sight.watched.at
 
 
 def _updates(sight: Sight) -> int:
@@ -71,7 +122,7 @@ def _finding(
     updates: int,
 ) -> Finding:
     """Make one finding about the first of these layers, which names the others."""
-    sights = sorted(sights, key=lambda sight: sight.watched.at)
+    sights = sorted(sights, key=_last_call)
     names = [sight.site.name or "the model" for sight in sights]
     return sights[0].finding(
         message,

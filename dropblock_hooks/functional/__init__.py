@@ -1,10 +1,10 @@
 """The equations of the regularizers as pure functions of tensors. Their rates are floats.
 
-All functions raise a ValueError for a value outside the range that the docstring states, and a
-TypeError for a value of another type.
+All functions raise a TypeError if a rate or a bound is no number, and a ValueError for any other
+value that the docstring does not allow.
 
 - `dropout`: dropout of elements, channels, samples and residual branches; Gaussian noise
-- `dropblock`: dropout and noise (Disout) in blocks; the seed rate at which blocks drop a share
+- `dropblock`: dropout and noise (Disout) in blocks; the seed rate γ for a wanted dropped share
 - `clamping`: bounds of activations, by a clamp or a soft cap
 - `embeddings`: noise on the embeddings of tokens
 - `gradients`: bounds of gradients by value and by norm, adaptive clipping, centralization
@@ -14,7 +14,7 @@ TypeError for a value of another type.
 - `masks`: random masks and noise, and their application to a tensor
 - `operators`: operators of compiled code for blocks, and for the counts of a site
 - `in_graph`: operators whose kernels become a part of the compiled graph
-- `cells`: the rows of numbers that give these operators the rates and the counts
+- `cells`: the tensors by which compiled code gets its rates and adds to its counts
 - `measures`: measurements of tensors for observers, eager and in compiled code
 - `outliers`: kurtosis, values far from the mean, and channels far above the others
 - `residual`: the size of a residual branch relative to its shortcut

@@ -1,4 +1,8 @@
-"""Bounds of activations: a clamp, or a soft cap."""
+"""Bounds of activations: a clamp, or a soft cap.
+
+y = min(max(x, lower bound), upper bound)   clamp
+y = cap * tanh(x / cap)                     soft cap
+"""
 
 from typing import Any
 
@@ -80,7 +84,7 @@ def clamp_activation(
         cap: bound of the magnitude, above 0, in place of `min` and `max`.
 
     Raises:
-        TypeError: if `input` is no floating-point tensor, or a number has a wrong type.
+        TypeError: if `input` is no floating-point tensor, or a rate is no number.
         ValueError: if an argument is outside its range, or the bounds are missing or contradict
             each other.
 

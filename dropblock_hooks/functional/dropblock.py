@@ -339,17 +339,11 @@ def draw_blocks(
         return blocks, blocks.draw(gamma, generator)
 
     if launch.takes(x):
-        from .kernels import blocks as kernels
+        from .kernels.blocks import draw
 
-        if kernels.can_grow(size, block, across):
-            words = launch.or_else(
-                lambda: kernels.draw(
-                    x, gamma, block, share_channels, generator, per_sample, across
-                ),
-                lambda: None,
-            )
-            if words is not None:
-                return words
+        drawn = draw(x, gamma, block, share_channels, generator, per_sample, across)
+        if drawn is not None:
+            return drawn
 
     # no branch on a value from here on: torch.export traces it for any batch size
     channels = 1 if share_channels else x.shape[1]
@@ -436,7 +430,8 @@ def drop_block2d(
             one by default.
 
     Raises:
-        TypeError: if `input` is no floating-point tensor, or a number has a wrong type.
+        TypeError: if `input` is no tensor (in training, no floating-point tensor), or a rate is no
+            number.
         ValueError: if an argument is outside its range, `input` has another number of axes, or
             ``calibration="paper"`` comes with ``border="across"``.
 
@@ -497,7 +492,8 @@ def drop_block1d(
             one by default.
 
     Raises:
-        TypeError: if `input` is no floating-point tensor, or a number has a wrong type.
+        TypeError: if `input` is no tensor (in training, no floating-point tensor), or a rate is no
+            number.
         ValueError: if an argument is outside its range, `input` has another number of axes, or
             ``calibration="paper"`` comes with ``border="across"``.
 
@@ -558,7 +554,8 @@ def drop_block3d(
             one by default.
 
     Raises:
-        TypeError: if `input` is no floating-point tensor, or a number has a wrong type.
+        TypeError: if `input` is no tensor (in training, no floating-point tensor), or a rate is no
+            number.
         ValueError: if an argument is outside its range, `input` has another number of axes, or
             ``calibration="paper"`` comes with ``border="across"``.
 
@@ -616,7 +613,8 @@ def disout(
             one by default.
 
     Raises:
-        TypeError: if `input` is no floating-point tensor, or a number has a wrong type.
+        TypeError: if `input` is no tensor (in training, no floating-point tensor), or a rate is no
+            number.
         ValueError: if an argument is outside its range, or `input` has another number of axes.
 
     Reference:

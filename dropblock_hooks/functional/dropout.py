@@ -10,10 +10,11 @@ from typing import Any, Literal, TypeAlias, get_args
 import torch
 from torch import Tensor
 
-from ..checks import NON_NEGATIVE, as_number, check_floating, check_option
+from ..checks import NON_NEGATIVE, as_number, check_floating, check_option, check_tensor
 from .kernels import launch
 from .masks import Mask, bernoulli, check_call, in_format_of, keep_scale, normal_like, scaled
-from .sparse import Blocks, UnitMask, draw_units, drop_drawn, takes
+from .sparse import Blocks, UnitMask, drop_drawn, takes
+from .sparse import draw_units as draw_unit_mask
 
 Mode: TypeAlias = Literal["row", "batch"]
 _LARGE = 64  # elements of a unit; for larger units a random number is below one bit per element
@@ -44,11 +45,12 @@ def drop_units(
         return x, 0
 
     scale = keep_scale(p) if rescale else None
+    number: Tensor | int
     if launch.takes(x):
-        y, number = launch.or_else(
-            lambda: _drop_with_kernels(x, p, axes, scale, generator),
-            lambda: _drop_with_mask(x, p, shape, scale, generator),
-        )
+        try:
+            y, number = _drop_with_kernels(x, p, axes, scale, generator)
+        except launch.KernelError:
+            y, number = _drop_with_mask(x, p, shape, scale, generator)
     else:
         y, number = _drop_with_mask(x, p, shape, scale, generator)
     return x.copy_(y) if inplace else y, number
@@ -62,13 +64,13 @@ def _drop_with_kernels(
     generator: torch.Generator | None,
 ) -> tuple[Tensor, Tensor | int]:
     """Drop units on a GPU; see `drop_units`."""
-    from .kernels import units
+    from .kernels.units import draw_elements, draw_units
 
     places: Any
     if axes is None:
-        places, drawn = units.draw_elements(x, p, generator)
+        places, drawn = draw_elements(x, p, generator)
     else:
-        places, drawn = units.draw_units(x, axes, p, generator)
+        places, drawn = draw_units(x, axes, p, generator)
 
     return drop_drawn(x, scale, places, drawn), places.count(drawn)
 
@@ -88,7 +90,7 @@ def _drop_with_mask(
         drawn = bernoulli(shape, p, x.device, generator)
     elif are_large:
         places = UnitMask(x.numel())
-        drawn = draw_units(shape, p, generator)
+        drawn = draw_unit_mask(shape, p, generator)
     else:
         edges = [length // units for length, units in zip(x.shape, shape, strict=True)]
         places = Blocks(x, edges)
@@ -195,7 +197,8 @@ def dropout(
             one by default.
 
     Raises:
-        TypeError: if `input` is no floating-point tensor, or a number has a wrong type.
+        TypeError: if `input` is no tensor (in training, no floating-point tensor), or a rate is no
+            number.
         ValueError: if an argument is outside its range.
 
     Reference:
@@ -227,7 +230,8 @@ def dropout1d(
             one by default.
 
     Raises:
-        TypeError: if `input` is no floating-point tensor, or a number has a wrong type.
+        TypeError: if `input` is no tensor (in training, no floating-point tensor), or a rate is no
+            number.
         ValueError: if an argument is outside its range, or `input` has another number of axes.
 
     Reference:
@@ -259,7 +263,8 @@ def dropout2d(
             one by default.
 
     Raises:
-        TypeError: if `input` is no floating-point tensor, or a number has a wrong type.
+        TypeError: if `input` is no tensor (in training, no floating-point tensor), or a rate is no
+            number.
         ValueError: if an argument is outside its range, or `input` has another number of axes.
 
     Reference:
@@ -291,7 +296,8 @@ def dropout3d(
             one by default.
 
     Raises:
-        TypeError: if `input` is no floating-point tensor, or a number has a wrong type.
+        TypeError: if `input` is no tensor (in training, no floating-point tensor), or a rate is no
+            number.
         ValueError: if an argument is outside its range, or `input` has another number of axes.
 
     Reference:
@@ -323,7 +329,8 @@ def drop_path(
             one by default.
 
     Raises:
-        TypeError: if `input` is no floating-point tensor, or a number has a wrong type.
+        TypeError: if `input` is no tensor (in training, no floating-point tensor), or a rate is no
+            number.
         ValueError: if an argument is outside its range.
 
     Reference:
@@ -359,7 +366,8 @@ def stochastic_depth(
             one by default.
 
     Raises:
-        TypeError: if `input` is no floating-point tensor, or a number has a wrong type.
+        TypeError: if `input` is no tensor (in training, no floating-point tensor), or a rate is no
+            number.
         ValueError: if an argument is outside its range, or `shortcut` has another shape.
 
     Reference:
@@ -388,13 +396,15 @@ def gaussian_noise(
             one by default.
 
     Raises:
-        TypeError: if `input` is no floating-point tensor, or a number has a wrong type.
+        TypeError: if `input` is no tensor (in training, no floating-point tensor), or a rate is no
+            number.
         ValueError: if an argument is outside its range.
 
     Reference:
         Bishop, 1995, "Training with Noise is Equivalent to Tikhonov Regularization".
     """
     std = as_number("std", std, allowed=NON_NEGATIVE)
+    check_tensor(input)
     if not training:
         return input
     check_floating(input)
@@ -417,7 +427,8 @@ def gaussian_dropout(
             one by default.
 
     Raises:
-        TypeError: if `input` is no floating-point tensor, or a number has a wrong type.
+        TypeError: if `input` is no tensor (in training, no floating-point tensor), or a rate is no
+            number.
         ValueError: if an argument is outside its range.
 
     Reference:

@@ -1,9 +1,12 @@
-"""Noise on the embeddings of tokens."""
+"""Noise on the embeddings of tokens.
+
+y = x + u * alpha / sqrt(L * d)             with u uniform in [-1, 1), for x of (N, L, d)
+"""
 
 import torch
 from torch import Tensor
 
-from ..checks import NON_NEGATIVE, as_number, check_floating
+from ..checks import NON_NEGATIVE, as_number, check_floating, check_tensor
 from .masks import uniform_like
 
 
@@ -47,7 +50,8 @@ def neftune(
             one by default.
 
     Raises:
-        TypeError: if `input` is no floating-point tensor, or a number has a wrong type.
+        TypeError: if `input` is no tensor (in training, no floating-point tensor), or a rate is no
+            number.
         ValueError: if an argument is outside its range, or `input` has another number of axes.
 
     Reference:
@@ -55,6 +59,7 @@ def neftune(
         (https://arxiv.org/abs/2310.05914).
     """
     alpha = as_number("alpha", alpha, allowed=NON_NEGATIVE)
+    check_tensor(input)
     if not training:
         return input
     return add_embedding_noise(input, alpha, generator)

@@ -1,21 +1,31 @@
-"""The functions of `gradients` for all gradients of an update, in a constant number of operators.
+"""The functions of `gradients`, and `l2_sp`, for all gradients of an update at once.
+
+Each calls a constant number of operators, besides views, however many gradients there are.
+``sites.updates``, ``sites.memories`` and ``sites.shards`` call them when the optimizer begins its
+step, and so do the methods ``apply_all`` of regularizers.
 
     norm = norms of the units                   a unit is a gradient, or a row of its axis 0
     ratio = max(norm / bound, 1)                1 also where the norm is not finite
     g' = g * ratio ** -0.5 * ratio ** -0.5      float32 would round one very small factor to 0
     g' = g - mean of each row                   centralization
+    g' = g + weight * (w - w0)                  a pull to the first values w0 of the parameters w
 
-These functions change lists of gradients in place. The gradients of a list are on one device, have
-one dtype and at least one element each.
+A function whose name ends in an underscore changes a list of gradients in place. The gradients of a
+list are on one device and have one dtype. Each has at least one element, except parts of sharded
+gradients, which may be empty. `norms_of` and `common_norm` take any gradients: they ask
+`positions_in_lists` for such lists, and take all other gradients one by one.
 
-On a CPU there are no launches to save, so an operator loops over the tensors, as
-``torch._foreach_*`` do. On a GPU, one buffer in float64 holds all tensors, and the units are its
-segments.
+Most operators are ``torch._foreach_*``. They have no means, no norms of rows, and not every norm.
+There are two ways to compute these:
+
+- On a GPU, one buffer in float64 holds all tensors. The units are its segments.
+- On a CPU, there are no launches to save, so one operator of this package loops over the tensors.
+  It also computes the norms of lists with empty tensors on a GPU.
 """
 
 import functools
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
@@ -30,7 +40,7 @@ from .._torch import (
     foreach_sub,
     foreach_sub_,
 )
-from .gradients import SAFE_POWER, Bound, Per, group_norm
+from .gradients import SAFE_POWER, Bound, Per, group_norm, relative_norms
 from .masks import wide_dtype
 from .operators import operator
 
@@ -39,79 +49,85 @@ LOOPS = {"cpu"}
 DEVICES = {"cpu", "cuda"}
 """The types of devices whose backends have all operators that these functions use."""
 DTYPES = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
-PLAIN = (Tensor, nn.Parameter)
-LARGEST = 2**26
-"""The largest number of elements of a list, which bounds the buffer in float64."""
+PLAIN_TYPES = (Tensor, nn.Parameter)
+"""The types of tensors that these functions take. A subclass may replace operators."""
+MOST_ELEMENTS = 2**26
+"""The largest number of elements of a list of several tensors. It bounds the buffer in float64."""
 
 
-def in_lists(
+def positions_in_lists(
     tensors: Sequence[Tensor], keys: Sequence[Hashable]
 ) -> tuple[list[list[int]], list[int]]:
-    """Return the positions of tensors that these functions take together, and of all others.
+    """Return lists of the positions of tensors that belong together, and all other positions.
 
     Tensors with equal keys are in one list if their device and dtype are equal. Subclasses of
-    Tensor, tensors without elements, and unknown devices and dtypes are in no list. A tensor that
-    comes twice is in one list only.
+    Tensor, tensors without elements, and unknown devices and dtypes are in no list. If a tensor
+    comes several times, its first position is in a list, and its later positions are others.
     """
-    parts_by_key: dict[Hashable, list[list[int]]] = {}
-    elements: Counter[Hashable] = Counter()  # in the last part of each key
+    # no function of Python is called for a tensor, because each update does this for each parameter
+    groups: dict[tuple[torch.device, torch.dtype, Hashable], list[int]] = defaultdict(list)
     others = []
-    listed = set()
-    for position, (x, key_of_x) in enumerate(zip(tensors, keys, strict=True)):
-        if id(x) in listed or not _may_be_listed(x):
+    seen = set()
+    for position, (x, key) in enumerate(zip(tensors, keys, strict=True)):
+        if type(x) in PLAIN_TYPES and x.numel() and id(x) not in seen:
+            seen.add(id(x))
+            groups[x.device, x.dtype, key].append(position)
+        else:
             others.append(position)
-            continue
-        listed.add(id(x))
 
-        key = (x.device, x.dtype, key_of_x)
-        number = x.numel()
-        parts = parts_by_key.setdefault(key, [[]])
-        if parts[-1] and elements[key] + number > LARGEST:
+    lists: list[list[int]] = []
+    for (device, dtype, _), positions in groups.items():
+        if device.type in DEVICES and dtype in DTYPES:
+            lists.extend(_in_small_parts(tensors, positions))
+        else:
+            others.extend(positions)
+    return lists, sorted(others)
+
+
+def _in_small_parts(tensors: Sequence[Tensor], positions: Sequence[int]) -> list[list[int]]:
+    """Split positions into parts of at most `MOST_ELEMENTS` elements, or of one tensor."""
+    parts: list[list[int]] = [[]]
+    elements = 0
+    for position in positions:
+        numel = tensors[position].numel()
+        if parts[-1] and elements + numel > MOST_ELEMENTS:
             parts.append([])
-            elements[key] = 0
+            elements = 0
         parts[-1].append(position)
-        elements[key] += number
-
-    lists = []
-    for parts in parts_by_key.values():
-        lists.extend(parts)
-    return lists, others
-
-
-def _may_be_listed(x: Tensor) -> bool:
-    """Return whether a tensor is plain, has elements, and has a known type and device."""
-    known = x.device.type in DEVICES and x.dtype in DTYPES
-    return known and type(x) in PLAIN and x.numel() > 0
+        elements += numel
+    return parts
 
 
 @dataclass(frozen=True)
 class UnitsOfList:
     """The units of a list of tensors, in order.
 
+    The tensors are on the device of the list.
+
     Attributes:
-        rows: the number of units in each tensor.
+        counts: the number of units in each tensor.
         numels: the number of elements in each tensor.
-        lengths: the number of elements in each unit, on the device.
-        sizes: the same in float64.
-        counts: `rows` on the device.
+        lengths: the number of elements in each unit, as a tensor of integers.
+        sizes: `lengths` in float64.
+        counts_on_device: `counts` as a tensor.
     """
 
-    rows: tuple[int, ...]
+    counts: tuple[int, ...]
     numels: tuple[int, ...]
     lengths: Tensor
     sizes: Tensor
-    counts: Tensor
+    counts_on_device: Tensor
 
-    @property
+    @functools.cached_property
     def whole(self) -> bool:
         """Whether each tensor is one unit."""
-        return len(self.rows) == len(self.lengths) and set(self.rows) == {1}
+        return set(self.counts) == {1}
 
     def sum_by_tensor(self, numbers: Tensor) -> Tensor:
-        """Return the sums of numbers of the units over the units of each tensor."""
+        """Return a sum for each tensor, from a number for each unit."""
         if self.whole:
             return numbers
-        return torch.segment_reduce(numbers, "sum", lengths=self.counts, unsafe=True)
+        return torch.segment_reduce(numbers, "sum", lengths=self.counts_on_device, unsafe=True)
 
 
 def whole_tensors(tensors: Sequence[Tensor]) -> UnitsOfList:
@@ -120,43 +136,45 @@ def whole_tensors(tensors: Sequence[Tensor]) -> UnitsOfList:
     return _units(ones, _numels(tensors), tensors[0].device)
 
 
-def rows_of(tensors: Sequence[Tensor], least_axes: int) -> UnitsOfList:
-    """Return the rows of axis 0 as units; with fewer than `least_axes` axes, one unit each."""
-    rows = []
+def rows_as_units(tensors: Sequence[Tensor], least_axes: int) -> UnitsOfList:
+    """Return the rows of axis 0 as units; with fewer than `least_axes` axes, one unit a tensor."""
+    counts = []
     for x in tensors:
-        rows.append(x.shape[0] if x.ndim >= least_axes else 1)
-    return _units(tuple(rows), _numels(tensors), tensors[0].device)
+        counts.append(x.shape[0] if x.ndim >= least_axes else 1)
+    return _units(tuple(counts), _numels(tensors), tensors[0].device)
 
 
 def _numels(tensors: Sequence[Tensor]) -> tuple[int, ...]:
-    return tuple(x.numel() for x in tensors)
+    return tuple([x.numel() for x in tensors])
 
 
-@functools.lru_cache(maxsize=64)  # a copy to the device waits for it, so there is one in a training
+# kept from update to update, because a copy to the device waits
+@functools.lru_cache(maxsize=64)
 @torch.inference_mode(False)
-def _units(rows: tuple[int, ...], numels: tuple[int, ...], device: torch.device) -> UnitsOfList:
+def _units(counts: tuple[int, ...], numels: tuple[int, ...], device: torch.device) -> UnitsOfList:
     """Return the units of tensors with these numbers of units and of elements."""
-    lengths_of_units = []
-    for units, numel in zip(rows, numels, strict=True):
-        lengths_of_units.append(numel // max(units, 1))
+    length_by_tensor = []
+    for count, numel in zip(counts, numels, strict=True):
+        length_by_tensor.append(numel // max(count, 1))
 
-    counts = torch.tensor(rows)
-    lengths = torch.tensor(lengths_of_units).repeat_interleave(counts).to(device)
+    count_tensor = torch.tensor(counts)
+    lengths = torch.tensor(length_by_tensor).repeat_interleave(count_tensor).to(device)
     sizes = lengths.to(wide_dtype(device))
-    return UnitsOfList(rows, numels, lengths, sizes, counts.to(device))
+    return UnitsOfList(counts, numels, lengths, sizes, count_tensor.to(device))
 
 
 def unit_norms(tensors: Sequence[Tensor], units: UnitsOfList, norm_type: float) -> Tensor:
     """Return the norms of all units, in float64."""
     first = tensors[0]
-    safe = norm_type <= SAFE_POWER and first.dtype is not torch.float64  # no overflow in float64
+    # in float64, powers of values in lower precision can't overflow
+    safe = norm_type <= SAFE_POWER and first.dtype is not torch.float64
     has_operator = norm_type == math.inf or (safe and norm_type in (1.0, 2.0))
     filled = all(units.numels)  # an empty part of a sharded tensor has a norm of 0
     if units.whole and filled and has_operator:
         norms_of_tensors = foreach_norm(tensors, norm_type, wide_dtype(first.device))
         return torch.stack(norms_of_tensors)
     if first.device.type in LOOPS or not filled:
-        norms: Tensor = norms_in_loop(tensors, units.rows, norm_type)
+        norms: Tensor = norms_in_loop(tensors, units.counts, norm_type)
         return norms
     return _norms_of_segments(tensors, units, norm_type, safe)
 
@@ -164,31 +182,37 @@ def unit_norms(tensors: Sequence[Tensor], units: UnitsOfList, norm_type: float) 
 def _norms_of_segments(
     tensors: Sequence[Tensor], units: UnitsOfList, norm_type: float, safe: bool
 ) -> Tensor:
-    """Return the norms of all units from one buffer; unless `safe`, scale each unit by its peak."""
-    flat = _joined(tensors, wide_dtype(tensors[0].device))
-    if norm_type != 2.0:
-        flat.abs_()
+    """Return the norms of all units from one buffer.
+
+    Unless `safe`, powers could overflow. So each unit is divided by its largest magnitude first.
+    """
+    buffer = _joined(tensors, wide_dtype(tensors[0].device))
+    if norm_type != 2.0 or not safe:
+        buffer.abs_()
     if norm_type == math.inf:
-        return _reduce(flat, "max", units)
+        return _reduce(buffer, "max", units)
     if safe:
-        return _norms_of_magnitudes(flat, units, norm_type)
+        return _norms_of_magnitudes(buffer, units, norm_type)
 
-    peak = _reduce(flat.abs_(), "max", units)
-    peak = peak.nan_to_num_(nan=1.0, posinf=1.0)
-    peak = torch.where(peak > 0, peak, 1.0)
-    flat.div_(_spread(peak, units))
-    return _norms_of_magnitudes(flat, units, norm_type) * peak
+    largest = _reduce(buffer, "max", units)
+    largest = largest.nan_to_num_(nan=1.0, posinf=1.0)
+    largest = torch.where(largest > 0, largest, 1.0)
+    buffer.div_(_spread(largest, units))
+    return _norms_of_magnitudes(buffer, units, norm_type) * largest
 
 
-def _norms_of_magnitudes(flat: Tensor, units: UnitsOfList, norm_type: float) -> Tensor:
-    """Return the norms of the units of a buffer, which is overwritten."""
-    powers = flat.pow_(norm_type)
+def _norms_of_magnitudes(buffer: Tensor, units: UnitsOfList, norm_type: float) -> Tensor:
+    """Return the norms of the units of a buffer of magnitudes, which is overwritten.
+
+    For the norm 2, the values may have signs.
+    """
+    powers = buffer.pow_(norm_type)
     sums = _reduce(powers, "sum", units)
     return sums.sqrt_() if norm_type == 2.0 else sums.pow_(1 / norm_type)
 
 
 def shrink_(grads: Sequence[Tensor], units: UnitsOfList, norms: Tensor, bounds: Bound) -> Tensor:
-    """Scale each unit with a larger norm down to its bound; count the changed elements.
+    """Scale each unit whose norm is above its bound down to the bound.
 
     Args:
         grads: the gradients, which are changed.
@@ -200,12 +224,13 @@ def shrink_(grads: Sequence[Tensor], units: UnitsOfList, norms: Tensor, bounds: 
         The number of changed elements of each gradient.
     """
     ratio = norms / bounds
-    ratio.nan_to_num_(nan=1.0, posinf=1.0)
+    ratio.nan_to_num_(nan=1.0, posinf=1.0)  # units whose norm is not finite stay as they are
     changed = (ratio > 1.0) * units.sizes
 
     wide = _wide(grads)
     root = torch.empty_like(ratio, dtype=wide[0].dtype)
-    torch.rsqrt(ratio.clamp_min_(1.0), out=root)
+    torch.rsqrt(ratio.clamp_min_(1.0), out=root)  # in float64, rounded once
+    # one norm of all gradients has one root
     roots = root if root.ndim == 0 else _views(root, units, wide)
     foreach_mul_(wide, roots)
     foreach_mul_(wide, roots)
@@ -220,25 +245,22 @@ def clip_adaptive_(
     eps: float,
     norm_type: float,
     scale: Bound,
-    whole_norms: Callable[[Tensor], Tensor] | None = None,
+    reduce_norms: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, UnitsOfList]:
     """Clip gradients of a loss times `scale` by the norms of the parameters.
 
-    For sharded gradients, `whole_norms` turns norms of the parts into norms of whole units.
+    For sharded gradients, `reduce_norms` turns the norms of their parts into norms of whole units.
 
     Returns:
         The number of changed elements of each gradient, the ratios of the norms, and their units.
     """
-    units = rows_of(grads, least_axes=2)
-    both = [*grads, *parameters]
-    all_norms = unit_norms(both, rows_of(both, least_axes=2), norm_type)
-    if whole_norms is not None:
-        all_norms = whole_norms(all_norms)
-    norms, weights = all_norms.chunk(2)
-    smallest = weights.clamp_min(eps)
-    if isinstance(scale, Tensor) or scale != 1.0:
-        smallest = smallest * scale
-    ratios = norms / smallest
+    units = rows_as_units(grads, least_axes=2)
+    units_of_both = _units(units.counts * 2, units.numels * 2, grads[0].device)
+    all_norms = unit_norms([*grads, *parameters], units_of_both, norm_type)
+    if reduce_norms is not None:
+        all_norms = reduce_norms(all_norms)
+    norms, parameter_norms = all_norms.chunk(2)
+    ratios = relative_norms(norms, parameter_norms, eps, scale)
     changed = shrink_(grads, units, ratios, clip_factor)
     return changed, ratios, units
 
@@ -252,50 +274,79 @@ def centralize_(grads: Sequence[Tensor]) -> None:
         centralize_in_loop_(grads)
         return
 
-    units = rows_of(grads, least_axes=2)
+    units = rows_as_units(grads, least_axes=2)
     wide = _wide(grads)
-    flat = _joined(grads, wide_dtype(grads[0].device))
-    means = _reduce(flat, "mean", units)
+    buffer = _joined(grads, wide_dtype(grads[0].device))
+    means = _reduce(buffer, "mean", units)
     means = means.to(wide[0].dtype)
     foreach_sub_(wide, _views(means, units, wide))
     _write(grads, wide)
 
 
+def pull_(
+    grads: Sequence[Tensor],
+    parameters: Sequence[Tensor],
+    starts: Sequence[Tensor],
+    weight: float,
+    scale: Bound,
+) -> tuple[Tensor, Tensor]:
+    """Add ``weight * scale * (parameter - start)`` to each gradient, rounded once.
+
+    Returns the number of changed elements of each gradient, and half of each squared distance. Do
+    not change the first result in place: it may be the cached `UnitsOfList.sizes`.
+    """
+    values = [x.detach() for x in parameters]
+    differences = foreach_sub(_wide(values), _wide(starts))
+    norms = torch.stack(foreach_norm(differences, 2.0, wide_dtype(grads[0].device)))
+    penalties = norms.square() / 2
+
+    sizes = whole_tensors(grads).sizes
+    if weight == 0.0:
+        return torch.zeros_like(sizes), penalties
+
+    foreach_mul_(differences, weight * scale)
+    wide = _wide(grads)
+    foreach_add_(wide, differences)
+    _write(grads, wide)
+    return sizes, penalties
+
+
 def norms_of(grads: Sequence[Tensor], norm_type: float) -> Tensor:
     """Return the norm of each gradient, in order, on the device of the first."""
-    lists, others = in_lists(grads, [None] * len(grads))
-    by_position: dict[int, Tensor] = {}
+    lists, others = positions_in_lists(grads, [None] * len(grads))
+    norm_by_position: dict[int, Tensor] = {}
     for positions in lists:
         several = [grads[i] for i in positions]
-        row = unit_norms(several, whole_tensors(several), norm_type)
+        norms = unit_norms(several, whole_tensors(several), norm_type)
         if len(positions) == len(grads):
-            return row
-        by_position |= zip(positions, row.unbind(), strict=True)
+            return norms
+        norm_by_position |= zip(positions, norms.unbind(), strict=True)
+
     for i in others:
-        by_position[i] = group_norm(grads[i], norm_type, "tensor").reshape(())
+        norm_by_position[i] = group_norm(grads[i], norm_type, "tensor").reshape(())
     device = grads[0].device
-    return torch.stack([by_position[i].to(device) for i in range(len(grads))])
+    return torch.stack([norm_by_position[i].to(device) for i in range(len(grads))])
 
 
 def common_norm(grads: Sequence[Tensor], norm_type: float) -> Tensor:
     """Return one norm over gradients of any devices and dtypes, on the device of the first."""
-    lists, others = in_lists(grads, [None] * len(grads))
-    norms = []
+    lists, others = positions_in_lists(grads, [None] * len(grads))
+    parts = []
     for position in others:
         norm_alone = group_norm(grads[position], norm_type, "tensor")
-        norms.append(norm_alone.reshape(1))
+        parts.append(norm_alone.reshape(1))
     for positions in lists:
         several = [grads[position] for position in positions]
         units = whole_tensors(several)
-        norms.append(unit_norms(several, units, norm_type))
+        parts.append(unit_norms(several, units, norm_type))
 
     device = grads[0].device
-    row = torch.cat([part.to(device) for part in norms])
-    has_float64 = any(grad.dtype is torch.float64 for grad in grads)
+    norms = parts[0] if len(parts) == 1 else torch.cat([part.to(device) for part in parts])
+    has_float64 = torch.float64 in {grad.dtype for grad in grads}
     if norm_type <= SAFE_POWER and not has_float64:
-        norm: Tensor = torch.linalg.vector_norm(row, norm_type)  # can't overflow in float64
+        norm: Tensor = torch.linalg.vector_norm(norms, norm_type)  # can't overflow in float64
         return norm
-    return group_norm(row, norm_type, "tensor").reshape(())
+    return group_norm(norms, norm_type, "tensor").reshape(())
 
 
 def _wide(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -306,77 +357,90 @@ def _wide(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
 
 
 def _write(tensors: Sequence[Tensor], wide: Sequence[Tensor]) -> None:
+    """Write the results of `_wide` to its tensors, if they are copies."""
     if wide is not tensors:
         foreach_copy_(tensors, wide)
 
 
 def _joined(tensors: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-    """Return a buffer with the elements of all tensors, row by row."""
-    device = tensors[0].device
-    buffer = torch.empty(sum(_numels(tensors)), dtype=dtype, device=device)
+    """Return a buffer with the elements of all tensors, one tensor after the other."""
+    numel = sum(_numels(tensors))
+    buffer = torch.empty(numel, dtype=dtype, device=tensors[0].device)
     foreach_copy_(_parts(buffer, tensors), tensors)
     return buffer
 
 
 def _parts(buffer: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """Return the parts of a buffer in the shapes of tensors, and in their strides if dense.
+    """Return the parts of a buffer in the shapes and memory formats of tensors.
 
+    A part is in channels_last if its tensor is 4-D and in channels_last; others are contiguous.
     Equal strides let a GPU work on all tensors at once.
     """
-    numbers = list(_numels(like))
-    parts = torch.split(buffer, numbers)
-    return [_shaped_as(x, part) for x, part in zip(like, parts, strict=True)]
+    shapes = tuple([x.shape for x in like])
+    strides = tuple([x.stride() for x in like])
+    return [buffer.as_strided(*place) for place in _places(shapes, strides)]
 
 
-def _shaped_as(x: Tensor, part: Tensor) -> Tensor:
-    """Return a flat tensor in the shape of another one, and in its memory format if dense."""
-    is_last = x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last)
-    if is_last and not x.is_contiguous():
-        return part.as_strided(x.shape, x.stride())
-    return part.view(x.shape)
+# kept from update to update, because this takes longer than the views
+@functools.lru_cache(maxsize=64)
+def _places(
+    shapes: Sequence[tuple[int, ...]], strides: Sequence[tuple[int, ...]]
+) -> list[tuple[tuple[int, ...], tuple[int, ...], int]]:
+    """Return the shape, the strides and the beginning of each part of a buffer; see `_parts`."""
+    places = []
+    start = 0
+    for shape, stride in zip(shapes, strides, strict=True):
+        x = torch.empty_strided(shape, stride, device="meta")
+        is_last = x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last)
+        if not is_last or x.is_contiguous():
+            stride = torch.empty(shape, device="meta").stride()
+        places.append((shape, stride, start))
+        start += x.numel()
+    return places
 
 
 def _reduce(buffer: Tensor, how: str, units: UnitsOfList) -> Tensor:
+    """Return a number for each unit of a buffer: its ``"sum"``, ``"mean"`` or ``"max"``."""
     return torch.segment_reduce(buffer, how, lengths=units.lengths, unsafe=True)
 
 
 def _spread(numbers: Tensor, units: UnitsOfList) -> Tensor:
-    """Return for each element of a buffer the number of its unit."""
+    """Return, for each element of a buffer, the entry of `numbers` that belongs to its unit."""
     return numbers.repeat_interleave(units.lengths, output_size=sum(units.numels))
 
 
 def _views(numbers: Tensor, units: UnitsOfList, like: Sequence[Tensor]) -> list[Tensor]:
-    """Return the numbers of units as tensors that broadcast to these.
+    """Return, for each tensor, the numbers of its units in a shape that broadcasts to it.
 
-    On a GPU the tensors have equal shapes.
+    On a GPU, each result has the full shape of its tensor, so that one kernel takes all tensors.
     """
     if numbers.device.type not in LOOPS:
         spread = _spread(numbers, units)
         return _parts(spread, like)
 
     views = []
-    parts = torch.split(numbers, list(units.rows))
+    parts = torch.split(numbers, list(units.counts))
     for part, x in zip(parts, like, strict=True):
         others = [1] * (x.ndim - 1)
         views.append(part.view(-1, *others) if x.ndim else part.view(()))
     return views
 
 
-def _fake_norms(tensors: Sequence[Tensor], rows: Sequence[int], norm_type: float) -> Tensor:
-    return tensors[0].new_empty(sum(rows), dtype=wide_dtype(tensors[0].device))
+def _fake_norms(tensors: Sequence[Tensor], counts: Sequence[int], norm_type: float) -> Tensor:
+    return tensors[0].new_empty(sum(counts), dtype=wide_dtype(tensors[0].device))
 
 
 @operator(
-    "norms_in_loop(Tensor[] tensors, int[] rows, float norm_type) -> Tensor", fake=_fake_norms
+    "norms_in_loop(Tensor[] tensors, int[] counts, float norm_type) -> Tensor", fake=_fake_norms
 )
-def norms_in_loop(tensors: Sequence[Tensor], rows: Sequence[int], norm_type: float) -> Tensor:
+def norms_in_loop(tensors: Sequence[Tensor], counts: Sequence[int], norm_type: float) -> Tensor:
     """Return the norms of the units of all tensors, one tensor after the other."""
     norms = []
-    for x, row in zip(tensors, rows, strict=True):
+    for x, count in zip(tensors, counts, strict=True):
         if not x.numel():
-            norms.append(x.new_zeros(row, dtype=wide_dtype(x.device)))
+            norms.append(x.new_zeros(count, dtype=wide_dtype(x.device)))
             continue
-        per: Per = "tensor" if row == 1 else "sample"
+        per: Per = "tensor" if count == 1 else "sample"  # the units are rows of axis 0
         norms_of_x = group_norm(x, norm_type, per)
         norms.append(norms_of_x.reshape(-1))
     return torch.cat(norms)
@@ -394,27 +458,3 @@ def centralize_in_loop_(grads: Sequence[Tensor]) -> None:
         dtype = torch.promote_types(grad.dtype, torch.float32)
         means = grad.mean(axes, keepdim=True, dtype=dtype)
         grad.sub_(means)
-
-
-def pull_(
-    grads: Sequence[Tensor],
-    parameters: Sequence[Tensor],
-    starts: Sequence[Tensor],
-    weight: float,
-    scale: Bound,
-) -> tuple[Tensor, Tensor]:
-    """Add ``weight * scale * (parameter - start)`` to each gradient.
-
-    Returns the number of changed elements of each gradient, and half of each squared distance.
-    """
-    differences = foreach_sub([x.detach() for x in parameters], starts)
-    norms = torch.stack(foreach_norm(differences, 2.0, wide_dtype(grads[0].device)))
-    penalties = norms.square() / 2
-
-    counts = whole_tensors(grads).sizes
-    if weight == 0.0:
-        return torch.zeros_like(counts), penalties
-
-    foreach_mul_(differences, weight * scale)
-    foreach_add_(grads, differences)
-    return counts, penalties

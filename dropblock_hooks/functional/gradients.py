@@ -1,12 +1,17 @@
 """Bounds gradients by value and by norm. Non-finite values pass, so that overflows stay visible.
 
+    g' = clamp(g, low, high)                            by value
+    g' = g * min(1, bound / norm(g))                    by norm
+    bound = factor * max(norm(parameter), eps)          adaptive clipping
+    g' = g - mean of each row                           centralization
+
 A bound is a number, or a 0-dim tensor on the device of the gradient. The ``*_counted`` functions
 return the new gradient and the number of changed values.
 """
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Literal, TypeAlias, get_args
 
 import torch
@@ -54,7 +59,8 @@ def clamp_counted(grad: Tensor, min: Bound | None, max: Bound | None) -> tuple[T
     """Clamp a gradient; return the new gradient, and the number of changed values."""
     low = fit(min, grad.dtype)
     high = fit(max, grad.dtype)
-    clamped = torch.where(grad.isinf(), grad, grad.clamp(low, high))
+    within = grad.clamp(low, high)
+    clamped = torch.where(grad.isinf(), grad, within)
     if clamped.dtype != grad.dtype:  # a bound in a tensor promotes a 0-dim gradient
         clamped = clamped.to(grad.dtype)
 
@@ -92,6 +98,17 @@ def unscaled(norms: Tensor, scale: Bound) -> Tensor:
     return norms
 
 
+def relative_norms(norms: Tensor, weight_norms: Tensor, eps: float, scale: Bound) -> Tensor:
+    """Divide norms of gradients of a loss times `scale` by the norms of the weights.
+
+    The result is that of the unscaled loss. A norm of weights counts as at least `eps`.
+    """
+    smallest = weight_norms.clamp_min(eps)
+    if isinstance(scale, Tensor) or scale != 1.0:
+        smallest = smallest * scale
+    return norms / smallest
+
+
 def scale_counted(grad: Tensor, max_norm: Bound, norm: Tensor) -> tuple[Tensor, Tensor]:
     """Multiply a gradient by ``min(max_norm / norm, 1)``.
 
@@ -99,7 +116,8 @@ def scale_counted(grad: Tensor, max_norm: Bound, norm: Tensor) -> tuple[Tensor, 
     of each of its groups, or of a list of gradients.
     """
     over = (norm > max_norm) & norm.isfinite()
-    scale = torch.where(over, max_norm / norm.clamp_min(max_norm), 1.0)
+    ratio = max_norm / norm.clamp_min(max_norm)
+    scale = torch.where(over, ratio, 1.0)
 
     # two factors, because float32 would round a very small scale to 0
     most = scale.clamp_min(1e-30)
@@ -108,7 +126,8 @@ def scale_counted(grad: Tensor, max_norm: Bound, norm: Tensor) -> tuple[Tensor, 
     clipped = grad * most.to(dtype) * rest.to(dtype)
 
     values_of_group = grad.numel() // max(norm.numel(), 1)
-    return clipped.to(grad.dtype), over.sum() * values_of_group
+    changed = over.sum() * values_of_group
+    return clipped.to(grad.dtype), changed
 
 
 def clip_measured(
@@ -132,15 +151,19 @@ def clip_measured(
     if isinstance(max_norm, Tensor) or norm_type != 2.0 or not _kernels_take(grad):
         return with_torch()
 
-    from .kernels import clip
+    axis = None if per == "tensor" else _axis_of(grad, per, channel_axis)
+    try:
+        return _clip_kernels()(grad, max_norm, axis, scale)
+    except launch.KernelError:
+        return with_torch()
 
-    axis = _axis_of(grad, per, channel_axis)
 
-    def with_kernels() -> tuple[Tensor, Tensor, Tensor]:
-        sums = clip.squares(grad, axis)
-        return clip.clip(grad, sums, max_norm, axis, scale)
+@functools.cache  # each parameter clips in each step, and an import takes longer than a lookup
+def _clip_kernels() -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
+    """Return the function that clips with kernels."""
+    from .kernels.clip import clip
 
-    return launch.or_else(with_kernels, with_torch)
+    return clip
 
 
 def _axis_of(grad: Tensor, per: Per, channel_axis: int) -> int | None:
@@ -167,39 +190,29 @@ def clip_adaptive_counted(
         return _clip_adaptive_with_torch(grad, parameter, clip_factor, eps, norm_type, scale)
 
     value = parameter.detach()
-    takes = _kernels_take(grad) and _kernels_take(value)
-    if isinstance(clip_factor, Tensor) or norm_type != 2.0 or not takes:
+    both_fit = _kernels_take(grad) and _kernels_take(value)
+    if isinstance(clip_factor, Tensor) or norm_type != 2.0 or not both_fit:
         return with_torch()
 
-    from .kernels import clip
-
     axis = 0 if grad.ndim > 1 else None
-
-    def with_kernels() -> tuple[Tensor, Tensor, Tensor]:
-        sums = clip.squares(grad, axis)
-        weights = clip.squares(value, axis)
-        return clip.clip(grad, sums, clip_factor, axis, scale, weights, eps)
-
-    return launch.or_else(with_kernels, with_torch)
+    try:
+        return _clip_kernels()(grad, clip_factor, axis, scale, value, eps)
+    except launch.KernelError:
+        return with_torch()
 
 
 def _clip_adaptive_with_torch(
     grad: Tensor, parameter: Tensor, clip_factor: Bound, eps: float, norm_type: float, scale: Bound
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """The same as `clip_adaptive_counted`, in torch operations."""
     per: Per = "sample" if grad.ndim > 1 else "tensor"  # the units are on axis 0
-    weights = group_norm(parameter, norm_type, per, 0).clamp_min(eps)
-    scaled_weights = weights * scale
+    weights = group_norm(parameter, norm_type, per, 0)
+    scaled_weights = weights.clamp_min(eps) * scale
+    largest_norm = clip_factor * scaled_weights
+
     norm = group_norm(grad, norm_type, per, 0)
-    clipped, changed = scale_counted(grad, clip_factor * scaled_weights, norm)
+    clipped, changed = scale_counted(grad, largest_norm, norm)
     return clipped, changed, norm / scaled_weights
-
-
-def common_norm(grads: Sequence[Tensor], norm_type: float) -> Tensor:
-    """Return the norm of all gradients together, on the device of the first."""
-    norms = [group_norm(grad, norm_type, "tensor").reshape(1) for grad in grads]
-    device = norms[0].device
-    row = torch.cat([norm.to(device) for norm in norms])
-    return group_norm(row, norm_type, "tensor").reshape(())
 
 
 def group_norm(grad: Tensor, norm_type: float, per: Per, channel_axis: int = 1) -> Tensor:
@@ -225,19 +238,33 @@ def group_norm(grad: Tensor, norm_type: float, per: Per, channel_axis: int = 1) 
     largest = norm(grad, math.inf)
     is_usable = largest.isfinite() & (largest > 0)
     divisor = torch.where(is_usable, largest, 1.0)
-    return norm(grad.to(wide) / divisor, norm_type) * divisor
+    divided = grad.to(wide) / divisor
+    return norm(divided, norm_type) * divisor
 
 
 def check_bounds(min: float | None, max: float | None) -> None:
     """Check the bounds of gradients.
 
     Raises:
-        ValueError: if both bounds are missing, or `min` is above `max`.
+        ValueError: if both bounds are missing, `min` is above `max`, or the only one moves 0.
     """
     if min is None and max is None:
         raise ValueError("min or max must be given")
+    if max is None and min is not None and min > 0:
+        raise ValueError(_alone("min", min))
+    if min is None and max is not None and max < 0:
+        raise ValueError(_alone("max", max))
     if min is not None and max is not None and min > max:
         raise ValueError(f"min must be <= max, got min={min:g}, max={max:g}")
+
+
+def _alone(name: str, bound: float) -> str:
+    """Return the message about one bound that moves even a gradient of 0."""
+    size = abs(bound)
+    return (
+        f"{name}={bound:g} without another bound would set each gradient of 0 to {bound:g}: write "
+        f"two bounds, min={-size:g} and max={size:g}"
+    )
 
 
 def check_norm(norm_type: float, per: str) -> float:
@@ -267,8 +294,8 @@ def clamp_grad(grad: Tensor, min: float | None = None, max: float | None = None)
 
     Raises:
         TypeError: if a bound is no number.
-        ValueError: if an argument is outside its range, both bounds are missing, or `min` is
-            above `max`.
+        ValueError: if an argument is outside its range, both bounds are missing, `min` is above
+            `max`, or the only bound moves a gradient of 0.
     """
     low = None if min is None else as_number("min", min)
     high = None if max is None else as_number("max", max)

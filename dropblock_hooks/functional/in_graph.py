@@ -1,5 +1,8 @@
 """Operators whose kernels become a part of the graph that torch.compile makes.
 
+`operators.operator` calls `look_into` for each operator that has ``fits_graph``, a condition on its
+tensors.
+
 An operator of ``torch.library`` is opaque: compiled code calls its Python at each step. `look_into`
 lets AOTAutograd trace into an operator, like into a ``torch.library.triton_op``. Then inductor
 starts the kernels from the code that it writes.

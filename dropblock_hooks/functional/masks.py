@@ -6,18 +6,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..checks import PROBABILITY, as_number, check_floating
+from ..checks import PROBABILITY, as_number, check_floating, check_tensor
 
 _AXES = {1: "N, C, L", 2: "N, C, H, W", 3: "N, C, D, H, W"}  # by the number of spatial axes
-_COARSE = 2.0**-10  # below it, the 24 bits of a float32 draw change a rate by more than 6e-5 of it
+_COARSE = 2.0**-10
+"""Below it, drawing in float32 (24 bits) makes a relative error of the rate above 6e-5."""
 
 
 def check_call(input: Any, p: float, training: bool, spatial: int | None = None) -> float:
     """Check the arguments, and return the rate to apply: 0 in evaluation.
 
     Raises:
-        TypeError: if `input` is no floating-point tensor, or `p` is no number.
-        ValueError: if `p` is outside [0, 1], or `input` has another number of axes.
+        TypeError: if `input` is no tensor (in training, no floating-point tensor), or `p` is no
+            number.
+        ValueError: if `p` is outside [0, 1], or `input` has not `spatial` + 2 axes.
     """
     if isinstance(input, torch.fx.Proxy):
         raise TypeError(
@@ -26,6 +28,7 @@ def check_call(input: Any, p: float, training: bool, spatial: int | None = None)
         )
 
     p = as_number("p", p, allowed=PROBABILITY)
+    check_tensor(input)
 
     if spatial is not None and input.ndim != spatial + 2:
         axes = _AXES[spatial]
@@ -48,7 +51,7 @@ def generator_on(device: torch.device, generator: torch.Generator | None) -> tor
     if generator is None or generator.device.type == device.type:
         return generator
     if generator.device.type != "cpu" or device.type == "meta":
-        return generator  # torch refuses the former, and the meta device draws nothing
+        return generator  # torch refuses that of another accelerator; the meta device draws nothing
     seed = int(torch.randint(2**62, (), device="cpu", generator=generator))
     return torch.Generator(device).manual_seed(seed)
 
@@ -61,8 +64,8 @@ def bernoulli(
 ) -> Tensor:
     """Draw a boolean tensor that is True with chance p, in float32, or in float64 for a small p.
 
-    A chance in a tensor is not read. The numbers are then drawn in float32, so the chance is wrong
-    by up to 6e-8.
+    A chance in a tensor is not read. Then the numbers are drawn in float32, so the chance is wrong
+    by up to 6e-8, and a generator is not used.
     """
     sizes = tuple(shape)
     if isinstance(p, Tensor):
@@ -80,7 +83,10 @@ def bernoulli(
 def normal_like(
     x: Tensor, std: float | Tensor, generator: torch.Generator | None, mean: float = 0.0
 ) -> Tensor:
-    """Draw normal noise in row-major order in at least float32, in the memory format of `x`."""
+    """Draw normal noise in at least float32, in the memory format of `x`.
+
+    A seed gives each place the same number in every memory format.
+    """
     dtype = torch.promote_types(x.dtype, torch.float32)
     generator = generator_on(x.device, generator)
     if not isinstance(std, Tensor):
@@ -88,7 +94,8 @@ def normal_like(
         noise = empty.normal_(mean, std, generator=generator)
         return in_format_of(x, noise)
 
-    if generator is None:  # in compiled code, which fuses these operators
+    # without a generator: compiled code fuses these operators, and eager Disout comes here, too
+    if generator is None:
         noise = torch.randn(x.shape, dtype=dtype, device=x.device) * std.to(dtype)
     else:
         empty = torch.empty(x.shape, dtype=dtype, device=x.device)
@@ -101,7 +108,11 @@ def normal_like(
 def uniform_like(
     x: Tensor, bound: float | Tensor, generator: torch.Generator | None = None
 ) -> Tensor:
-    """Draw uniform noise in ±bound in the same order, in the memory format of `x`."""
+    """Draw uniform noise in ±bound in at least float32, in the memory format of `x`.
+
+    A seed gives each place the same number in every memory format. With a bound in a tensor, a
+    generator is not used.
+    """
     dtype = torch.promote_types(x.dtype, torch.float32)
     generator = generator_on(x.device, generator)
     if not isinstance(bound, Tensor):
@@ -123,13 +134,14 @@ def in_format_of(x: Tensor, y: Tensor) -> Tensor:
 
 def keep_scale(p: Any) -> Any:
     """Return the factor 1 / (1 - p) of the kept elements, as a number or a tensor like `p`."""
-    if isinstance(p, Tensor):  # at p = 1 it is finite, because a gradient of 0 is multiplied by it
+    if isinstance(p, Tensor):
+        # finite at p = 1, because the backward multiplies a gradient of 0 by it, and 0 * inf is NaN
         return 1 / (1 - p).clamp_min(1e-30)
     return 1 / (1 - p) if p < 1 else 0.0
 
 
 def count_ratio(total: int, kept: Tensor | int, eps: float) -> Tensor | float:
-    """Return the ratio total / kept, where `kept` is at least `eps`; 0 for kept = 0."""
+    """Return total / max(kept, eps); 0 for kept = 0."""
     least = max(eps, 1e-30)
     if isinstance(kept, int):
         return total / max(kept, least) if kept else 0.0
@@ -152,7 +164,10 @@ def scaled(x: Tensor, scale: float | Tensor | None) -> Tensor:
 
 
 class Mask:
-    """Applies a boolean mask that broadcasts to a tensor of `numel` elements, like `Blocks`."""
+    """Applies a boolean mask that broadcasts to a tensor of `numel` elements.
+
+    It has the methods of `sparse.Blocks`, for a mask that is drawn as it is.
+    """
 
     has_counts = False  # whether `drop` without a scale multiplies by all / kept elements
 

@@ -24,7 +24,7 @@ KEPT, COUNT, SUM, SQUARES, NORMS, ZEROS, NONFINITE, BINS = range(8)
 """The places in ``state["sums"]``: kept calls, the number and the sums of their values, the
 numbers of zeros and of values that are not finite, and where the bins begin.
 """
-ON, TRAINED, EVALUATED, OFF, CALLS, LOOKED, LARGEST, SUMS = range(1, 9)
+ON, TRAINED, EVALUATED, OFF, CALLS, ALL_VALUES, LARGEST, SUMS = range(1, 9)
 """The places in the tensor of `add_statistics`: whether the site is on, in evaluation (0) and in
 training (1), calls of the layer by its mode, those in which the attachment was off, those in which
 it was on, the values that were measured, the largest magnitude, and where the sums begin.
@@ -42,7 +42,7 @@ WATCHED = 22
 gradients, if a Watchdog keeps some: see `rows_in`.
 """
 _ROW = 4096  # values that are added up in float32
-_TINY = 1e-12  # the magnitude up to which a Watchdog calls a channel dead
+TINY = 1e-12  # the magnitude up to which a Watchdog calls a channel dead
 READ = {"cpu"}
 """The types of devices whose tensors are read to decide what to do; a test takes the CPU out."""
 _NEAR = 0.01  # the distance from a bound at which a value is saturated, as a share of the range
@@ -59,9 +59,9 @@ def add_measured(
     def with_kernels() -> None:
         from .kernels import moments
 
-        places = moments.Places(KEPT, ZEROS, BINS, TRAINED, OFF, CALLS, LOOKED)
+        places = moments.Places(KEPT, ZEROS, BINS, TRAINED, OFF, CALLS, ALL_VALUES)
         moments.measure(x, state["sums"], state["largest"], exponents, places, scale)
-        state["looked"] += x.numel()
+        state["all_values"] += x.numel()
 
     def with_torch() -> None:
         add_moments(state, x, scale)
@@ -109,13 +109,18 @@ def _sum_and_norm(x: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
     return x.sum(dtype=wide), vector_norm(x, dtype=wide)
 
 
+def in_memory_order(x: Tensor) -> Tensor:
+    """Return the values as one row, in the order of their places in memory, where possible."""
+    order = sorted(range(x.ndim), key=x.stride, reverse=True)
+    return x.permute(order).reshape(-1)
+
+
 def _sum_and_norm_by_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return the sum and the norm of rows of some thousand values in float32, added up in float64.
 
     On a CPU, torch adds up float32 in float64 ten times slower than in float32.
     """
-    order = sorted(range(x.ndim), key=x.stride, reverse=True)
-    flat = x.permute(order).reshape(-1).float()
+    flat = in_memory_order(x).float()
     whole = flat.numel() // _ROW * _ROW
     rows = flat[:whole].view(-1, _ROW)
     rest = flat[whole:].double()
@@ -131,7 +136,7 @@ def _sum_and_norm_by_rows(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def add_shares(state: dict[str, Any], x: Tensor, edges: Sequence[float]) -> None:
     """Count in float32 zeros, values that are not finite, and magnitudes by octave: exponent."""
-    state["looked"] += x.numel()
+    state["all_values"] += x.numel()
     bits = x.view(torch.int32)
     exponents = ((bits >> 23) & 255).reshape(-1)  # 127 from 1 to 2
     if x.device.type == "cpu":
@@ -333,13 +338,16 @@ def _keep_row(new: Tensor, of_gradient: bool, value: Tensor) -> None:
     rows.copy_(torch.where(are_finite, moved, rows))
 
 
-def _recomputes() -> bool:
+def recomputes() -> bool:
     """Return whether a checkpoint repeats the call; always False in a graph, which can't ask."""
     return graph_task() != NO_TASK and not launch.is_traced()
 
 
 def is_planned(turn: int, distance: int) -> bool:
-    """Return whether compiled code measures the call, or gradient, with a number from 1."""
+    """Return whether a number from 1 is a power of 2, or a multiple of `distance`.
+
+    Compiled code measures these calls and gradients. A `Watchdog` looks at these forwards.
+    """
     return turn.bit_count() == 1 or turn % distance == 0
 
 
@@ -358,7 +366,7 @@ def _is_planned(training: bool, state: Tensor) -> Any:
 
 def due_call(training: bool, every: int, state: Tensor) -> Any:
     """Whether the next call of `add_statistics` is measured; a tensor on a device not read."""
-    if _recomputes():
+    if recomputes():
         return False
     due = (state[CALLS] % every == 0) & (state[int(training)] > 0)
     may_read = state.device.type in READ and not launch.is_traced()
@@ -371,7 +379,7 @@ def _begins(training: bool, state: Tensor, calls: bool) -> Tensor | None:
     On a CPU, a switched-off site and a recomputation end here. Other devices are not read. There
     the result is a copy, and `_ends` decides.
     """
-    if _recomputes() and calls:
+    if recomputes() and calls:
         return None
     on = state[int(training)]
     if calls:
@@ -452,7 +460,7 @@ def add_statistics(
         alive: which channels were not zero in all calls; changed.
         batches: the sums of `add_batch`; changed.
     """
-    if _recomputes() and calls:
+    if recomputes() and calls:
         return
     measured = _Measured(
         x, mapped, batch, scale, training, calls, every, (first, last), state, alive, batches
@@ -484,7 +492,7 @@ class _Measured:
 
         state = self.state
         mode = TRAINED if self.training else EVALUATED
-        places = moments.Places(KEPT, ZEROS, BINS, mode, OFF, CALLS, LOOKED)
+        places = moments.Places(KEPT, ZEROS, BINS, mode, OFF, CALLS, ALL_VALUES)
         gate = moments.Gate(state, self.training, self.calls, CALLS, self.every)
 
         on = state[int(self.training)] > 0
@@ -524,11 +532,11 @@ class _Measured:
         named: dict[str, Any] = {
             "sums": new[SUMS:],
             "largest": new[LARGEST],
-            "looked": 0,
+            "all_values": 0,
         }
         add_moments(named, self.x, factor)
         add_shares(named, self.x.float() / factor, edges)
-        new[LOOKED] += named["looked"]
+        new[ALL_VALUES] += named["all_values"]
         new.copy_(if_due(due, new, before))
 
     def _add_alive(self, due: Any) -> None:
@@ -617,7 +625,7 @@ def add_watched(
         state: the state of the site, which is changed.
         alive: which channels were not zero in all calls; changed.
     """
-    if _recomputes():
+    if recomputes():
         return
     watched = _WatchedCall(tensors, given, mapped, training, bounds, state, alive)
     if watched.kernels_take():
@@ -653,7 +661,7 @@ class _WatchedCall:
         moments.largest_of_call(self.tensors, self.given, numbers, gate)
         near = near_bounds(self.tensors[0], *self.bounds) if self.bounds else None
         if self.mapped is not None and self.alive is not None:
-            moments.alive(self.mapped, self.alive, _TINY, gate)
+            moments.alive(self.mapped, self.alive, TINY, gate)
 
         mode = TRAINED if self.training else EVALUATED
         places = mode, OFF, CALLS, BAD_CALLS, FIRST_BAD, FIRST_MADE, FIRST_WORSE, NEAR, MEASURED
@@ -701,7 +709,7 @@ class _WatchedCall:
         if self.bounds:
             new[NEAR] += near_bounds(self.tensors[0], *self.bounds)
         if self.mapped is not None and self.alive is not None:
-            _note_alive(self.alive, self.mapped, _TINY, due)
+            _note_alive(self.alive, self.mapped, TINY, due)
 
 
 def _watches_gradient_in_graph(

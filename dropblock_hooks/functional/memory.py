@@ -1,5 +1,8 @@
 """Bounds of gradient norms that follow from the norms of earlier updates.
 
+At each step of the optimizer, the method ``judge`` of `AdaGC`, `ZClip` or `SkipUpdate` calls the
+function of the same name.
+
 A *memory* is a tensor with a row of numbers for each norm. Each function returns its result and the
 new memory, and changes nothing. A row of zeros, as `new_memory` makes it, has seen no norm yet.
 
@@ -52,6 +55,26 @@ def _check(decay: float, warmup: int, **bounds: Bound | None) -> None:
             as_number(name, bound, allowed=POSITIVE)
 
 
+def _with_either(
+    with_kernel: Callable[[], Remembered],
+    with_torch: Callable[[], Remembered],
+    norms: Tensor,
+    memory: Tensor,
+    *bounds: Bound | None,
+) -> Remembered:
+    """Return the result of a kernel, or of torch operations where no kernel can be used.
+
+    A kernel needs tensors in float64 on a GPU, and bounds that are numbers.
+    """
+    has_tensors = any(isinstance(bound, Tensor) for bound in bounds)
+    is_wide = norms.dtype is memory.dtype is torch.float64
+    if has_tensors or not is_wide:
+        return with_torch()
+    if launch.takes(norms) and launch.takes(memory):
+        return launch.or_else(with_kernel, with_torch)
+    return with_torch()
+
+
 def new_memory(name: str, number: int, device: torch.device | str = "cpu") -> Tensor:
     """Return the memory of `adagc`, `zclip` or `skip_update` before the first norm.
 
@@ -99,7 +122,7 @@ def adagc(
         warmup: number of the first updates, at least 1.
 
     Raises:
-        TypeError: if a number has a wrong type.
+        TypeError: if a number other than `warmup` has a wrong type.
         ValueError: if an argument is outside its range.
 
     Reference:
@@ -115,17 +138,7 @@ def adagc(
     def with_torch() -> Remembered:
         return _adagc(norms, memory, ratio, max_norm, decay, warmup)
 
-    if _takes(norms, memory, ratio, max_norm):
-        return launch.or_else(with_kernel, with_torch)
-    return with_torch()
-
-
-def _takes(norms: Tensor, memory: Tensor, *bounds: Bound | None) -> bool:
-    """Whether a kernel is used: the bounds are numbers."""
-    if any(isinstance(bound, Tensor) for bound in bounds):
-        return False
-    is_wide = norms.dtype is memory.dtype is torch.float64
-    return is_wide and launch.takes(norms) and launch.takes(memory)
+    return _with_either(with_kernel, with_torch, norms, memory, ratio, max_norm)
 
 
 def _adagc(
@@ -178,7 +191,7 @@ def zclip(
         warmup: number of the first updates, at least 1.
 
     Raises:
-        TypeError: if a number has a wrong type.
+        TypeError: if a number other than `warmup` has a wrong type.
         ValueError: if an argument is outside its range.
 
     Reference:
@@ -186,32 +199,15 @@ def zclip(
     """
     _check(decay, warmup, z=z, max_norm=max_norm)
 
-    def with_torch() -> Remembered:
-        return _zclip(norms, memory, z, max_norm, decay, warmup)
-
-    return _moving(with_torch, norms, memory, z, max_norm, decay, warmup, skips=False)
-
-
-def _moving(
-    with_torch: Callable[[], Remembered],
-    norms: Tensor,
-    memory: Tensor,
-    z: Bound | None,
-    max_norm: Bound | None,
-    decay: float,
-    warmup: int,
-    skips: bool,
-) -> Remembered:
-    """The result of `zclip` or `skip_update`, by a kernel if that can be."""
-
     def with_kernel() -> Remembered:
         from .kernels import memory as kernels
 
-        return kernels.moving(norms, memory, z, max_norm, decay, warmup, _EPS, skips)  # type: ignore[arg-type]  # numbers
+        return kernels.moving(norms, memory, z, max_norm, decay, warmup, _EPS, skips=False)  # type: ignore[arg-type]  # numbers
 
-    if _takes(norms, memory, z, max_norm):
-        return launch.or_else(with_kernel, with_torch)
-    return with_torch()
+    def with_torch() -> Remembered:
+        return _zclip(norms, memory, z, max_norm, decay, warmup)
+
+    return _with_either(with_kernel, with_torch, norms, memory, z, max_norm)
 
 
 def _zclip(
@@ -260,15 +256,20 @@ def skip_update(
         warmup: number of the first updates, at least 1.
 
     Raises:
-        TypeError: if a number has a wrong type.
+        TypeError: if a number other than `warmup` has a wrong type.
         ValueError: if an argument is outside its range.
     """
     _check(decay, warmup, z=z, max_norm=max_norm)
 
+    def with_kernel() -> Remembered:
+        from .kernels import memory as kernels
+
+        return kernels.moving(norms, memory, z, max_norm, decay, warmup, _EPS, skips=True)  # type: ignore[arg-type]  # numbers
+
     def with_torch() -> Remembered:
         return _skip_update(norms, memory, max_norm, z, decay, warmup)
 
-    return _moving(with_torch, norms, memory, z, max_norm, decay, warmup, skips=True)
+    return _with_either(with_kernel, with_torch, norms, memory, z, max_norm)
 
 
 def _skip_update(

@@ -17,7 +17,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .._torch import NO_TASK, constant_when_traced, graph_task, outside_of_trace
+from .._torch import (
+    NO_TASK,
+    constant_when_traced,
+    graph_task,
+    is_short_of_memory,
+    outside_of_trace,
+)
 from . import in_graph
 from .cells import FIRST_RATE, RATES, SIZE, added, code_of, norms_together
 from .dropblock import (
@@ -105,32 +111,34 @@ def seed(x: Tensor) -> Tensor:
     return torch.randint(-_SEEDS, _SEEDS, (), device=x.device)
 
 
-def _fake_tally(counts: Tensor, row: Tensor) -> Tensor:
-    return torch.empty_like(counts)
+def _fake_change(counts: Tensor, row: Tensor) -> None:
+    return None
 
 
-@operator("tally(Tensor counts, Tensor row) -> Tensor", fake=_fake_tally)
-def tally(counts: Tensor, row: Tensor) -> Tensor:
-    """Return the counts plus a row; in a recomputation, which was counted before, without it.
+@operator("add_counts(Tensor(a!) counts, Tensor row) -> ()", fake=_fake_change)
+def add_counts(counts: Tensor, row: Tensor) -> None:
+    """Add a row to the counts, but not in a recomputation, which was counted before.
 
     Compiled code that a checkpoint calls runs twice, and its graph is the same both times.
     """
-    return counts + row if graph_task() == NO_TASK else counts.clone()
+    if graph_task() != NO_TASK:
+        return
+    # torch does not do this below a TorchDispatchMode, such as that of a compiled checkpoint
+    torch.autograd.graph.increment_version(counts)
+    if row[SIZE] > 0:  # the size of a map replaces the size of the last map
+        counts[SIZE].fill_(0.0)
+    counts.add_(row)
 
 
 def count(counts: Tensor, row: Tensor) -> None:
     """Add a row to the counts in compiled code; on a CPU not in a recomputation."""
     if counts.device.type == "cpu":
-        counts.copy_(tally(counts, row))
+        add_counts(counts, row)
     else:
         counts.add_(row)
 
 
-def _fake_count_gradient(counts: Tensor, row: Tensor) -> None:
-    return None
-
-
-@operator("count_gradient(Tensor counts, Tensor row) -> ()", fake=_fake_count_gradient)
+@operator("count_gradient(Tensor counts, Tensor row) -> ()", fake=_fake_change)
 def count_gradient(counts: Tensor, row: Tensor) -> None:
     """Add a row to the counts in a compiled backward.
 
@@ -151,7 +159,7 @@ def count_in_backward(counts: Tensor, row: Tensor) -> None:
         counts.add_(row)
 
 
-@operator("count_norms(Tensor cells, Tensor norms) -> ()", fake=_fake_count_gradient)
+@operator("count_norms(Tensor cells, Tensor norms) -> ()", fake=_fake_change)
 def count_norms(cells: Tensor, norms: Tensor) -> None:
     """Add a histogram of norms to another one in a compiled backward, as `count_gradient` does."""
     cells.data.copy_(norms_together(cells, norms))
@@ -310,8 +318,8 @@ def _draw_words(
 def _fake_drop_blocks(
     x: Tensor,
     cells: Tensor,
-    counts: Tensor,
-    random: Tensor,
+    counts: Tensor | None,
+    random: Tensor | None,
     training: bool,
     block: Sequence[int],
     method: Method,
@@ -322,12 +330,13 @@ def _fake_drop_blocks(
     numbers = x.shape[0] if normalize == "sample" else 1
     factors = x.new_empty((1 + numbers,), dtype=cells.dtype)
     mask = _fake_mask(x, block, method, share_channels)
-    return torch.empty_like(x), mask, factors, torch.empty_like(counts)
+    new_counts = cells.new_empty(cells.shape[-1:]) if counts is None else torch.empty_like(counts)
+    return torch.empty_like(x), mask, factors, new_counts
 
 
 def _fake_mask(x: Tensor, block: Sequence[int], method: Method, share_channels: bool) -> Tensor:
     if x.device.type in SEEDED:  # the backward draws from the seed again
-        return x.new_empty((0,), dtype=torch.bool)
+        return x.new_empty((), dtype=torch.int64)
     channels = 1 if share_channels else x.shape[1]
     size, edges = _block_in(x, block)
     if _uses_kernels(x.device, x.dtype, size, edges, method):
@@ -341,8 +350,8 @@ def _fake_mask(x: Tensor, block: Sequence[int], method: Method, share_channels: 
 def _draws_in_graph(
     x: Tensor,
     cells: Tensor,
-    counts: Tensor,
-    random: Tensor,
+    counts: Tensor | None,
+    random: Tensor | None,
     block: Sequence[int],
     method: Method,
     **others: Any,
@@ -354,17 +363,18 @@ def _draws_in_graph(
 
 
 @operator(
-    "drop_blocks(Tensor x, Tensor cells, Tensor counts, Tensor random, bool training, int[] block, "
-    "str method, str? normalize, bool share_channels, bool channels_together) "
+    "drop_blocks(Tensor x, Tensor cells, Tensor? counts, Tensor? random, bool training, "
+    "int[] block, str method, str? normalize, bool share_channels, bool channels_together) "
     "-> (Tensor y, Tensor mask, Tensor factors, Tensor new_counts)",
     fake=_fake_drop_blocks,
+    tags=_RANDOM,
     fits_graph=_draws_in_graph,
 )
 def drop_blocks(
     x: Tensor,
     cells: Tensor,
-    counts: Tensor,
-    random: Tensor,
+    counts: Tensor | None,
+    random: Tensor | None,
     training: bool,
     block: Sequence[int],
     method: Method,
@@ -377,8 +387,8 @@ def drop_blocks(
     Args:
         x: floating-point tensor (N, C, ...).
         cells: the cells of the site; see `functional.cells`.
-        counts: the counts of the site, which are not changed.
-        random: the result of `randomness`.
+        counts: the counts of the site, which are not changed. None is for CPUs.
+        random: the result of `randomness`; on a CPU, None draws a seed.
         training: the mode of the layer, which chooses the cells.
         block: an edge for each spatial axis; clipped to the map.
         method: see `dropblock.method_of`.
@@ -387,14 +397,16 @@ def drop_blocks(
         channels_together: the result of `keeps_channels_together`.
 
     Returns:
-        Four tensors. The first is the new tensor. The second is the mask of dropped elements, which
-        is empty on a CPU, and has the words of `kernels.blocks` on a GPU. The third is a vector
-        with the rate and the factor of the kept elements, or one factor for each sample. The fourth
-        has the counts with this call.
+        Four tensors. The first is the new tensor. The second tells what is dropped: on a CPU the
+        seed, on a GPU the words of `kernels.blocks`, elsewhere a mask. The third is a vector with
+        the rate and the factor of the kept elements, or one factor for each sample. The fourth has
+        the counts with this call, or without `counts` the row to add to them.
     """
+    if random is None:
+        random = seed(x)
     plan = _plan(x, block, method, share_channels, channels_together)
     rows = cells[int(training), 0]
-    if plan is None:
+    if plan is None or counts is None:
         return _drop_blocks_densely(
             x, rows, counts, random, block, method, normalize, share_channels
         )
@@ -425,23 +437,26 @@ def drop_and_count(
     method: Method,
     normalize: Normalize,
     share_channels: bool,
-) -> tuple[Tensor, Tensor]:
-    """Draw the randomness, and call `drop_blocks`; return the tensor and the new counts."""
-    random = randomness(x, block, share_channels, method)
+) -> Tensor:
+    """Call `drop_blocks` with new randomness, and add the call to the counts.
+
+    On a CPU, `drop_blocks` does not get the counts. Otherwise a compiled checkpoint would save them
+    for its recomputation, and autograd would refuse its backward after another forward.
+    """
+    y: Tensor
     together = keeps_channels_together(x)
-    y, _, _, new_counts = drop_blocks(
-        x,
-        cells,
-        counts,
-        random,
-        training,
-        block,
-        method,
-        normalize,
-        share_channels,
-        together,
-    )
-    return y, new_counts
+    options = block, method, normalize, share_channels, together
+    if x.device.type in SEEDED:
+        random = None  # `drop_blocks` draws it, because each further operator takes time to compile
+        if is_short_of_memory():
+            random = seed(x)  # torch saves the results of operators that return far less than `x`
+        y, _, _, row = drop_blocks(x, cells, None, random, training, *options)
+        add_counts(counts, row)
+        return y
+    numbers = randomness(x, block, share_channels, method)
+    y, _, _, new_counts = drop_blocks(x, cells, counts, numbers, training, *options)
+    counts.copy_(new_counts)
+    return y
 
 
 def _drop_blocks_with_kernels(
@@ -453,7 +468,7 @@ def _drop_blocks_with_kernels(
     method: Method,
     normalize: Normalize,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    from .kernels.blocks import apply_words, finish
+    from .kernels.blocks import apply_traced, apply_words, finish
 
     p = rows[RATES, FIRST_RATE]
     words, dropped = _draw_words(x, p, random, plan, method, normalize == "sample")
@@ -463,14 +478,15 @@ def _drop_blocks_with_kernels(
     size = code_of(plan.size)
     finished = finish(dropped, rows, counts, x.numel(), size, counting, kind[normalize])
     factors, new_counts = finished
-    y = apply_words(x, plan, words, factors[1:])
+    apply = apply_traced if launch.is_traced() else apply_words
+    y = apply(x, plan, words, factors[1:])
     return y, words, factors, new_counts
 
 
 def _drop_blocks_densely(
     x: Tensor,
     rows: Tensor,
-    counts: Tensor,
+    counts: Tensor | None,
     random: Tensor,
     block: Sequence[int],
     method: Method,
@@ -486,15 +502,18 @@ def _drop_blocks_densely(
     y = places.drop(x, _fitting(scale, x), drawn)
     scales = torch.as_tensor(scale).to(p)
     factors = torch.cat((p.reshape(1), scales.reshape(-1)))
-    if x.device.type in SEEDED:
-        mask = _fake_mask(x, block, method, share_channels)
-    else:
-        mask = places.mask(drawn)
+    # an operator may not return one of its inputs
+    mask = random.clone() if x.device.type in SEEDED else places.mask(drawn)
 
     row = added(called, elements, changed, x.numel(), dropped)
-    new_counts = tally(counts, row)
+    new_counts = row if counts is None else _counted(counts, row)
     new_counts[SIZE].fill_(code_of(x.shape[2:]))  # an assigned number would be copied
     return in_format_of(x, y), mask, factors, new_counts
+
+
+def _counted(counts: Tensor, row: Tensor) -> Tensor:
+    """Return the counts plus a row; in a recomputation, without it."""
+    return counts + row if graph_task() == NO_TASK else counts.clone()
 
 
 def _factor(
@@ -523,11 +542,11 @@ def _fitting(scale: Any, x: Tensor) -> Any:
 
 
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    _, _, _, random, _, block, method, _, share_channels, channels_together = inputs
+    _, _, _, _, _, block, method, _, share_channels, channels_together = inputs
     _, mask, factors, new_counts = output
     ctx.mark_non_differentiable(mask, factors, new_counts)
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(mask, factors, random)
+    ctx.save_for_backward(mask, factors)
     ctx.options = block, method, share_channels, channels_together
 
 
@@ -550,8 +569,8 @@ def _drops_again_in_graph(grad: Tensor, mask: Tensor, factors: Tensor, **others:
 
 
 @operator(
-    "drop_blocks_again(Tensor grad, Tensor mask, Tensor factors, Tensor random, int[] block, "
-    "str method, bool share_channels, bool channels_together) -> Tensor",
+    "drop_blocks_again(Tensor grad, Tensor mask, Tensor factors, int[] block, str method, "
+    "bool share_channels, bool channels_together) -> Tensor",
     fake=_fake_drop_blocks_again,
     fits_graph=_drops_again_in_graph,
 )
@@ -559,19 +578,27 @@ def drop_blocks_again(
     grad: Tensor,
     mask: Tensor,
     factors: Tensor,
-    random: Tensor,
     block: Sequence[int],
     method: Method,
     share_channels: bool,
     channels_together: bool,
 ) -> Tensor:
-    """Drop the blocks of a forward from another tensor, such as the gradient of its output."""
-    if mask.dtype is not torch.bool:
-        from .kernels.blocks import apply_words, mask_of, plan_of
+    """Drop the blocks of a forward from another tensor, such as the gradient of its output.
+
+    Args:
+        grad: tensor of the shape of the activation.
+        mask: the second result of `drop_blocks`.
+        factors: the third result of `drop_blocks`.
+        block: as for `drop_blocks`, like all further arguments.
+    """
+    if grad.device.type not in SEEDED and mask.dtype is not torch.bool:
+        from .kernels.blocks import apply_traced, apply_words, mask_of, plan_of
 
         _, edges = _block_in(grad, block)
         across = method == "across"
         plan = plan_of(tuple(grad.shape), edges, share_channels, channels_together, across)
+        if launch.is_traced():
+            return apply_traced(grad, plan, mask, factors[1:])
         scale_of_kept = _fitting(factors[1:], grad)
         return launch.or_else(
             lambda: apply_words(grad, plan, mask, factors[1:]),
@@ -580,19 +607,19 @@ def drop_blocks_again(
     places: Any = Mask(grad.numel())
     scale: Any = factors[1:]
     if grad.device.type in SEEDED:
-        places, mask = _drawn(grad, factors[0], random, block, method, share_channels)
+        places, mask = _drawn(grad, factors[0], mask, block, method, share_channels)
         scale = scale.item() if scale.numel() == 1 else scale
     return in_format_of(grad, places.drop(grad, _fitting(scale, grad), mask))
 
 
 def _save_for_second_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    _, mask, factors, random, *options = inputs
-    ctx.save_for_backward(mask, factors, random)
+    _, mask, factors, *options = inputs
+    ctx.save_for_backward(mask, factors)
     ctx.options = options
 
 
 def _second_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    return drop_blocks_again(grad, *ctx.saved_tensors, *ctx.options), *(None,) * 7
+    return drop_blocks_again(grad, *ctx.saved_tensors, *ctx.options), *(None,) * 6
 
 
 torch.library.register_autograd(

@@ -1,5 +1,7 @@
 """How heavy the tails of values are: kurtosis, outliers, and channels far above the others.
 
+`ActivationStats` calls `add_outliers` in eager forwards, and compiled code calls `add_tails`.
+
 Moments are kept as the number of values, their mean, and the sums of the second, third and fourth
 powers of their distances from this mean. So the moments of two sets of values give the moments of
 their union.
@@ -7,18 +9,23 @@ their union.
 
 import math
 import statistics
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from . import in_graph
+from .kernels import launch
 from .masks import wide_dtype
-from .measures import due_call, if_due, nothing
+from .measures import CALLS, due_call, if_due, in_memory_order, nothing, recomputes
 from .operators import operator
 
 LIMIT = 6.0
 """The distance from the mean, in standard deviations, beyond which a value is an outlier."""
+_CHUNK = 2**22  # values that a CPU measures together; fewer would wait for its threads more often
+_ROW = 4096  # values that are added up in float32
+_POWERS = (0, 1, 2, 3, 4)  # of a value in each moment
 _EQUAL = 1e-13  # the ratio of deviation and mean below which float64 can't tell values apart
 
 
@@ -51,12 +58,36 @@ def new_tails() -> Tensor:
 
 def add_outliers(state: dict[str, Any], x: Tensor, mapped: Tensor | None) -> None:
     """Add the values of a call to a state, see `with_call`."""
-    before = Tails(state["moments"], state["outliers"], state.get("peaks"))
-    after = with_call(before, x, mapped)
-    state["moments"] = after.moments
-    state["outliers"] = after.outliers
-    if after.peaks is not None:
-        state["peaks"] = after.peaks
+
+    def with_kernels() -> None:
+        from .kernels import tails
+
+        peaks = None
+        if mapped is not None:
+            peaks = _peaks_for(mapped, state.get("peaks"))
+            state["peaks"] = peaks
+        tails.add(x, mapped, state["moments"], state["outliers"], peaks, LIMIT)
+
+    def with_torch() -> None:
+        before = Tails(state["moments"], state["outliers"], state.get("peaks"))
+        after = with_call(before, x, mapped)
+        state["moments"] = after.moments
+        state["outliers"] = after.outliers
+        if after.peaks is not None:
+            state["peaks"] = after.peaks
+
+    if x.numel() and launch.takes(x):
+        launch.or_else(with_kernels, with_torch)
+    else:
+        with_torch()
+
+
+def _peaks_for(mapped: Tensor, before: Tensor | None) -> Tensor:
+    """The largest magnitudes of the channels before a call; zeros for another number of them."""
+    if before is not None and before.shape == mapped.shape[1:2]:
+        return before
+    dtype = wide_dtype(mapped.device)
+    return torch.zeros(mapped.shape[1], dtype=dtype, device=mapped.device)
 
 
 def with_call(before: Tails, x: Tensor, mapped: Tensor | None) -> Tails:
@@ -70,25 +101,27 @@ def with_call(before: Tails, x: Tensor, mapped: Tensor | None) -> Tails:
     if not x.numel():
         return before
 
-    distances, moments = central_moments(x)
+    flat = in_memory_order(x)
+    moments = central_moments(flat)
     is_finite = moments[4] < math.inf  # the fourth powers: NaN, if a value is not finite
     combined = combined_moments(before.moments, moments)
     kept = torch.where(is_finite, combined, before.moments)
-    outliers = before.outliers + outlier_count(distances, moments)  # 0 if there is NaN or Inf
+    counted = before.outliers + outlier_count(flat, moments)
+    outliers = torch.where(is_finite, counted, before.outliers)
 
     peaks = before.peaks
     if mapped is not None:
-        peaks = _with_peaks(peaks, mapped, is_finite)
+        old = _peaks_for(mapped, peaks)
+        larger = torch.maximum(old, channel_peaks(mapped))
+        peaks = torch.where(is_finite, larger, old)
     return Tails(kept, outliers, peaks)
 
 
-def _with_peaks(before: Tensor | None, mapped: Tensor, is_finite: Tensor) -> Tensor:
-    """The largest magnitudes of the channels, with those of a call."""
-    peaks = channel_peaks(mapped)
-    if before is None or before.shape != peaks.shape:
-        before = torch.zeros_like(peaks)
-    larger = torch.maximum(before, peaks)
-    return torch.where(is_finite, larger, before)
+def _chunks_of(flat: Tensor) -> tuple[Tensor, ...]:
+    """The values in parts. Elsewhere than on a CPU, one part needs fewer kernels."""
+    size = _CHUNK if flat.device.type == "cpu" else flat.numel()
+    chunks: tuple[Tensor, ...] = flat.split(size)  # type: ignore[no-untyped-call]  # torch's
+    return chunks
 
 
 def _fits_graph(
@@ -130,15 +163,31 @@ def add_tails(
         tails: the moments and the number of outliers; changed.
         peaks: the largest magnitude of each channel; changed.
     """
-    due = due_call(training, every, state)
-    if due is False:
+
+    def with_kernels() -> None:
+        from .kernels import tails as kernels
+        from .kernels.moments import Gate
+
+        gate = Gate(state, training, True, CALLS, every)
+        kernels.add(x, mapped, tails, None, peaks, LIMIT, gate)
+
+    def with_torch() -> None:
+        due = due_call(training, every, state)
+        if due is False:
+            return
+        before = Tails(tails[:5], tails[5], peaks)
+        after = with_call(before, x, mapped if peaks is not None else None)
+        together = torch.cat((after.moments, after.outliers.reshape(1)))
+        tails.copy_(if_due(due, together, tails))
+        if peaks is not None and after.peaks is not None:
+            peaks.copy_(if_due(due, after.peaks, peaks))
+
+    if recomputes():
         return
-    before = Tails(tails[:5], tails[5], peaks)
-    after = with_call(before, x, mapped if peaks is not None else None)
-    together = torch.cat((after.moments, after.outliers.reshape(1)))
-    tails.copy_(if_due(due, together, tails))
-    if peaks is not None and after.peaks is not None:
-        peaks.copy_(if_due(due, after.peaks, peaks))
+    if x.numel() and launch.takes(x):
+        launch.or_else(with_kernels, with_torch)
+    else:
+        with_torch()
 
 
 def add_tails_to(state: dict[str, Any], tails: Tensor, peaks: Tensor | None) -> None:
@@ -152,29 +201,83 @@ def add_tails_to(state: dict[str, Any], tails: Tensor, peaks: Tensor | None) -> 
         state["peaks"] = peaks
 
 
-def central_moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the distances of the values from their mean, flat, and the moments; in float64."""
-    dtype = wide_dtype(x.device)
-    values = x.to(dtype)
-    mean = values.mean()
-    distances = values - mean
-    distances = distances.flatten()
+def central_moments(flat: Tensor) -> Tensor:
+    """Return the moments of a row of values, in float64."""
+    wide = wide_dtype(flat.device)
+    if flat.device.type != "cpu" or flat.dtype is torch.float64:
+        chunks = _chunks_of(flat)
+        return union_of([moments_of_rows(chunk[None].to(wide)) for chunk in chunks])
 
-    count = torch.full_like(mean, x.numel())
+    moments = []
+    for chunk in _chunks_of(flat):
+        exponent = _exponent_of(chunk)
+        divisors = torch.tensor([2.0 ** (exponent * power) for power in _POWERS], dtype=wide)
+        scaled = chunk.float() * 2.0**-exponent
+        whole = len(scaled) // _ROW * _ROW
+        full_rows = scaled[:whole].view(-1, _ROW)
+        last_row = scaled[whole:].view(1, -1)
+        for rows in (full_rows, last_row):
+            if rows.numel():
+                of_rows = moments_of_rows(rows)
+                moments.append(of_rows * divisors)
+    return union_of(moments)
+
+
+def _exponent_of(chunk: Tensor) -> int:
+    """Return the exponent of 2 of the largest magnitude.
+
+    Powers of float32 could overflow or vanish, unless this magnitude is about 1.
+    """
+    low, high = torch.aminmax(chunk)
+    largest = max(float(high), -float(low))
+    _, exponent = math.frexp(largest)
+    exponent = max(exponent, -126)
+    return min(exponent, 126)
+
+
+def moments_of_rows(rows: Tensor) -> Tensor:
+    """Return the moments of each row, in float64. The powers are summed in the type of the rows."""
+    wide = wide_dtype(rows.device)
+    center = rows.mean(1, keepdim=True)
+    mean = center[:, 0].to(wide)
+    count = torch.full_like(mean, rows.shape[1])
+    distances = rows - center
     squares = distances.square()
-    second = squares.sum()
-    third = torch.dot(squares, distances)
-    fourth = torch.dot(squares, squares)
-    return distances, torch.stack((count, mean, second, third, fourth))
+    first = distances.sum(1).to(wide)
+    second = squares.sum(1).to(wide)
+    third = distances.mul_(squares).sum(1).to(wide)
+    fourth = squares.square_().sum(1).to(wide)
+
+    if rows.dtype is not wide:  # the center was rounded: move the powers to the mean
+        rest = first / count
+        mean = mean + rest
+        shift = rest * first
+        of_second = 6 * second - 3 * shift
+        of_third = 4 * third - rest * of_second
+        fourth = fourth - rest * of_third
+        third = third - rest * (3 * second - 2 * shift)
+        second = second - shift
+    return torch.stack((count, mean, second, third, fourth), 1)
 
 
 def combined_moments(a: Tensor, b: Tensor) -> Tensor:
-    """Return the moments of two sets of values together. One set may be empty, but not both.
+    """Return the moments of two sets of values together."""
+    return union_of((a[None], b[None]))
+
+
+def union_of(moments: Sequence[Tensor]) -> Tensor:
+    """Return the moments of several sets of values together. Some sets may be empty, but not all.
 
     The moments of each set are moved from its own mean to the common mean, and added.
+
+    Args:
+        moments: tensors with a row for each set.
     """
-    both = torch.stack((a, b))
-    counts, means, second, third, fourth = both.unbind(1)
+    rows = torch.cat(tuple(moments))
+    if len(rows) == 1:
+        return rows[0]
+
+    counts, means, second, third, fourth = rows.unbind(1)
     count = counts.sum()
     total = (counts * means).sum()
     mean = total / count.clamp(min=1)
@@ -192,18 +295,41 @@ def combined_moments(a: Tensor, b: Tensor) -> Tensor:
     return torch.stack((count, mean, *moved))
 
 
-def outlier_count(distances: Tensor, moments: Tensor) -> Tensor:
-    """Return the number of values beyond `LIMIT` standard deviations of their call."""
+def outlier_count(flat: Tensor, moments: Tensor) -> Tensor:
+    """Return how many values of a row are beyond `LIMIT` standard deviations from their mean.
+
+    It returns 0 if the mean is NaN.
+    """
+    mean = moments[1]
     variance = moments[2] / moments[0]
     limit = LIMIT * variance.sqrt()
-    is_beyond = distances.abs() > limit
-    return is_beyond.sum()
+    # two numbers, because float32 would round the mean
+    dtype = torch.promote_types(flat.dtype, torch.float32)
+    center = mean.to(dtype)
+    rest = (mean - center).to(dtype)
+
+    number = torch.zeros_like(mean)
+    for chunk in _chunks_of(flat):
+        if _is_within(chunk, mean, limit):
+            continue
+        distances = chunk.to(dtype) - center - rest
+        is_beyond = distances.abs() > limit
+        number = number + torch.count_nonzero(is_beyond)
+    return number
+
+
+def _is_within(chunk: Tensor, mean: Tensor, limit: Tensor) -> bool:
+    """Whether no value is beyond a limit. A CPU finds this quicker than it counts."""
+    if chunk.device.type != "cpu":
+        return False
+    low, high = torch.aminmax(chunk)
+    return bool(torch.maximum(high - mean, mean - low) <= limit)
 
 
 def channel_peaks(x: Tensor) -> Tensor:
     """Return the largest magnitude of each channel of (N, C, ...), in float64."""
     others = [0, *range(2, x.ndim)]
-    peaks = x.abs().amax(others)
+    peaks = torch.maximum(x.amax(others), -x.amin(others))
     dtype = wide_dtype(x.device)
     return peaks.to(dtype)
 

@@ -1,5 +1,11 @@
 """Penalties: numbers that are added to the loss, and their gradients.
 
+    penalty                     its gradient
+    mean(logsumexp(x) ** 2)     2 / n * logsumexp(x) * softmax(x)      z_loss, for n rows of logits
+    mean(|x|)                   sign(x) / n                            activity_l1
+    mean(x ** 2)                2 / n * x                              activity_l2
+    sum((w - w0) ** 2) / 2      w - w0                                 l2_sp
+
 The public functions return the penalty, which autograd differentiates. The ``*_gradient`` functions
 return the gradient and the penalty, without autograd. They compute in at least float32.
 """
@@ -11,8 +17,8 @@ from torch import Tensor
 
 from ..checks import check_floating
 
-Gradient: TypeAlias = tuple[Tensor, Tensor]
-"""The gradient of a penalty, and the penalty."""
+GradientAndPenalty: TypeAlias = tuple[Tensor, Tensor]
+"""The gradient of a penalty, and the penalty itself."""
 
 
 def z_loss(input: Tensor, dim: int = -1) -> Tensor:
@@ -41,7 +47,7 @@ def z_loss(input: Tensor, dim: int = -1) -> Tensor:
     return log_partition.square().mean()
 
 
-def z_loss_gradient(x: Tensor, dim: int) -> Gradient:
+def z_loss_gradient(x: Tensor, dim: int) -> GradientAndPenalty:
     """Return the gradient of `z_loss`, and its value.
 
     Raises:
@@ -81,7 +87,7 @@ def activity_l1(input: Tensor) -> Tensor:
     return activation.abs().mean()
 
 
-def activity_l1_gradient(x: Tensor) -> Gradient:
+def activity_l1_gradient(x: Tensor) -> GradientAndPenalty:
     """Return the gradient of `activity_l1`, and its value."""
     activation = wide(x)
     value = activation.abs().mean()
@@ -113,7 +119,7 @@ def activity_l2(input: Tensor) -> Tensor:
     return activation.square().mean()
 
 
-def activity_l2_gradient(x: Tensor) -> Gradient:
+def activity_l2_gradient(x: Tensor) -> GradientAndPenalty:
     """Return the gradient of `activity_l2`, and its value."""
     activation = wide(x)
     value = activation.square().mean()
@@ -150,7 +156,7 @@ def l2_sp(parameter: Tensor, start: Tensor) -> Tensor:
     return value
 
 
-def l2_sp_gradient(parameter: Tensor, start: Tensor) -> Gradient:
+def l2_sp_gradient(parameter: Tensor, start: Tensor) -> GradientAndPenalty:
     """Return the gradient of `l2_sp`, and its value."""
     difference = wide(parameter) - wide(start)
     squared_distance = difference.square().sum()
@@ -170,11 +176,11 @@ def wide(x: Tensor) -> Tensor:
     return x.to(dtype)
 
 
-def add_gradient(grad: Tensor, gradient: Tensor, weight: float | Tensor) -> Tensor:
-    """Return ``grad + weight * gradient``, rounded once to the type of `grad`."""
+def add_gradient(grad: Tensor, penalty_gradient: Tensor, weight: float | Tensor) -> Tensor:
+    """Return ``grad + weight * penalty_gradient``, rounded once to the type of `grad`."""
     total = wide(grad)
     if isinstance(weight, Tensor):
-        total = total + gradient * weight
+        total = total + penalty_gradient * weight
     else:
-        total = total.add(gradient, alpha=weight)  # one kernel in place of two
+        total = total.add(penalty_gradient, alpha=weight)  # one kernel in place of two
     return total.to(grad.dtype)

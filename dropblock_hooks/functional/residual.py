@@ -1,5 +1,7 @@
 """The size of a residual branch relative to its shortcut.
 
+`ActivationStats` calls `add_squares` in eager forwards, and compiled code calls `add_branch`.
+
 ratio = rms(y - x) / rms(x)        of a block with the input x and the output y = x + branch
 """
 
@@ -8,18 +10,39 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.linalg import vector_norm
 
 from . import in_graph
 from .kernels import launch
 from .masks import wide_dtype
-from .measures import due_call, if_due, norm_of, nothing
+from .measures import CALLS, due_call, if_due, norm_of, nothing, recomputes
 from .operators import operator
 
 
 def new_branch() -> Tensor:
     """The sums of squares of `branch_squares` before the first call."""
     return torch.zeros(2, dtype=torch.float64)
+
+
+def add_squares(branch: Tensor, y: Tensor, x: Tensor) -> None:
+    """Add the sums of squares of a call, see `branch_squares`."""
+
+    def with_kernels() -> None:
+        from .kernels import branch as kernels
+
+        kernels.add(y, x, branch)
+
+    def with_torch() -> None:
+        branch.add_(branch_squares(y, x))
+
+    if _kernels_take(y, x):
+        launch.or_else(with_kernels, with_torch)
+    else:
+        with_torch()
+
+
+def _kernels_take(y: Tensor, x: Tensor) -> bool:
+    """Whether kernels are used for a call of a block."""
+    return y.numel() > 0 and y.device == x.device and launch.takes(y) and launch.takes(x)
 
 
 def branch_squares(y: Tensor, x: Tensor) -> Tensor:
@@ -30,18 +53,10 @@ def branch_squares(y: Tensor, x: Tensor) -> Tensor:
     dtype = torch.promote_types(y.dtype, torch.float32)
     shortcut = x.to(dtype)
     branch = y.to(dtype) - shortcut
-    norms = torch.stack((_norm(branch), _norm(shortcut)))
+    norms = torch.stack((norm_of(branch), norm_of(shortcut)))
     squares = norms.to(wide_dtype(y.device)).square()
     is_finite = squares.sum() < math.inf  # False for NaN, too
     return torch.where(is_finite, squares, 0.0)
-
-
-def _norm(x: Tensor) -> Tensor:
-    """The norm of a tensor. That of `norm_of` is quicker on a CPU, where it reads a number."""
-    if launch.is_traced() or launch.is_on(x.device, x.dtype):
-        norm: Tensor = vector_norm(x, dtype=wide_dtype(x.device))
-        return norm
-    return norm_of(x)
 
 
 def branch_ratio(squares: Tensor) -> float | None:
@@ -52,7 +67,7 @@ def branch_ratio(squares: Tensor) -> float | None:
 
 def _fits_graph(y: Tensor, x: Tensor, state: Tensor, branch: Tensor, **others: Any) -> bool:
     """Whether AOTAutograd can trace into `add_branch`."""
-    return in_graph.fits_kernels(y, x, state, branch)
+    return launch.is_on(x.device, x.dtype) and in_graph.fits_kernels(y, x, state, branch)
 
 
 @operator(
@@ -75,8 +90,24 @@ def add_branch(
         state: of `measures.add_statistics`.
         branch: the sums of squares; changed.
     """
-    due = due_call(training, every, state)
-    if due is False or not y.numel():
+
+    def with_kernels() -> None:
+        from .kernels import branch as kernels
+        from .kernels.moments import Gate
+
+        gate = Gate(state, training, True, CALLS, every)
+        kernels.add(y, x, branch, gate)
+
+    def with_torch() -> None:
+        due = due_call(training, every, state)
+        if due is False or not y.numel():
+            return
+        added = branch + branch_squares(y, x)
+        branch.copy_(if_due(due, added, branch))
+
+    if recomputes():
         return
-    added = branch + branch_squares(y, x)
-    branch.copy_(if_due(due, added, branch))
+    if _kernels_take(y, x):
+        launch.or_else(with_kernels, with_torch)
+    else:
+        with_torch()

@@ -1,6 +1,9 @@
 """Drops blocks, and whole channels and samples, of large tensors on the CPU in eager mode.
 
-Seeds are rare, so the gaps between them are drawn instead of a number for each position.
+``dropblock`` and ``dropout`` use this form if `takes` accepts the tensor.
+
+Few positions begin a block, so the gaps between them are drawn instead of a number for each
+position.
 """
 
 from __future__ import annotations
@@ -170,7 +173,7 @@ def _offsets(positions: Tensor, sizes: Sizes, strides: Sizes) -> Tensor:
     below = sizes[inner]  # the number of positions in one step of the axis
 
     for axis in reversed(outer):
-        # so far, a step of this axis counts as all steps of the axis inside it
+        # one step of this axis should move the offset by its stride, but moves it by `counted`
         counted = sizes[inner] * strides[inner]
         correction = strides[axis] - counted
         if correction and below < total:
@@ -196,7 +199,7 @@ class _Side(NamedTuple):
 def _sides(edges: Sizes, strides: Sizes) -> list[_Side]:
     """Return the sides of a block with more than one element, the longest first.
 
-    A side that begins in memory where the side inside it ends is joined with that side.
+    If one step along a side is as long as the whole side inside it, both are joined.
     """
     sides: list[_Side] = []
     for axis in reversed(range(len(edges))):
@@ -251,8 +254,14 @@ class Blocks:
 
     has_counts = False  # whether `drop` without a scale multiplies by all / kept elements
 
-    def __init__(self, x: Tensor, edges: Sizes, across: bool = False) -> None:
-        self.order = _order_in_memory(x)
+    def __init__(
+        self,
+        x: Tensor,
+        edges: Sizes,
+        across: bool = False,
+        order: list[int] | None = None,
+    ) -> None:
+        self.order = order or _order_in_memory(x)
         self.shape = [x.shape[axis] for axis in self.order]
         self.edges = [edges[axis] for axis in self.order]
         self.numel = x.numel()
@@ -269,19 +278,16 @@ class Blocks:
             self.larger = self._on_larger_map(x, edges)
 
     def _on_larger_map(self, x: Tensor, edges: Sizes) -> Blocks:
-        """Return the blocks of a larger map, which has room for blocks across the border."""
+        """Return the blocks of a larger map, which has room for blocks across the border.
+
+        It has the same order of axes. Strides would not tell the order of an axis of size 1.
+        """
         sizes = []
         for size, edge in zip(x.shape, edges, strict=True):
             border = edge - 1
             sizes.append(size + 2 * border)
-        strides = _strides(sizes, self.order)
-        like = torch.empty_strided(
-            sizes,
-            strides,
-            dtype=x.dtype,
-            device="meta",
-        )
-        return Blocks(like, edges)
+        like = torch.empty(sizes, device="meta")
+        return Blocks(like, edges, order=self.order)
 
     def draw(self, chance: float, generator: Generator) -> Tensor:
         """Draw blocks, each with this chance, in the form that is written faster."""

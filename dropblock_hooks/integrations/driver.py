@@ -1,4 +1,8 @@
-"""``TrainerDriver``: shared by the callbacks of all trainers."""
+"""``TrainerDriver``: shared by the callbacks of all trainers.
+
+A callback calls `TrainerDriver.begin` before the training, `TrainerDriver.tick` before each batch,
+`TrainerDriver.end_epoch`, and `TrainerDriver.end`.
+"""
 
 import math
 from collections.abc import Mapping
@@ -63,7 +67,7 @@ class TrainerDriver:
         self.attached: Attachment | None = None
         self._loaded: Mapping[str, Any] | None = None
         self._batch = 0
-        self._findings: int | None = None  # when the last epoch ended
+        self._findings: int | None = None  # their number at the end of the last epoch
 
     def begin(
         self,
@@ -81,7 +85,7 @@ class TrainerDriver:
             length: length of the training in `unit`; None, -1 or infinity if it is not known.
             scaler: the GradScaler; False if the loss is not scaled.
             optimizers: for regularizers with ``when="accumulated"``.
-            resumed: whether a checkpoint without a state is reported.
+            resumed: whether a training is resumed; a missing state is then reported.
 
         Raises:
             SpecError: if the spec does not fit the model.

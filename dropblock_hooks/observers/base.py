@@ -1,4 +1,8 @@
-"""The observer: an immutable description of a measurement, and the state of a site."""
+"""The observer: an immutable description of a measurement, and the state of a site.
+
+A site has a `Watch` with this state. Outside of pauses, an `ObserveHook` calls `Watch.enter` in
+each active call of its layer, and `Watch.update` if the call is measured.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -61,7 +65,7 @@ class Seen(NamedTuple):
         view = self.view(self.tensor)
         if view is None:
             return None
-        return view.take(self.tensor)
+        return view.to_maps(self.tensor)
 
 
 class Compiled(NamedTuple):
@@ -77,7 +81,7 @@ class Compiled(NamedTuple):
         batches: the sums of `functional.measures.add_batch`; None without a BatchNorm.
         sums: the tensors of `Observer.start_sums`, by name.
         place: the number of the layer, in the order in which layers return.
-        layers: the number of layers.
+        times_of_step: the number of times in a forward and its backward: two for each layer, and 2.
         before: the time at which the first of these calls began.
         turn: the number of earlier calls since a call that statistics measure.
     """
@@ -87,7 +91,7 @@ class Compiled(NamedTuple):
     batches: Tensor | None = None
     sums: Mapping[str, Tensor] = {}  # which nobody changes
     place: int = 0
-    layers: int = 1
+    times_of_step: int = 4
     before: int = 0
     turn: int = 0
 
@@ -130,8 +134,9 @@ class Observer(Regularizer):
             observer of gradients alone sees them after, or before, the gradient regularizers.
 
     Raises:
-        TypeError: if an argument has a wrong type, or a subclass lacks one of the methods.
-        ValueError: if an option has a value that is not allowed, or gradients are observed with
+        TypeError: if a rate, a flag or an index has a wrong type, or a subclass lacks one
+            of the methods.
+        ValueError: if a value is not allowed, or gradients are observed with
             ``at="input"``.
     """
 
@@ -146,7 +151,7 @@ class Observer(Regularizer):
     compares_input: ClassVar[bool] = False  # whether it compares the output with the input
     keeps_graph: ClassVar[bool] = False  # whether tensors keep their autograd graph
     by_epoch: ClassVar[bool] = True  # False: one state of all time, which is not in the report
-    reads_parameters: ClassVar[bool] = False  # whether `look` reads numbers of parameters
+    reads_parameters: ClassVar[bool] = False  # whether `read_layer` reads numbers of parameters
     columns: ClassVar[Columns[Any]] = {}  # columns of the report; {}: a column for each result
 
     def __post_init__(self) -> None:
@@ -185,6 +190,17 @@ class Observer(Regularizer):
         """
         return True
 
+    def pause_at(self, state: State, turn: int, shared: dict[str, Any]) -> "Pause":
+        """Return the pause at a turn: the next calls for which `is_due` is certainly False.
+
+        The hook only counts these calls, if the layer is in training mode. A subclass that has its
+        own `is_due`, or one of a mixin, inherits no pauses.
+        """
+        return NO_PAUSE
+
+    def add_calls(self, state: State, calls: int) -> None:
+        """Count further calls of the layer in eager mode, measured or not."""
+
     def compute(self, state: State) -> Any:
         """Return the result: numbers by name, or an object with ``scalars()``.
 
@@ -200,8 +216,8 @@ class Observer(Regularizer):
                 merged[name] = a[name] + b[name]
         return merged
 
-    def look(self, state: State, module: nn.Module, parameter: str | None) -> None:
-        """Read numbers from the layer, or from the owner of a parameter.
+    def read_layer(self, state: State, module: nn.Module, parameter: str | None) -> None:
+        """Read numbers from the layer itself, or from the owner of a parameter.
 
         It is called at both ends of an epoch, and before a report.
         """
@@ -234,6 +250,8 @@ class Observer(Regularizer):
         super().__init_subclass__(**keywords)
         if {"start", "update"} & vars(cls).keys():  # compiled code has the inherited ones
             cls.traced = vars(cls).get("traced", False)
+        if _depth_of("is_due", cls) < _depth_of("pause_at", cls):
+            cls.pause_at = Observer.pause_at  # type: ignore[method-assign]  # of the subclass only
 
     def bind(self) -> Any:
         """Return a `Watch`, which has the state of a site."""
@@ -248,6 +266,25 @@ class Observer(Regularizer):
         sees_tensors = self.sees_values or self.sees_gradients
         if not sees_tensors and (self.at, self.index, self.layout) != ("output", None, "auto"):
             raise ValueError(f"{self.label} reads parameters: it takes no at, index or layout")
+
+
+def _depth_of(name: str, cls: type) -> int:
+    """Return how many classes Python searches for a method before it finds it."""
+    return next(depth for depth, base in enumerate(cls.__mro__) if name in vars(base))
+
+
+@dataclass
+class Pause:
+    """Calls that are not measured, one after the other.
+
+    Attributes:
+        end: the turn after the last of these calls; inf until the pause is ended from outside.
+    """
+
+    end: float
+
+
+NO_PAUSE = Pause(0)
 
 
 class Awaited:
@@ -278,6 +315,9 @@ class Watch:
     Attributes:
         observer: the observer.
         turn: the number of the next call in this epoch, from 0.
+        counted: how many calls of this epoch the site and the observer have counted, too. They
+            count the calls in a pause later; see `take_skipped`.
+        pause: the next calls that are not measured. For these, the hook only adds to `turn`.
         was_due: whether the last call was measured. Its recomputation by a checkpoint is then
             measured too.
         awaited: the gradient of the last measured call, if it can't be held by a hook.
@@ -288,6 +328,8 @@ class Watch:
     def __init__(self, observer: Observer) -> None:
         self.observer = observer
         self.turn = 0
+        self.counted = 0
+        self.pause = NO_PAUSE
         self.was_due = True
         self.awaited: Awaited | None = None
         self.open = self._started()
@@ -301,8 +343,20 @@ class Watch:
     def enter(self, training: bool, shared: dict[str, Any]) -> bool:
         """Count a call, or a gradient of a parameter; return whether it is to be measured."""
         self.was_due = self.observer.is_due(self.open, self.turn, training, shared)
+        self.observer.add_calls(self.open, 1)
         self.turn += 1
+        self.counted += 1
+        self.pause = self.observer.pause_at(self.open, self.turn, shared)
         return self.was_due
+
+    def take_skipped(self) -> int:
+        """Add the calls that the hook has only counted to all other counts; return their number."""
+        calls = self.turn - self.counted
+        if calls:
+            self.counted = self.turn
+            self.was_due = False
+            self.observer.add_calls(self.open, calls)
+        return calls
 
     def await_gradient(self) -> Awaited | None:
         """Return the gradient of a measured call, if the observer notes lost gradients."""
@@ -314,7 +368,7 @@ class Watch:
             self.open["lost_gradients"] = 0
 
     @torch.inference_mode(False)
-    def take(self, counted: Compiled, device: torch.device) -> int:
+    def add_compiled(self, counted: Compiled, device: torch.device) -> int:
         """Add the counts of compiled code on a device; see `Observer.take_compiled`."""
         if device != self._device:
             self._device = device
@@ -343,6 +397,8 @@ class Watch:
         self.closed = {name: x for name, x in self.open.items() if not isinstance(x, Unsaved)}
         self.open = self._started()
         self.turn = 0
+        self.counted = 0
+        self.pause = NO_PAUSE
 
     def shown(self) -> State | None:
         """Return the state for the report, on the CPU; None without any call."""

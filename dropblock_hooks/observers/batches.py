@@ -1,4 +1,7 @@
-"""Whether the samples in the batches of measured forwards are all equal, for `Watchdog`."""
+"""Whether the samples in the batches of measured forwards are all equal, for `Watchdog`.
+
+A `ModelHook` calls `Batches.compare` after each measured forward, for the rule ``equal_inputs``.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,7 +36,7 @@ class Batches:
     def __reduce__(self) -> Any:
         return Batches, ()  # a copy sees other batches
 
-    def note(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    def compare(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Compare the samples in the arguments of the model, in a measured forward."""
         if self.differ:
             return

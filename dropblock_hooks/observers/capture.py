@@ -108,8 +108,9 @@ class Capture(Observer):
             observer of gradients alone sees them after, or before, the gradient regularizers.
 
     Raises:
-        TypeError: if an argument has a wrong type; in a call, if `reduce` returns no tensor.
-        ValueError: if an argument is outside its range, or nothing is kept; in a call, if the
+        TypeError: if a rate, a flag or an index has a wrong type; in a call, if `reduce`
+            returns no tensor.
+        ValueError: if a value is not allowed, or nothing is kept; in a call, if the
             channels are unknown.
     """
 
@@ -230,7 +231,7 @@ class Capture(Observer):
                     f"reduce='channels' can't tell the channels of a tensor of shape "
                     f"{tuple(x.shape)}: give layout, 'NCHW' or 'NHWC' say"
                 )
-            positions = view.take(x).unsqueeze(-1).flatten(2)
+            positions = view.to_maps(x).unsqueeze(-1).flatten(2)
             return positions.mean(2)
 
         rows = x.flatten(1)

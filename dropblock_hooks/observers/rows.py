@@ -1,4 +1,7 @@
-"""The last measured calls of a layer, which a `Watchdog` shows before NaN or Inf."""
+"""The last measured calls of a layer, up to NaN or Inf, which a `Watchdog` shows then.
+
+`Watched` adds the rows, and ``diagnosis.nonfinite`` shows them.
+"""
 
 import math
 from collections.abc import Sequence
@@ -49,7 +52,7 @@ class Rows:
             rows.append(Row(call, value))
             del rows[: -self.keep]
 
-    def take(
+    def add_compiled(
         self,
         outputs: Sequence[Row],
         gradients: Sequence[Row],

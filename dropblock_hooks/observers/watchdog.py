@@ -1,4 +1,8 @@
-"""``Watchdog``: keeps numbers at each site, which ``diagnosis.alerts`` judges together."""
+"""``Watchdog``: keeps numbers at each site, which ``diagnosis.alerts`` judges together.
+
+A *look* is a moment when they are judged: a `ModelHook` begins it after some forwards, and
+`Attachment.step` when an epoch ends. The `Clock` decides which forwards are measured before it.
+"""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,6 +26,7 @@ from ..functional.measures import (
     GRADIENTS,
     MEASURED,
     NEAR,
+    TINY,
     TURN,
     WATCHED,
     add_alive,
@@ -37,7 +42,7 @@ from ..functional.measures import (
 )
 from ..quoting import quote, shown
 from ..registry import register, store
-from .base import Compiled, Observer, Seen, State
+from .base import Compiled, Observer, Pause, Seen, State
 from .batches import Batches
 from .rows import Rows, rows_of
 from .updates import Updates
@@ -50,13 +55,13 @@ RULES = (
     "saturated",
     "no_gradient",
     "no_update",
+    "accumulating",
     "eval_norm",
     "equal_inputs",
 )
 _INF = math.inf
 _ENOUGH = 4  # measured forwards that a rule about statistics needs
-_MOST_UNREAD = 4096  # the most notes of a site on the device, which bounds their memory
-_ZERO = 1e-12  # the largest magnitude of a channel that counts as zero
+_MOST_UNREAD = 4096  # the most measurements of a site on the device, to bound their memory
 _SHARE = Range(0, 1, open_low=True, open_high=True)
 # layers are known by the names of their classes, which copies of torch's classes keep
 _CAN_DIE = {"relu", "relu6", "threshold", "hardswish", "gelu", "silu", "swish", "mish"}
@@ -98,6 +103,10 @@ class Watchdog(Observer):
       not reported for the first layers, or if it holds for over a quarter of all layers, because
       these may be left out on purpose.
 
+    - ``accumulating``: gradients are never cleared, so each update also uses the gradients of all
+      earlier updates, because ``optimizer.zero_grad()`` is missing. If gradients may be kept, each
+      forward is measured until 32 backwards have met them.
+
     - ``eval_norm``: a BatchNorm whose weight or bias is trained is in evaluation mode, and the
       model is in training mode.
 
@@ -105,7 +114,8 @@ class Watchdog(Observer):
       look, because a data loader repeats one sample, or inputs are zeros. Batches with a single
       sample, lists of tensors and graphs are not judged.
 
-    Compiled code does not see the layers, so the last three need eager mode.
+    Compiled code does not see the layers, so ``no_update``, ``accumulating``, ``eval_norm`` and
+    ``equal_inputs`` need eager mode.
 
     Example:
         >>> model, found = nn.Sequential(nn.Linear(4, 4), nn.Sigmoid(), nn.Linear(4, 2)), []
@@ -145,8 +155,8 @@ class Watchdog(Observer):
             gradient in the last measured calls, with the numbers of these calls.
 
     Raises:
-        TypeError: if an argument has a wrong type.
-        ValueError: if an argument is outside its range, or no rule has the name.
+        TypeError: if a rate, a flag or an index has a wrong type.
+        ValueError: if a value is not allowed, or no rule has the name.
         WatchdogError: in the training, if a rule holds and `action` is ``"raise"``.
     """
 
@@ -202,12 +212,18 @@ class Watchdog(Observer):
         return {"watched": Watched(rows=Rows(self.keep))}
 
     def is_due(self, state: State, turn: int, training: bool, shared: dict[str, Any]) -> bool:
-        state["watched"].called += 1
-        state["watched"].number += 1
-        is_planned = not training or Clock.of(shared).measures
-        return is_planned and not launch.is_captured()
+        is_measured = not training or Clock.of(shared).measures
+        return is_measured and not launch.is_captured()
 
-    def look(self, state: State, module: nn.Module, parameter: str | None) -> None:
+    def pause_at(self, state: State, turn: int, shared: dict[str, Any]) -> Pause:
+        return Clock.of(shared).pause
+
+    def add_calls(self, state: State, calls: int) -> None:
+        watched = state["watched"]
+        watched.calls += calls
+        watched.eager_calls += calls
+
+    def read_layer(self, state: State, module: nn.Module, parameter: str | None) -> None:
         watched = state["watched"]
         name = type(module).__name__.lower()
         watched.can_die = "dead" in self.names and name in _CAN_DIE
@@ -223,16 +239,22 @@ class Watchdog(Observer):
         clock.time += 1
         if seen.gradient:
             watched.see_gradient(seen, clock.time)
+            is_accumulating = "accumulating" in self.names
+            if is_accumulating and watched.updates.begin_backward(clock.unmeasured):
+                clock.measures = True
         else:
             watched.see(seen, clock.time)
         if len(watched.unread) >= _MOST_UNREAD:
             watched.read()
 
-    def note(self, state: State, module: nn.Module) -> None:
-        """Note the parameters of a layer after a measured training forward of the model."""
+    def after_measured_forward(self, state: State, module: nn.Module) -> None:
+        """Keep the parameters of a layer, and whether a BatchNorm is in evaluation mode.
+
+        The `ModelHook` calls this after each measured training forward of the model.
+        """
         watched = state["watched"]
-        if "no_update" in self.names:
-            watched.updates.note(module)
+        if "no_update" in self.names or "accumulating" in self.names:
+            watched.updates.after_measured_forward(module)
         watched.evaluated += _has_statistics(module) and not module.training
 
     def start_compiled(self) -> list[float]:
@@ -253,7 +275,7 @@ class Watchdog(Observer):
         watched: Watched = state["watched"]
         calls = round(counted.values[CALLS])
         state["calls"] += calls
-        watched.take(counted)
+        watched.add_compiled(counted)
         return calls
 
     def compiled_numbers(self, state: State) -> list[float]:
@@ -283,20 +305,27 @@ class Gap(NamedTuple):
 
 @dataclass
 class Clock:
-    """The state that all sites of an attachment share: which forwards are measured, and when."""
+    """The state that all sites of an attachment share: which forwards are measured, and when.
 
-    time: int = 0  # the number of calls and gradients that all sites have seen: it orders them
+    The `ModelHook` counts forwards here. A *look* is a moment when the rules are applied to the
+    numbers of all sites.
+    """
+
+    # the number of measured calls and gradients of all sites in eager mode: it orders them
+    time: int = 0
     forwards: int = 0  # the training forwards since attaching
-    looks: int = 0  # how often statistics were judged
+    looks: int = 0  # the number of looks that judged statistics
     alerts: dict[tuple[str, str], Any] = field(default_factory=dict)  # by site and rule
-    measures: bool = True  # whether the next training forward is measured
+    # the pause of all sites while forwards are not measured; see `measures`
+    pause: Pause = field(default_factory=lambda: Pause(0))
     since: int = 0  # the training forwards before the statistics began
     measured: int = 0  # the forwards with gradients that were measured since then
     epoch_began: int = 0  # the training forwards before the epoch
     epoch_length: int = 0  # the training forwards of the epoch before, if there was one
+    unmeasured: int = 0  # the forwards with gradients that were not measured, in any mode
     last: int = 0  # the number of the last forward that was measured
     last_time: int = 0  # the time when that forward ended
-    gap: Gap | None = None  # in a look: the forwards that were not measured before the last one
+    gap: Gap | None = None  # in a look: the forwards before the last one that were not measured
     closely: bool = False  # whether each forward is measured, because NaN came in such a gap
     scale: float = 0.0  # the factor of the loss at the last look
     scale_fell: bool = False  # whether the factor was larger at the look before that
@@ -310,13 +339,22 @@ class Clock:
             clock = shared["Watchdog"] = cls()
         return clock
 
+    @property
+    def measures(self) -> bool:
+        """Whether the next training forward is measured."""
+        return self.pause.end == 0
+
+    @measures.setter
+    def measures(self, on: bool) -> None:
+        self.pause.end = 0 if on else _INF
+
     def begin(self) -> None:
         """Begin the statistics anew, from the next forward on."""
         self.measured = 0
         self.since = self.forwards
 
     def end_epoch(self) -> None:
-        """Note the length of an epoch. The first forward of the next one is measured."""
+        """Keep the length of an epoch. The first forward of the next one is measured."""
         length = self.forwards - self.epoch_began
         if length:
             self.epoch_length = length
@@ -328,6 +366,7 @@ class Clock:
         self.forwards += 1
         self.gap = None
         if not self.measures:
+            self.count_unmeasured()
             return
 
         if self.last < self.forwards - 1:
@@ -336,64 +375,67 @@ class Clock:
         self.last_time = self.time
         self.measured += torch.is_grad_enabled()  # other forwards bring no gradients
 
+    def count_unmeasured(self) -> None:
+        """Count a forward that has ended and was not measured, if its backward may come."""
+        self.unmeasured += torch.is_grad_enabled()
+
     def looks_for_nan(self, every: int) -> bool:
         """Return whether a `Watchdog` looks for NaN after the forward that has ended."""
-        return self.gap is not None or _is_looked_at(self.forwards, every)
+        return self.gap is not None or is_planned(self.forwards, every)
 
     def plan(self, every: int, fewest: int) -> None:
         """Choose whether the next forward is measured.
 
-        Those at which a `Watchdog` looks are. Statistics need `fewest` forwards whose
-        backward comes before the look. They lie far apart, because a measured step takes several
-        times as long as others.
+        A forward at which a `Watchdog` looks is always measured. Statistics need `fewest` forwards
+        whose backward comes before the look. They lie far apart, because a measured step takes
+        several times as long as others.
         """
         coming = self.forwards + 1
         wanted = (coming - self.since) // self.distance(every, fewest)
         is_needed = self.measured < wanted
         is_suspicious = self.closely or self.scale_fell
-        self.measures = is_needed or is_suspicious or _is_looked_at(coming, every)
+        self.measures = is_needed or is_suspicious or is_planned(coming, every)
 
     def distance(self, every: int, fewest: int) -> int:
         """Return the distance of measured forwards, so that statistics get at least `fewest`."""
         length = min(every, self.epoch_length or every)  # an epoch ends with statistics
         return max(length // (fewest + 1), 1)
 
-    def note_scale(self, scale: float) -> None:
-        """Note the factor of the loss in a look."""
+    def compare_scale(self, scale: float) -> None:
+        """Compare the factor of the loss in a look with that in the look before."""
         self.scale_fell = scale < self.scale
         self.scale = scale
 
 
-def _is_looked_at(forward: int, every: int) -> bool:
-    """Return whether the number of a forward is 1, 2, 4, 8, ..., or a multiple of `every`."""
-    return forward.bit_count() == 1 or forward % every == 0
-
-
 @dataclass
 class Watched:
-    """The counts of a site of a `Watchdog` since the last look. Times are times of the `Clock`."""
+    """The counts of a site of a `Watchdog` since the last look, and a few that stay.
+
+    `forget` begins those anew that do not stay. Times are times of the `Clock`, and of
+    ``Run.compiled_time`` in compiled code.
+    """
 
     at: int = 0  # the time of the last call
-    can_die: bool = False  # whether the rule ``dead`` looks at this layer
-    bounds: tuple[float, float] | None = None  # of the values, if ``saturated`` looks at the layer
+    can_die: bool = False  # whether the rule ``dead`` applies to this layer
+    bounds: tuple[float, float] | None = None  # of the values, if ``saturated`` applies to them
     bad: float = _INF  # the time of the first output with NaN or Inf
     made: float = _INF  # the time of the first such output of a finite input
     worse: float = _INF  # the time of the first output with NaN or +Inf; -Inf may be a mask
     grad_bad: float = _INF  # the time of the first gradient with NaN or Inf
-    called: int = 0  # all calls
-    number: int = 0  # all calls since the beginning, in eager mode
+    calls: int = 0  # all calls
+    eager_calls: int = 0  # all calls since the beginning, in eager mode
     evaluated: int = 0  # the measured forwards in which a BatchNorm was in evaluation mode
-    calls: int = 0  # the calls that were measured
+    measured: int = 0  # the calls that were measured
     bad_calls: int = 0  # the measured calls whose output had NaN or Inf
     grads: int = 0  # the number of gradients
     norm: float = 0.0  # the sum of the finite gradient norms, in units of the unscaled loss
     near: Tensor | float = 0.0  # the sum over calls of the share of values at the bounds
-    turn: int = 0  # all calls since the beginning, in compiled code
+    compiled_calls: int = 0  # all calls since the beginning, in compiled code
     unmeasured: int = 0  # the calls since the last measured one, in compiled code
     gap: int = 0  # how many calls before the first bad one were not measured, in compiled code
-    bad_ago: int = 0  # how many calls came after that one, in compiled code
+    bad_ago: int = 0  # how many calls came after the first bad one, in compiled code
     units: State = field(default_factory=dict)  # the flags of `add_alive`
-    unread: list["Note"] = field(default_factory=list)
+    unread: list["Measurement"] = field(default_factory=list)
     updates: Updates = field(default_factory=Updates)
     rows: Rows = field(default_factory=Rows)  # of the last measured calls
 
@@ -406,7 +448,7 @@ class Watched:
         self.gap = 0
         self.rows.forget()
         if statistics:
-            self.called = self.calls = self.bad_calls = self.grads = 0
+            self.calls = self.measured = self.bad_calls = self.grads = 0
             self.norm = self.near = 0.0
             self.evaluated = 0
             self.units = {}
@@ -416,26 +458,30 @@ class Watched:
         """Add one call of the layer."""
         x = seen.tensor
         self.at = time
-        self.calls += 1
+        self.measured += 1
 
-        found = largest_of_call(seen.tensors, seen.given)
-        if found is None:
-            found = self._numbers_of_call(seen)
-        if found is not None:  # otherwise there is nothing to note
-            self.unread.append(Note(time, found, self.number + self.turn, of_call=True))
+        numbers = largest_of_call(seen.tensors, seen.given)
+        if numbers is None:  # without kernels
+            numbers = self._numbers_of_call(seen)
+        if numbers is not None:  # otherwise all values are finite, and no row is kept
+            call = self.eager_calls + self.compiled_calls
+            self.unread.append(Measurement(time, numbers, call, of_call=True))
         if not x.numel():
             return
 
         if self.can_die and x.ndim > 1:
             mapped = seen.channels_first()
-            if mapped is None:  # the layout is not known: maps have channels first, others last
-                mapped = x.movedim(-1 if x.ndim != 4 else 1, 1)
-            add_alive(self.units, mapped, _ZERO)
+            if mapped is None:
+                mapped = guess_channels_first(x)
+            add_alive(self.units, mapped, TINY)
         if self.bounds is not None:
             self.near = self.near + near_bounds(x, *self.bounds)
 
     def _numbers_of_call(self, seen: Seen) -> Tensor | None:
-        """Return the numbers of a `Note`; None if all values are finite and no row is kept."""
+        """Return the numbers of a `Measurement` of a call.
+
+        The result is None if all values are finite and no row is kept.
+        """
         keeps = self.rows.keep > 0
         worst, positive = extremes(seen.tensors, exact=keeps)
         if positive is not None:
@@ -447,26 +493,26 @@ class Watched:
         if not seen.tensor.numel():
             return
         self.grads += 1
-        call = self.number + self.turn
+        call = self.eager_calls + self.compiled_calls
 
         square = square_of(seen.tensor, seen.scale)
         if square is not None:
-            self.unread.append(Note(time, square, call, is_square=True))
+            self.unread.append(Measurement(time, square, call, is_square=True))
             return
 
         norm = norm_of(seen.tensor)
         if isinstance(seen.scale, Tensor) or seen.scale != 1.0:
             norm = norm / seen.scale
-        self.unread.append(Note(time, norm, call))
+        self.unread.append(Measurement(time, norm, call))
 
-    def take(self, counted: Compiled) -> None:
+    def add_compiled(self, counted: Compiled) -> None:
         """Add the counts of compiled code.
 
         In a forward, all layers return one after the other. Then the gradients come in reverse
         order.
         """
         values = counted.values
-        times_of_step = 2 * (counted.layers + 1)  # the times of a forward and its backward
+        times_of_step = counted.times_of_step
 
         def time_at(call: float, place: int) -> float:
             """Return the time at a place in the step of a call; inf for a call that never came."""
@@ -484,11 +530,11 @@ class Watched:
         calls = round(values[CALLS])
         if calls:
             self.at = int(time_at(calls - 1, place))
-        self.called += calls
-        self.calls += round(values[MEASURED])
+        self.calls += calls
+        self.measured += round(values[MEASURED])
         self.bad_calls += round(values[BAD_CALLS])
-        self._take_plan(values, calls)
-        self._take_rows(values, calls)
+        self._add_plan(values, calls)  # before `self.bad`: the gap is that of the first bad call
+        self._add_rows(values, calls)
         self.bad = min(self.bad, first_bad)
         self.made = min(self.made, first_made)
         self.worse = min(self.worse, first_worse)
@@ -501,42 +547,44 @@ class Watched:
         if counted.alive is not None:
             self.units["alive"] = alive_in_either(self.units.get("alive"), counted.alive)
 
-    def _take_plan(self, values: Sequence[float], calls: int) -> None:
-        """Note how many calls were not measured at the end, and before the first bad one."""
+    def _add_plan(self, values: Sequence[float], calls: int) -> None:
+        """Count the calls that were not measured at the end, and before the first bad one."""
         turn = round(values[TURN])
         distance = max(round(values[DISTANCE]), 1)
-        self.turn = turn
+        self.compiled_calls = turn
         self.unmeasured = turn - last_planned(turn, distance)
         if values[FIRST_BAD] < _INF and self.bad == _INF:
             bad_turn = turn - calls + round(values[FIRST_BAD]) + 1
             self.gap = bad_turn - 1 - last_planned(bad_turn - 1, distance)
             self.bad_ago = turn - bad_turn
 
-    def _take_rows(self, values: Sequence[float], calls: int) -> None:
-        """Keep the rows that compiled code has kept, and note the first bad calls."""
+    def _add_rows(self, values: Sequence[float], calls: int) -> None:
+        """Take over the rows and the first bad calls that compiled code has kept."""
+        # behind the counts come the rows of the outputs, and then as many rows of the gradients
         middle = (WATCHED + len(values)) // 2
-        first_call = self.number + self.turn - calls + 1
-        self.rows.take(
-            rows_of(values[WATCHED:middle], self.number),
-            rows_of(values[middle:], self.number),
+        first_call = self.eager_calls + self.compiled_calls - calls + 1
+        self.rows.add_compiled(
+            rows_of(values[WATCHED:middle], self.eager_calls),
+            rows_of(values[middle:], self.eager_calls),
             first_bad=first_call + values[FIRST_BAD],
             first_bad_gradient=first_call + values[FIRST_BAD_GRADIENT],
         )
 
     def read(self) -> None:
-        """Count the notes; this waits for a device."""
+        """Read the measurements of this site, and add them; this waits for a device."""
         read_together([self])
 
-    def add_note(self, note: "Note", numbers: Iterator[float]) -> None:
-        """Count a note, whose numbers come next."""
+    def add_measurement(self, measurement: "Measurement", numbers: Iterator[float]) -> None:
+        """Add a measurement. Its numbers are the next ones of the iterator."""
         first = next(numbers)
-        if note.of_call:
-            self.rows.add(note.call, first)
-            self._add_call(note.time, first, positive=next(numbers), given=next(numbers))
+        time = measurement.time
+        if measurement.of_call:
+            self.rows.add(measurement.call, first)
+            self._add_call(time, first, positive=next(numbers), given=next(numbers))
             return
-        norm = math.sqrt(first) if note.is_square else first
-        self.rows.add(note.call, norm, in_gradient=True)
-        self._add_gradient(note.time, norm)
+        norm = math.sqrt(first) if measurement.is_square else first
+        self.rows.add(measurement.call, norm, in_gradient=True)
+        self._add_gradient(time, norm)
 
     def _add_gradient(self, time: int, norm: float) -> None:
         """Add the norm of a gradient, or its time if the norm is not finite."""
@@ -545,7 +593,7 @@ class Watched:
         else:
             self.grad_bad = min(self.grad_bad, time)
 
-    def _add_call(self, time: int, norm: float, given: float, positive: float) -> None:
+    def _add_call(self, time: int, norm: float, positive: float, given: float) -> None:
         """Add the time of a call whose output is not finite, and whether its input is finite."""
         if norm < _INF:
             return
@@ -558,7 +606,7 @@ class Watched:
 
 
 @dataclass(frozen=True)
-class Note:
+class Measurement:
     """The measured numbers of a call or of a gradient, on its device.
 
     Attributes:
@@ -579,6 +627,14 @@ class Note:
     is_square: bool = False
 
 
+def guess_channels_first(x: Tensor) -> Tensor:
+    """Return a tensor of unknown layout with its channels on axis 1.
+
+    Maps are taken to have them there, and other tensors on the last axis.
+    """
+    return x if x.ndim == 4 else x.movedim(-1, 1)
+
+
 def last_planned(turn: int, distance: int) -> int:
     """Return the number of the last measured call of compiled code up to `turn`; 0 if none."""
     while turn and not is_planned(turn, distance):
@@ -587,13 +643,13 @@ def last_planned(turn: int, distance: int) -> int:
 
 
 def read_together(sites: Sequence[Watched]) -> None:
-    """Count the notes of several sites; this waits for a device once."""
-    notes = [(watched, note) for watched in sites for note in watched.unread]
-    if not notes:
+    """Read the measurements of several sites, and add them; this waits for a device once."""
+    measurements = [(watched, unread) for watched in sites for unread in watched.unread]
+    if not measurements:
         return
     for watched in sites:
         watched.unread = []
 
-    numbers = iter(together([note.numbers for _, note in notes]).tolist())
-    for watched, note in notes:
-        watched.add_note(note, numbers)
+    numbers = iter(together([unread.numbers for _, unread in measurements]).tolist())
+    for watched, measurement in measurements:
+        watched.add_measurement(measurement, numbers)

@@ -1,4 +1,7 @@
-"""``builtin``: lists the dropout rates of a model, and finds sites that drop values again."""
+"""``builtin``: lists the dropout rates of a model, and finds sites that drop values again.
+
+``attach`` and `plan` call `find_doubled`, to warn of such sites.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 """Runs a forward of a deep copy, if possible on fake tensors, which have shapes but no values.
 
+`plan_placements`, for `plan` and ``attach``, and `record_forward` call `dry_run`.
+
 The copy must be deep, because a fake tensor in a cache of the model would break its next forward.
 """
 
@@ -45,7 +47,8 @@ def dry_run(model: nn.Module, example: Any, run: Callable[[nn.Module, Arguments]
             tensors of the copy.
 
     Raises:
-        ValueError: if no forward runs.
+        ValueError: if no forward runs. It holds the error on real tensors; one on fake tensors may
+            only be a limit of these.
     """
     if example is None:
         example = own_input(model)
@@ -69,10 +72,20 @@ def dry_run(model: nn.Module, example: Any, run: Callable[[nn.Module, Arguments]
             if mode is not None:
                 _remove_from_caches(mode)
 
-    if all(isinstance(leaf, int) for leaf in tree_leaves(example)):
-        reason += ". Give a tensor in place of its shape, such as torch.zeros(2, 3, 64, 64)"
     shapes = quote(tree_map(shape_of, example))
-    raise ValueError(f"no forward of a copy ran with example_input of {shapes}: {reason}")
+    hint = _hint(example)
+    raise ValueError(f"no forward of a copy ran with example_input of {shapes}: {reason}{hint}")
+
+
+def _hint(example: Any) -> str:
+    """Return what to give in place of an example with which no forward ran; "" if unknown."""
+    leaves = tree_leaves(example)
+    if leaves and all(isinstance(leaf, int) for leaf in leaves):
+        return ". Give a tensor in place of its shape, such as torch.zeros(2, 3, 64, 64)"
+    if isinstance(example, tuple | list) and len(example) > 1:
+        meaning = "Each item of a tuple" if isinstance(example, tuple) else "A whole list"
+        return f". {meaning} is an argument of the model. Of a batch (x, y), give only x"
+    return ""
 
 
 def _run_copy(
@@ -92,7 +105,8 @@ def _run_copy(
 def _undisturbed() -> Iterator[None]:
     """Restore random states after a ``with`` block, and hide warnings inside it.
 
-    A real forward will repeat the warnings.
+    The states are those of Python, of torch on the CPU and of the current GPU. NumPy and other GPUs
+    are left out. A real forward will repeat the warnings.
     """
     logger = logging.getLogger("torch._subclasses.fake_tensor")  # its errors are raised as well
     was_disabled = logger.disabled
@@ -110,7 +124,10 @@ def _undisturbed() -> Iterator[None]:
 
 
 def _clear_hooks(copied: nn.Module) -> None:
-    """Remove all hooks of the user from a copy, because they may change objects outside of it."""
+    """Remove all hooks of forwards and backwards from a copy, also those of this package.
+
+    Hooks of the user may change objects outside of the copy.
+    """
     for name, module in copied.named_modules():
         forward = vars(module).get("forward")
         if isinstance(forward, types.FunctionType) and forward.__closure__:
@@ -154,7 +171,11 @@ def arguments_of(example: Any) -> Arguments:
 
 
 def with_graph(arguments: Any) -> Any:
-    """Return copies of all tensors that start a graph and allow in-place operations."""
+    """Copy all tensors.
+
+    Floating-point copies have a ``grad_fn`` and are no leaves, so that a graph begins at them, and
+    in-place operations may change them.
+    """
 
     def copied(x: Tensor) -> Tensor:
         leaf = x.detach().clone()

@@ -1,4 +1,7 @@
-"""``plan``: the dry run of a spec on a model, with the real hooks in one forward of a copy."""
+"""``plan``: the dry run of a spec on a model, with the real hooks in one forward of a copy.
+
+``attach`` runs `plan_placements`, too, if it gets an example input.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,15 +16,18 @@ from torch.autograd.graph import Node
 from .. import messages
 from .._torch import tree_leaves
 from ..attachment.place import Placement, install, place
-from ..attachment.report import block_cell, entry_of, frozen_cell, is_clipped
+from ..attachment.report import block_cell, entry_of, frozen_cell
 from ..axes.view import View
+from ..checks import clear_call
+from ..diagnosis.blocks import is_clipped, of_whole_map
 from ..diagnosis.first import find_no_batch
 from ..diagnosis.idle import diagnose
 from ..diagnosis.lost import find_frozen
 from ..findings import Finding, Kind, Severity, merged
-from ..regularizers.base import Regularizer, rate_range
+from ..regularizers.base import Regularizer, highest_rate, rate_range
 from ..regularizers.foreign import held_rate
 from ..selectors.index import Index
+from ..selectors.select import match
 from ..sites.counter import Snapshot
 from ..sites.hooks import SiteHook
 from ..sites.run import Run
@@ -32,6 +38,8 @@ from ..tables import Section, Short, Table, counted, named, range_of, ranged, sh
 from .builtin import find_doubled
 from .dry_run import Arguments, dry_run, with_graph
 from .recording import passes_around, recorded
+
+_MOST_DROPPED = 0.5  # a larger rate of DropBlock may be meant as the share to keep
 
 Size = tuple[int, ...]
 Range = tuple[float, float]
@@ -97,6 +105,7 @@ class Plan(Table[PlanRow]):
         super().__init__(rows, _COLUMNS, title, sections=[section], notes=notes)
 
 
+@clear_call('plan(model, {"conv2": DropBlock2d(p=0.1)})')
 def plan(
     model: nn.Module,
     spec: Any,
@@ -134,9 +143,24 @@ def plan(
         RuntimeError: if the model holds ``nn.DataParallel``.
     """
     index = Index(model, root)
-    placements, notes = place(index, Draft.of(spec), epochs)
+    draft = Draft.of(spec, index)
+    placements, notes = place(index, draft, epochs)
+    notes += _shallow(draft, index)
     findings = [Finding(Kind.SPEC, Severity.NOTE, (), note) for note in notes]
     return plan_placements(index, placements, example_input, findings)
+
+
+def _shallow(draft: Draft, index: Index) -> list[str]:
+    """Return a note on the selector ``param:*`` if it leaves out the parameters of the layers."""
+    own, every = "param:*", "param:**"
+    if own not in [entry.selector for entry in draft.entries]:
+        return []
+    number = len(match(own, index))
+    total = len(match(every, index))
+    if number == total:
+        return []
+    of_total = f"{own!r} selects {number} of {total} parameters, those of the model itself"
+    return [f"{of_total}: {every!r} selects those of its layers, too"]
 
 
 def plan_placements(
@@ -214,7 +238,7 @@ def _run(
         trials.append(trial)
         return trial.hook
 
-    run = Run(looked=True)  # the plan reports the faults that a first forward would warn of
+    run = Run(checked=True)  # the plan reports the faults that a first forward would warn of
     with recorded(copied_base) as layers, torch.enable_grad():
         install(copied_base, _on_copies(placements, copies), run, make)
         if any(_zeroes_samples(placement) for placement in placements):
@@ -236,7 +260,8 @@ def _run(
         findings += _recompiles(trial.hook)
         if _zeroes_samples(placement):
             findings += _loses_samples(trial, outputs, sources)
-        findings += _clips(row)
+        findings += _clips(row, placement.regularizer)
+        findings += _drops_most(row, placement.regularizer)
 
     findings += find_no_batch([hook.site for hook in hooks], arguments)
     for finding in find_frozen(copied_base, run, hooks):
@@ -296,14 +321,22 @@ def _loses_samples(trial: _Trial, outputs: list[Tensor], sources: set[Node]) -> 
     return [messages.LOSES_SAMPLES.finding(trial.hook.site.key)]
 
 
-def _clips(row: PlanRow) -> list[Finding]:
+def _clips(row: PlanRow, regularizer: Regularizer) -> list[Finding]:
     """Return a warning if the map limits the blocks."""
+    whole = of_whole_map(row.site, regularizer, row.block_size, row.map_size)
+    if whole or not row.clipped:
+        return whole
+    block = shown(row.block_size)
     size = shown(row.map_size)
-    if row.block_size is not None and row.block_size == row.map_size:
-        return [messages.WHOLE_MAP.finding(row.site, size=size)]
-    if row.clipped:
-        return [messages.CLIPPED.finding(row.site, block=shown(row.block_size), size=size)]
-    return []
+    return [messages.CLIPPED.finding(row.site, block=block, size=size)]
+
+
+def _drops_most(row: PlanRow, regularizer: Regularizer) -> list[Finding]:
+    """Return a note if DropBlock drops more than half, as p may be meant as the kept share."""
+    rate = highest_rate(regularizer)
+    if regularizer.unit != "blocks" or rate <= _MOST_DROPPED:
+        return []
+    return [messages.DROPS_MOST.finding(row.site, p=rate)]
 
 
 def _row(
@@ -324,8 +357,9 @@ def _row(
     shares = _shares(regularizer, rates, site.map_size or None)
     # a rate that a layer holds works without calls of the site
     never_acts = ran and not site.calls and not held_rate(regularizer)
+    expected = 0.0 if never_acts else range_of(shares)
 
-    return PlanRow(
+    row = PlanRow(
         site=site.key,
         selector=str(placement.entry.selector),
         regularizer=repr(regularizer),
@@ -339,9 +373,21 @@ def _row(
         block_size=site.block_size,
         clipped=is_clipped(site.block_size, regularizer),
         rate=range_of(rates),
-        expected_share=0.0 if never_acts else range_of(shares),
-        problem=problem,
+        expected_share=expected,
+        problem=None,
         frozen=target.frozen,
+    )
+    if problem is None:
+        return row
+    # the site may have acted in earlier calls of the layer
+    return replace(
+        row,
+        problem=problem,
+        layout=None,
+        map_size=None,
+        block_size=None,
+        clipped=False,
+        expected_share=None,
     )
 
 

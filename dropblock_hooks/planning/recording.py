@@ -1,4 +1,8 @@
-"""Records the calls of layers in a forward, and follows shortcuts in its graph; ``layers``."""
+"""Records the calls of layers in a forward, and follows shortcuts in its graph; ``layers``.
+
+`layers` and some presets call `record_forward`, which runs a copy. `plan` and `gradcam` record one
+of their own forwards, with `recorded`.
+"""
 
 import re
 from collections.abc import Container, Iterable, Iterator
@@ -34,12 +38,15 @@ class LayerCalls:
         calls: the number of calls.
         order: the number of calls of all layers that ended before its last call.
         shape: the shape of the last output, from `shape_of`.
+        first_shape: if the last output is a tuple, the shape of its first element, from `shape_of`;
+            None if this element is an argument that the layer only passes on.
         adds: whether each output is a sum of the input and something else; False without a graph.
     """
 
     calls: int = 0
     order: int = 0
     shape: Any = None
+    first_shape: Any = None
     adds: bool = False
 
 
@@ -52,14 +59,8 @@ def recorded(model: nn.Module) -> Iterator[dict[str, LayerCalls]]:
 
     def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         layer = layers[module]
-        layer.calls += 1
         layer.order = next(ends)
-        layer.shape = shape_of(output)
-
-        x = args[0] if args else None
-        if isinstance(x, Tensor) and isinstance(output, Tensor):
-            added_so_far = layer.adds or layer.calls == 1
-            layer.adds = added_so_far and _adds_to_input(x, output)
+        _note_call(layer, args, output)
 
     # a ScriptModule takes no hooks
     hooked = [module for module in layers if not isinstance(module, torch.jit.ScriptModule)]
@@ -69,6 +70,20 @@ def recorded(model: nn.Module) -> Iterator[dict[str, LayerCalls]]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _note_call(layer: LayerCalls, args: tuple[Any, ...], output: Any) -> None:
+    """Note what a call of a layer got and returned."""
+    layer.calls += 1
+    layer.shape = shape_of(output)
+    layer.first_shape = None
+    if isinstance(output, tuple) and output and not any(output[0] is x for x in args):
+        layer.first_shape = shape_of(output[0])
+
+    x = args[0] if args else None
+    if isinstance(x, Tensor) and isinstance(output, Tensor):
+        added_so_far = layer.adds or layer.calls == 1
+        layer.adds = added_so_far and _adds_to_input(x, output)
 
 
 def _adds_to_input(x: Tensor, output: Tensor) -> bool:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from ..attachment.attachment import Attachment
+from ..attachment.lookup import in_model_order
 from ..attachment.report import SiteRow
 from ..observers.stats import ActivationStats, GradientStats
 from ..selectors.index import Index
@@ -206,7 +207,8 @@ def _used_bins(shares: list[list[float]]) -> tuple[int, int]:
 def _measured(attached: Attachment, observer: type, with_bounds: bool = False) -> list[_Measured]:
     """Return the sites of an observer class that have values, in model order.
 
-    With `with_bounds`, include the sites that clip by a norm and have seen a gradient.
+    Sites whose layers are gone from the model come last. With `with_bounds`, include the sites that
+    clip by a norm and have seen a gradient.
     """
 
     def is_drawn(site: LiveSite, row: SiteRow) -> bool:
@@ -216,26 +218,19 @@ def _measured(attached: Attachment, observer: type, with_bounds: bool = False) -
         has_norms = "max_norm" in site.values and row.mean_norm is not None
         return with_bounds and has_norms
 
-    rows = attached.report()
-    measured = []
-    for site, row in zip(attached._sites, rows, strict=True):
+    row_of = dict(zip(attached._sites, attached.report(), strict=True))
+    drawn = []
+    for site, row in row_of.items():
         if is_drawn(site, row):
-            measured.append((site, row))
-    if not measured:
+            drawn.append(site)
+    if not drawn:
         raise RuntimeError(
             f"nothing to draw: attach {observer.__name__}(), and draw after a forward and a "
             "backward"
         )
 
-    modules = Index(attached._base).modules
-    positions = {name: position for position, name in enumerate(modules)}
-
-    def position_of(pair: _Measured) -> tuple[int, str]:
-        site, _ = pair
-        position = positions.get(site.owner, 0)
-        return position, site.name
-
-    return sorted(measured, key=position_of)
+    ordered = in_model_order(drawn, Index(attached._base))
+    return [(site, row_of[site]) for site in ordered]
 
 
 def _axes(ax: Any, names: Sequence[str], title: str, attached: Attachment) -> tuple[Any, Any]:

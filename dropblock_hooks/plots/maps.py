@@ -42,36 +42,69 @@ def plot_feature_maps(
     label = "activation"
     if own_scale:
         label = "activation / largest of its channel"
-        largest = maps.nan_to_num(0.0, 0.0, 0.0).abs().amax((1, 2), keepdim=True)
-        maps = maps / largest.clamp(min=1e-30)
+        maps = _with_own_scale(maps)
 
-    count = min(len(maps), as_count("n", n))
-    step = (len(maps) - 1) / max(count - 1, 1)
-    channels = [round(i * step) for i in range(count)]
-    finite = maps[channels][maps[channels].isfinite()]
+    channels = _evenly_spread(len(maps), as_count("n", n))
+    drawn = maps[channels]
+    finite = drawn[drawn.isfinite()]
     if not len(finite):
         raise ValueError("the channels to draw hold no finite number")
 
-    columns = math.ceil(math.sqrt(count))
-    rows = math.ceil(count / columns)
+    sheet, corners = _on_a_sheet(drawn)
+    columns = _columns_for(len(channels))
+    rows = math.ceil(len(channels) / columns)
     height, width = maps.shape[1:]
-    gap = max(height, width) // 12 + 1
-    line = max(height // 5, 2)  # the space above a channel, for its number
-    sheet = torch.full((rows * (height + line) - line, columns * (width + gap) - gap), math.nan)
     figure, ax = figure_of(ax, figsize=(1.4 + 1.4 * columns, 1.0 + 1.8 * rows * height / width))
-    for position, channel in enumerate(channels):
-        row, column = divmod(position, columns)
-        top = row * (height + line)
-        left = column * (width + gap)
-        sheet[top : top + height, left : left + width] = maps[channel]
+    for channel, (top, left) in zip(channels, corners, strict=True):
         ax.text(left, top - 1, str(channel), fontsize="small", va="bottom", ha="left")
 
     colors, low, high = _color_scale(float(finite.min()), float(finite.max()))
     image = ax.imshow(sheet.numpy(), interpolation="nearest", cmap=colors, vmin=low, vmax=high)
-    ax.set_title(f"{title}\n{count} of {len(maps)} channels, {height} × {width}", pad=14)
+    number = f"{len(channels)} of {len(maps)} channels"
+    ax.set_title(f"{title}\n{number}, {height} × {width}", pad=14)
     ax.set_axis_off()
     figure.colorbar(image, ax=ax, label=label, fraction=0.05, shrink=0.8)
     return figure
+
+
+def _with_own_scale(maps: Tensor) -> Tensor:
+    """Divide each channel by its largest magnitude."""
+    without_gaps = maps.nan_to_num(0.0, 0.0, 0.0)
+    largest = without_gaps.abs().amax((1, 2), keepdim=True)
+    return maps / largest.clamp(min=1e-30)
+
+
+def _evenly_spread(total: int, most: int) -> list[int]:
+    """Return at most `most` of the numbers below `total`, from the first to the last."""
+    count = min(total, most)
+    step = (total - 1) / max(count - 1, 1)
+    return [round(i * step) for i in range(count)]
+
+
+def _columns_for(count: int) -> int:
+    """Return the number of columns in which so many channels are drawn."""
+    return math.ceil(math.sqrt(count))
+
+
+def _on_a_sheet(maps: Tensor) -> tuple[Tensor, list[tuple[int, int]]]:
+    """Return an image with all channels side by side, and the upper left corner of each."""
+    count, height, width = maps.shape
+    columns = _columns_for(count)
+    rows = math.ceil(count / columns)
+    line = max(height // 5, 2)  # the space above a channel, for its number
+    gap = max(height, width) // 12 + 1
+
+    height_of_sheet = rows * (height + line) - line
+    width_of_sheet = columns * (width + gap) - gap
+    sheet = torch.full((height_of_sheet, width_of_sheet), math.nan)
+    corners = []
+    for position, channel in enumerate(maps):
+        row, column = divmod(position, columns)
+        top = row * (height + line)
+        left = column * (width + gap)
+        sheet[top : top + height, left : left + width] = channel
+        corners.append((top, left))
+    return sheet, corners
 
 
 def _color_scale(low: float, high: float) -> tuple[str, float, float]:
@@ -103,7 +136,12 @@ def overlay(cam_map: Any, image: Any, ax: Any = None, *, title: str = "Grad-CAM"
     values = as_values("cam_map", cam_map, "one map (h, w), as cam.maps[0],", 2)
     pixels = pixels_of(image)
     figure, ax = figure_of(ax, figsize=(4.2, 3.6))
-    ax.imshow(pixels.numpy(), cmap="gray", vmin=0.0, vmax=1.0)
+    ax.imshow(
+        pixels.numpy(),
+        cmap="gray",
+        vmin=0.0,
+        vmax=1.0,
+    )
 
     height, width = pixels.shape[:2]
     edges_of_image = (-0.5, width - 0.5, height - 0.5, -0.5)
@@ -172,10 +210,12 @@ def as_values(name: str, values: Any, expected: str, *ranks: int, gaps: bool = F
 
         values = torch.from_numpy(numpy.array(values))
 
-    finite = None
+    is_valid = False
     if isinstance(values, Tensor) and values.ndim in ranks:
         finite = values.isfinite()
-    if finite is None or not finite.any() or not (gaps or finite.all()):
+        enough = finite.any() if gaps else finite.all()
+        is_valid = values.numel() > 0 and bool(enough)
+    if not is_valid:
         raise ValueError(f"{name} must be {expected} of finite numbers, got {shape_of(values)}")
 
     converted: Tensor = values.detach().float().cpu()

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from ..attachment.attachment import Attachment
 from ..checks import as_count
-from ..schedules import placed, value_at
+from ..schedules import rates_at_depth, value_at
 from ..sites.history import MODEL, HistoryRow
 from ..specs.spec import Spec
 from .maps import new_figure
@@ -20,8 +20,8 @@ def plot_run(attached: Attachment) -> Any:
 
     A solid line with dots shows the realized rates of a site. The dashed line of the same color
     shows the rates that were set, as means of the epochs. If sites bound gradients, a second panel
-    shows the mean norms of the gradients, with dashed lines for the bounds. A cross marks an epoch
-    with a finding about the site. Observers are left out.
+    shows the mean norms of the gradients, with dashed lines for the bounds at the ends of the
+    epochs. A cross marks an epoch with a finding about the site. Observers are left out.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
@@ -172,8 +172,8 @@ def _curves(spec: Spec, epochs: int, times: Sequence[float]) -> dict[str, list[C
     parts: dict[str, list[Curve]] = {}
     for entry in spec.entries:
         for regularizer in entry.regularizers or ():
-            first = placed(regularizer.rates, epochs, 0, 2)
-            last = placed(regularizer.rates, epochs, 1, 2)
+            first = rates_at_depth(regularizer.rates, epochs, 0, 2)
+            last = rates_at_depth(regularizer.rates, epochs, 1, 2)
             label = f"{entry.selector}/{regularizer.label}"
             for name in regularizer.rates:
                 of_first = [value_at(first[name], t) for t in times]

@@ -1,9 +1,16 @@
-"""Penalties on the size of activations."""
+"""Penalties on the size of activations.
+
+`Penalty.apply` calls ``penalty_gradient`` in the backward, with the activation of the forward.
+"""
 
 from torch import Tensor
 
 from .. import functional
-from ..functional.penalties import activity_l1_gradient, activity_l2_gradient
+from ..functional.penalties import (
+    GradientAndPenalty,
+    activity_l1_gradient,
+    activity_l2_gradient,
+)
 from ..registry import register
 from .base import NonNegative
 from .penalties import Penalty
@@ -22,15 +29,14 @@ class ActivityL1(Penalty):
         at: regularize the layer's ``"output"`` or its ``"input"``.
         index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
             keyword. None is the output itself, or the first argument.
-        layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
-            for tokens. ``"auto"`` reads them from the model, or refuses.
+        layout: without effect, because the penalty needs neither channels nor a map.
         grid: None; no other value is allowed.
         prefix_tokens: None; no other value is allowed.
         active: ``"train"``; no other value is allowed.
 
     Raises:
-        TypeError: if an argument has a wrong type.
-        ValueError: if an argument is outside its range.
+        TypeError: if a rate, a flag or an index has a wrong type.
+        ValueError: if a value is not allowed.
 
     Equation:
         ``g' = g + weight * d/dx mean(abs(x))``
@@ -44,8 +50,8 @@ class ActivityL1(Penalty):
 
     function = staticmethod(functional.activity_l1)
 
-    def gradient(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return activity_l1_gradient(x)
+    def penalty_gradient(self, activation: Tensor) -> GradientAndPenalty:
+        return activity_l1_gradient(activation)
 
 
 @register
@@ -61,15 +67,14 @@ class ActivityL2(Penalty):
         at: regularize the layer's ``"output"`` or its ``"input"``.
         index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
             keyword. None is the output itself, or the first argument.
-        layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
-            for tokens. ``"auto"`` reads them from the model, or refuses.
+        layout: without effect, because the penalty needs neither channels nor a map.
         grid: None; no other value is allowed.
         prefix_tokens: None; no other value is allowed.
         active: ``"train"``; no other value is allowed.
 
     Raises:
-        TypeError: if an argument has a wrong type.
-        ValueError: if an argument is outside its range.
+        TypeError: if a rate, a flag or an index has a wrong type.
+        ValueError: if a value is not allowed.
 
     Equation:
         ``g' = g + weight * d/dx mean(x ** 2)``
@@ -83,5 +88,5 @@ class ActivityL2(Penalty):
 
     function = staticmethod(functional.activity_l2)
 
-    def gradient(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return activity_l2_gradient(x)
+    def penalty_gradient(self, activation: Tensor) -> GradientAndPenalty:
+        return activity_l2_gradient(activation)

@@ -42,8 +42,8 @@ class AdaGC(WithMemory):
         warmup: number of the first updates, at least 1.
 
     Raises:
-        TypeError: if an argument has a wrong type.
-        ValueError: if an argument is outside its range.
+        TypeError: if a rate, a flag or an index has a wrong type.
+        ValueError: if a value is not allowed.
 
     Equation:
         ``g' = g * minimum(1, ratio * mean / norm(g))``,

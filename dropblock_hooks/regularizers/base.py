@@ -1,4 +1,8 @@
-"""The regularizer: an immutable description of what to do at a layer; one method, ``apply``."""
+"""The regularizer: an immutable description of what to do at a layer; one method, ``apply``.
+
+A site that gets a regularizer calls `Regularizer.bind` once, and keeps the result. It is usually
+the method ``apply``. `perform` calls it for each tensor that the site regularizes.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +17,19 @@ from typing import Annotated, Any, ClassVar, Literal, Self, get_args, get_origin
 from torch import Tensor, nn
 
 from ..axes.view import check_axes
-from ..checks import NON_NEGATIVE, POSITIVE, PROBABILITY, Range, as_number, check_option
+from ..checks import (
+    NON_NEGATIVE,
+    POSITIVE,
+    PROBABILITY,
+    Range,
+    as_index,
+    as_number,
+    check_arguments,
+    check_option,
+)
 from ..pickling import set_state, state_of
 from ..quoting import label, quote, shown
-from ..registry import ShortSignature, brief, check_arguments, check_fields, name_of, store
+from ..registry import ShortSignature, brief, check_fields, name_of, store
 from ..schedules import Schedule, same_kind, span_here, span_of, value_at
 from ..selectors.dropouts import Unit
 
@@ -51,12 +64,13 @@ class Now:
         grad_scale: the factor of a GradScaler; multiply bounds of gradients by it.
         parameter: the parameter whose gradient it is, at ``param:`` selectors.
         activation: the activation whose gradient it is, if the class sets ``needs_activation``.
-        norms: ``apply`` may store norms of a gradient of the unscaled loss here, for the report.
+        norms: ``apply`` may store numbers for the report here, usually the norms of the gradient of
+            the unscaled loss. Penalties store the penalty, adaptive clipping the ratios of norms.
         parameters: in ``apply_all``, the parameters whose gradients they are.
         anchor: the value of the parameter when it was attached, if the class sets ``anchored``.
         anchors: in ``apply_all``, these values of all parameters.
-        norm_counts: ``apply_all`` stores here how many of the `norms` belong to each gradient;
-            None is one for each.
+        norm_counts: ``apply_all`` stores here how many of the `norms` belong to each gradient. None
+            means one for each.
         shards: in ``apply_all``, how sharded gradients are spread over processes; None if they are
             whole.
     """
@@ -74,18 +88,24 @@ class Now:
     shards: Any = None
 
     def __init__(self, **values: Any) -> None:
-        for name, value in values.items():
-            setattr(self, name, value)
+        if values:  # compiled code gives none, and dynamo of torch 2.9 can't trace the next line
+            self.__dict__.update(values)
 
-    def whole_norms(self, norms: Tensor, norm_type: float, by_rows: bool = False) -> Tensor:
-        """Return the norms of whole gradients, or of whole rows, from the norms of the parts."""
+    def reduce_norms(self, norms: Tensor, norm_type: float, by_rows: bool = False) -> Tensor:
+        """Return the norms of whole gradients, or of whole rows, from those of their local parts.
+
+        If the gradients are not sharded, these are the same norms.
+        """
         if self.shards is None:
             return norms
-        whole: Tensor = self.shards.whole_norms(norms, norm_type, by_rows)
+        whole: Tensor = self.shards.reduce_norms(norms, norm_type, by_rows)
         return whole
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"now has no {name!r}; it has {', '.join(vars(self))}")
+        raise AttributeError(
+            f"now has no {name!r}; it has {', '.join(vars(self))}. If {name!r} is a rate, annotate "
+            f"it in the class as one: `{name}: Probability = 0.1`"
+        )
 
 
 @dataclass(frozen=True, repr=False)
@@ -119,8 +139,9 @@ class Regularizer:
             dropout in evaluation).
 
     Raises:
-        TypeError: if an argument has a wrong type, or a subclass does not define ``apply``.
-        ValueError: if an argument is outside its range.
+        TypeError: if a rate, a flag or an index has a wrong type, or a subclass does not
+            define ``apply``.
+        ValueError: if a value is not allowed.
     """
 
     at: Literal["output", "input"] = field(default="output", kw_only=True)
@@ -140,9 +161,9 @@ class Regularizer:
     needs_input: ClassVar[bool] = False  # whether it uses the input of the layer
     needs_activation: ClassVar[bool] = False  # at gradients: whether it reads ``now.activation``
     anchored: ClassVar[bool] = False  # at parameters: whether it reads ``now.anchor``
-    penalizes: ClassVar[bool] = False  # whether it stores the value of a penalty in ``now.norms``
+    penalizes: ClassVar[bool] = False  # whether ``now.norms`` are the values of a penalty
     needs_calls: ClassVar[bool] = True  # whether a layer that is never called is a fault
-    reads_grad_scale: ClassVar[bool] = False  # whether it uses the factor of the loss
+    reads_grad_scale: ClassVar[bool] = False  # whether it reads ``now.grad_scale``
     sees_gradients: ClassVar[bool] = False  # whether it measures gradients: see `Observer`
 
     # what ``apply`` does
@@ -150,10 +171,14 @@ class Regularizer:
     unit: ClassVar[Unit | None] = None  # the unit that it drops as a whole; None: no activations
     random: ClassVar[bool] = True  # whether it draws random numbers
     linear: ClassVar[bool] = False  # whether it multiplies by numbers that do not depend on ``x``
-    idle_at_zero: ClassVar[bool] = False  # whether nothing is called while its first rate is 0
-    off: ClassVar[Mapping[str, float]] = {}  # rates at which it changes nothing, if there are some
-    bounds: ClassVar[Mapping[str, int]] = {}  # rates that bound norms from above, 1, or below, -1
-    parts: ClassVar[Literal["", "rows", "any"]] = ""  # of sharded gradients: parts it takes
+    # whether it does nothing while its first rate is 0: then it gets no activations
+    idle_at_zero: ClassVar[bool] = False
+    # rates at which it changes nothing, by name; empty if there are none
+    off: ClassVar[Mapping[str, float]] = {}
+    # rates that bound ``now.norms``, by name: 1 is an upper bound, -1 a lower one
+    bounds: ClassVar[Mapping[str, int]] = {}
+    # the parts of sharded gradients that it can act on: none, those of whole rows, or any
+    parts: ClassVar[Literal["", "rows", "any"]] = ""
 
     # how its repr and the files of specs show it
     states_defaults: ClassVar[bool] = True  # whether with numbers that equal their defaults
@@ -162,6 +187,7 @@ class Regularizer:
     traced: ClassVar[bool] = False  # whether ``apply`` is traced, with rates as tensors
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        check_fields(cls)
         check_arguments(cls, args, kwargs, "Probability")
         return super().__new__(cls)
 
@@ -187,18 +213,18 @@ class Regularizer:
         """Regularize all gradients of an update in place; return how many elements each changed.
 
         A class may define it, with ``torch._foreach_*`` operators, beside ``apply``. It is called
-        with ``when="accumulated"``. The gradients share a device and a dtype, have at least one
-        element each, and belong to sites whose rates are equal. All other gradients get ``apply``.
-        The result is a tensor with a number for each gradient, or None if the numbers have no
-        meaning.
+        with ``when="accumulated"``. The gradients share a device and a dtype, and belong to sites
+        whose rates are equal. Each has at least one element, except parts of sharded gradients,
+        which may be empty. All other gradients get ``apply``. The result is a tensor with a number
+        for each gradient, or None if the numbers have no meaning.
         """
         raise NotImplementedError
 
-    def counted(self) -> Callable[..., tuple[Tensor, Tensor]] | None:
+    def counted(self) -> Callable[..., Tensor] | None:
         """Return a function that compiled code calls in place of ``apply``, or None.
 
         It is called with the tensor, the cells and the counts of the site, and the mode of the
-        layer; see `functional.cells`. It returns the regularized tensor and the new counts.
+        layer; see `functional.cells`. It adds to the counts, and returns the regularized tensor.
         """
         return None
 
@@ -240,13 +266,13 @@ class Regularizer:
         if not {"apply", "bind"} & vars(cls).keys():
             return
 
+        check_apply(cls)
         for name in _OF_APPLY:
             if name not in vars(cls):
                 setattr(cls, name, getattr(Regularizer, name))
 
     def __post_init__(self) -> None:
         cls: Any = type(self)  # mypy takes no class as hashable
-        check_fields(cls)
         check_axes(self)
         ranges = _ranges_of(cls)
         reserved = ranges.keys() & Now.__annotations__
@@ -332,6 +358,23 @@ class Regularizer:
         return brief(self)
 
 
+def check_apply(cls: type[Regularizer]) -> None:
+    """Raise TypeError if ``apply`` of a class does not take the tensor and `Now`."""
+    function = vars(cls).get("apply")
+    if not inspect.isfunction(function):
+        return
+
+    signature = inspect.signature(function)
+    try:
+        signature.bind("self", "x", "now")
+    except TypeError:
+        names = ", ".join(signature.parameters)
+        raise TypeError(
+            f"{cls.__name__}.apply must take (self, x, now), got ({names}): write "
+            "`def apply(self, x, now)`, where now.p is the present rate"
+        ) from None
+
+
 def rate_range(regularizer: Regularizer) -> tuple[float, float] | None:
     """Return the lowest and highest value of the first rate; None without a rate.
 
@@ -357,9 +400,11 @@ def highest_rate(regularizer: Regularizer) -> float:
 
 
 def _checked_field(name: str, value: Any, hint: Any) -> Any:
-    """Check the value of a field that is no rate; return the value to store."""
+    """Check the value of a field that is no rate; return the value to store, a tuple for a list."""
     if get_origin(hint) is Literal:
         check_option(name, value, get_args(hint))
+    elif name == "index":
+        return as_index(value)
     elif isinstance(value, list):
         return tuple(value)
     elif isinstance(value, Schedule):
@@ -386,7 +431,7 @@ def _checked_rate(name: str, rate: Any, hint: Any, allowed: Range) -> Any:
 
 @functools.cache
 def hints_of(cls: Any) -> Mapping[str, Any]:
-    """Return the annotations of the arguments of a class, by name, without derived fields."""
+    """Return the annotations of the arguments of a class, by name; derived fields are left out."""
     hints = get_type_hints(cls, include_extras=True)
     return {f.name: hints[f.name] for f in fields(cls) if f.init}
 

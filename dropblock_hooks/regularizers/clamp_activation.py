@@ -37,8 +37,8 @@ class ClampActivation(Regularizer):
             mode, too).
 
     Raises:
-        TypeError: if an argument has a wrong type.
-        ValueError: if an argument is outside its range, or the bounds are missing or contradict
+        TypeError: if a rate, a flag or an index has a wrong type.
+        ValueError: if a value is not allowed, or the bounds are missing or contradict
             each other.
 
     Equation:

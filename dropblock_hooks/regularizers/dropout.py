@@ -75,8 +75,8 @@ class Dropout(_DropsUnits):
             dropout in evaluation).
 
     Raises:
-        TypeError: if an argument has a wrong type.
-        ValueError: if an argument is outside its range.
+        TypeError: if a rate, a flag or an index has a wrong type.
+        ValueError: if a value is not allowed.
 
     Equation:
         ``y = x * keep / (1 - p)``, with one ``keep`` for each element: 0 with chance p, else 1.
@@ -111,8 +111,8 @@ class Dropout1d(_DropsUnits):
             dropout in evaluation).
 
     Raises:
-        TypeError: if an argument has a wrong type.
-        ValueError: if an argument is outside its range.
+        TypeError: if a rate, a flag or an index has a wrong type.
+        ValueError: if a value is not allowed.
 
     Equation:
         ``y = x * keep / (1 - p)``, with one ``keep`` for each channel: 0 with chance p, else 1.
@@ -150,8 +150,8 @@ class Dropout2d(_DropsUnits):
             dropout in evaluation).
 
     Raises:
-        TypeError: if an argument has a wrong type.
-        ValueError: if an argument is outside its range.
+        TypeError: if a rate, a flag or an index has a wrong type.
+        ValueError: if a value is not allowed.
 
     Equation:
         ``y = x * keep / (1 - p)``, with one ``keep`` for each channel: 0 with chance p, else 1.
@@ -189,8 +189,8 @@ class Dropout3d(_DropsUnits):
             dropout in evaluation).
 
     Raises:
-        TypeError: if an argument has a wrong type.
-        ValueError: if an argument is outside its range.
+        TypeError: if a rate, a flag or an index has a wrong type.
+        ValueError: if a value is not allowed.
 
     Equation:
         ``y = x * keep / (1 - p)``, with one ``keep`` for each channel: 0 with chance p, else 1.
@@ -227,8 +227,8 @@ class DropPath(DropsShare, Regularizer):
             dropout in evaluation).
 
     Raises:
-        TypeError: if an argument has a wrong type.
-        ValueError: if an argument is outside its range.
+        TypeError: if a rate, a flag or an index has a wrong type.
+        ValueError: if a value is not allowed.
 
     Equation:
         ``y = x * keep / (1 - p)``, with one ``keep`` for each sample: 0 with chance p, else 1.
@@ -273,8 +273,8 @@ class StochasticDepth(DropsShare, Regularizer):
             dropout in evaluation).
 
     Raises:
-        TypeError: if an argument has a wrong type.
-        ValueError: if an argument is outside its range.
+        TypeError: if a rate, a flag or an index has a wrong type.
+        ValueError: if a value is not allowed.
 
     Equation:
         ``y = x + (block(x) - x) * keep / (1 - p)``, where ``keep`` is 0 with chance p, else 1.
@@ -329,8 +329,8 @@ class GaussianNoise(Regularizer):
             dropout in evaluation).
 
     Raises:
-        TypeError: if an argument has a wrong type.
-        ValueError: if an argument is outside its range.
+        TypeError: if a rate, a flag or an index has a wrong type.
+        ValueError: if a value is not allowed.
 
     Equation:
         ``y = x + std * z``, where z is standard normal noise.
@@ -370,8 +370,8 @@ class GaussianDropout(Regularizer):
             dropout in evaluation).
 
     Raises:
-        TypeError: if an argument has a wrong type.
-        ValueError: if an argument is outside its range.
+        TypeError: if a rate, a flag or an index has a wrong type.
+        ValueError: if a value is not allowed.
 
     Equation:
         ``y = x * (1 + sqrt(p / (1 - p)) * z)``, where z is standard normal noise.
@@ -441,7 +441,7 @@ class _DropBlocks(_Blocks):
     def apply(self, x: Tensor, now: Now) -> Applied:
         return drop_blocks(x, now.p, self.edges, self.method, self.normalize, self.share_channels)
 
-    def counted(self) -> Callable[..., tuple[Tensor, Tensor]]:
+    def counted(self) -> Callable[..., Tensor]:
         """Return `drop_and_count` with the options, which dynamo reads faster than fields."""
         return partial(
             operators.drop_and_count,
@@ -485,8 +485,8 @@ class DropBlock1d(_DropBlocks):
             reach across the border, and each element is dropped with chance p.
 
     Raises:
-        TypeError: if an argument has a wrong type.
-        ValueError: if an argument is outside its range, or ``calibration="paper"`` comes
+        TypeError: if a rate, a flag or an index has a wrong type.
+        ValueError: if a value is not allowed, or ``calibration="paper"`` comes
             with ``border="across"``.
 
     Equation:
@@ -534,8 +534,8 @@ class DropBlock2d(_DropBlocks):
             reach across the border, and each element is dropped with chance p.
 
     Raises:
-        TypeError: if an argument has a wrong type.
-        ValueError: if an argument is outside its range, or ``calibration="paper"`` comes
+        TypeError: if a rate, a flag or an index has a wrong type.
+        ValueError: if a value is not allowed, or ``calibration="paper"`` comes
             with ``border="across"``.
 
     Equation:
@@ -582,8 +582,8 @@ class DropBlock3d(_DropBlocks):
             reach across the border, and each element is dropped with chance p.
 
     Raises:
-        TypeError: if an argument has a wrong type.
-        ValueError: if an argument is outside its range, or ``calibration="paper"`` comes
+        TypeError: if a rate, a flag or an index has a wrong type.
+        ValueError: if a value is not allowed, or ``calibration="paper"`` comes
             with ``border="across"``.
 
     Equation:
@@ -627,8 +627,8 @@ class Disout(_Blocks):
             reach across the border, and each element is dropped with chance p.
 
     Raises:
-        TypeError: if an argument has a wrong type.
-        ValueError: if an argument is outside its range.
+        TypeError: if a rate, a flag or an index has a wrong type.
+        ValueError: if a value is not allowed.
 
     Equation:
         ``y = x + m * alpha * std(x) * z`` with standard normal z; m is 1 in blocks, else 0.

@@ -1,4 +1,8 @@
-"""Layers of other libraries: as regularizers (`Foreign`), or with another rate (`Retune`)."""
+"""Layers of other libraries: as regularizers (`Foreign`), or with another rate (`Retune`).
+
+For a `Retune`, a `RetuneHook` of ``sites.held`` usually sets the rate of the layer to 0, and drops
+in its place.
+"""
 
 from __future__ import annotations
 
@@ -31,26 +35,32 @@ class Foreign(Regularizer):
     Use it for dropout of torchvision or timm, or of your own code.
 
     A module or a function in a spec means ``Foreign(module)``. Spec files cannot hold a `Foreign`.
-    The class is called once, and each site has a copy of the module, in training mode. Schedules
-    and floats in `kwargs` are set as attributes of the copy. The realized rate is the share of
-    nonzero elements that became zero. The state of the attachment does not hold buffers.
+    The class is called once per `Foreign`, and each site has a copy of the module, in training
+    mode. `Attachment.set`, and schedules that depend on the depth or on ``epochs=`` of `attach`,
+    make a new `Foreign`. Schedules and floats in `kwargs` are set as attributes of the copy. The
+    realized rate is the share of nonzero elements that became zero. The state of the attachment
+    does not hold buffers.
+
+    A target whose name says that it drops channels or blocks, such as ``Dropout2d`` or
+    ``DropBlock2d``, gets maps (N, C, ...), whatever the layout of the layer. With `grid`, every
+    target gets maps (N, C, height, width). All others get the tensor as the layer gave it.
 
     Example:
         >>> spec = {"layer4": Foreign(nn.Dropout2d, p=LinearSchedule(0.0, 0.1, epochs=10))}
 
     Args:
         target: the class, module or function.
-        kwargs: arguments of the class; numbers may be schedules. With `grid`, tokens come as a map
-            (N, C, height, width).
+        kwargs: arguments of the class; numbers may be schedules.
         at: regularize the layer's ``"output"`` or its ``"input"``.
         index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
             keyword. None is the output itself, or the first argument.
         layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
-            for tokens. ``"auto"`` reads them from the model, or refuses.
-        grid: size of the map that tokens form, ``(height, width)``, each at least 1; None asks the
-            model.
+            for tokens. ``"auto"`` reads them from the model, or refuses. It is refused
+            where it would have no effect, because the target gets the tensor as it is.
+        grid: size of the map that tokens form, ``(height, width)``, each at least 1. None passes
+            tokens without a map.
         prefix_tokens: number of class and register tokens before the map, at least 0, which stay
-            unchanged. None asks the model.
+            unchanged. None asks the model. It requires `grid`.
         active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
             dropout in evaluation).
 
@@ -80,7 +90,8 @@ class Foreign(Regularizer):
     def _make(self) -> Any:
         """Make the module, in training mode, or take the function; refuse everything else.
 
-        The class is called here alone, because its objects may be large or draw random numbers.
+        The class is called here alone, and sites copy its object, because objects may be large or
+        draw random numbers. `with_rates` makes a new `Foreign`, and so calls the class again.
         """
         target = self.target
         is_class = inspect.isclass(target)
@@ -108,17 +119,30 @@ class Foreign(Regularizer):
     def spatial(self) -> int | None:  # type: ignore[override]  # objects of a class may differ
         if self.grid is None:
             return None
-        return len(self.grid)
+        is_volume = isinstance(self.grid, tuple | list) and len(self.grid) == 3
+        return 3 if is_volume else 2  # the check of the options refuses all other grids
 
     @property
     def unit(self) -> Unit | None:  # type: ignore[override]
         return unit_of_layer(_name(self.target))
 
     @property
+    def channelwise(self) -> bool:  # type: ignore[override]
+        return self.unit in ("channels", "blocks")
+
+    @property
     def samplewise(self) -> bool:  # type: ignore[override]
         return self.unit == "samples"
 
     def check(self, values: Mapping[str, float]) -> None:
+        has_layout = self.layout != "auto"
+        is_ignored = self.grid is None and self.unit in (None, "tokens")
+        if has_layout and is_ignored:
+            raise ValueError(
+                f"{self.label} gets the tensor as the layer gave it, so layout={self.layout!r} has "
+                "no effect. Move the axes in a function of yours, and wrap that"
+            )
+
         for name, rate in self.rates.items():
             is_missing = not hasattr(self.made, name)
             if is_missing and isinstance(rate, Schedule):
@@ -185,6 +209,7 @@ def _applied(target: Any, rates: Sequence[str], x: Tensor, now: Now) -> Applied:
         return y, None  # the site refuses such an output
 
     dropped = (y.detach() == 0) & nonzero
+    # the site divides by the number of all elements, so its realized rate is this share
     share = dropped.sum() / nonzero.sum().clamp_min(1)
     return y, (share * y.numel()).round().long()
 
@@ -223,8 +248,8 @@ class Retune(DropsShare, Regularizer):
             dropout in evaluation).
 
     Raises:
-        TypeError: if an argument has a wrong type.
-        ValueError: if an argument is outside its range.
+        TypeError: if a rate, a flag or an index has a wrong type.
+        ValueError: if a value is not allowed.
     """
 
     p: Probability
@@ -271,14 +296,19 @@ class Retune(DropsShare, Regularizer):
 
         spatial = self.ours.spatial
         if spatial in (1, 3):
-            is_unbatched = x.ndim == spatial + 1  # torch reads it as (C, ...)
+            # torch reads it as (C, ...), but for nn.Dropout2d three axes are (N, C, L)
+            is_unbatched = x.ndim == spatial + 1
             if is_unbatched:
                 return drop_units(x, now.p, 1)
         return self.ours.apply(x, now)
 
 
 def held_rate(regularizer: Regularizer) -> str:
-    """Return the attribute of its layer that a `Retune` sets; ``""`` for another regularizer."""
+    """Return the attribute of its layer that a `Retune` sets; ``""`` for another regularizer.
+
+    ``builtin`` finds the site that sets a rate by it. ``plan`` does not count such a site as one
+    that never acts, because the layer works without calls of the site.
+    """
     if isinstance(regularizer, Retune):
         return regularizer.attribute
     return ""

@@ -1,4 +1,7 @@
-"""Norms that keep their running statistics while the model trains."""
+"""Norms that keep their running statistics while the model trains.
+
+The class only has the options. A `FreezeHook` of ``sites.held`` sets the mode of the norm.
+"""
 
 from collections.abc import Mapping
 from dataclasses import field
@@ -7,6 +10,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from ..checks import NON_NEGATIVE, as_number
+from ..quoting import with_article
 from ..registry import register
 from ..schedules import StepSchedule
 from .base import Applied, Now, Probability, RateLike, Regularizer
@@ -20,7 +24,8 @@ class FreezeNorm(Regularizer):
     Use it to fine-tune with small batches, and late in a training.
 
     The norm normalizes with its running statistics and does not change them. Its ``training`` flag
-    is changed during its forward only, so it is always the one that you have set.
+    is changed during its forward only, so it is always the one that you have set. In compiled code,
+    torch compiles a second training graph when the norm begins to be frozen, and keeps both.
 
     Example:
         >>> spec = {"type:_BatchNorm": FreezeNorm(begin=5)}
@@ -38,11 +43,12 @@ class FreezeNorm(Regularizer):
         grid: None; no other value is allowed.
         prefix_tokens: None; no other value is allowed.
         active: ``"train"``; no other value is allowed.
-        begin: epoch at which the norm is frozen, a number >= 0. It trains as usual before.
+        begin: epoch at which the norm is frozen, a number >= 0. It trains as usual before. Calls
+            before this epoch count as active, as the calls of a dropout at rate 0 do.
 
     Raises:
-        TypeError: if an argument has a wrong type.
-        ValueError: if an argument is outside its range, or `frozen` is a schedule and
+        TypeError: if a rate, a flag or an index has a wrong type.
+        ValueError: if a value is not allowed, or `frozen` is a schedule and
             `begin` is above 0.
 
     Equation:
@@ -83,9 +89,9 @@ class FreezeNorm(Regularizer):
         if any(isinstance(getattr(module, name, None), Tensor) for name in _STATISTICS):
             return None
         return (
-            f"a {type(module).__name__} has no running statistics (running_mean), so evaluation "
-            "mode does not change how it normalizes: select layers that have some, such as "
-            "'type:_BatchNorm'"
+            f"{with_article(type(module).__name__)} has no running statistics (running_mean), so "
+            "evaluation mode does not change how it normalizes: select layers that have some, such "
+            "as 'type:_BatchNorm'"
         )
 
     def apply(self, x: Tensor, now: Now) -> Applied:

@@ -1,4 +1,8 @@
-"""Regularizers of gradients, of activations or of parameters. They let Inf and NaN pass."""
+"""Regularizers of gradients, of activations or of parameters. They let Inf and NaN pass.
+
+A tensor hook calls them in the backward, through `regularize_grad`. With ``when="accumulated"``,
+``sites.updates`` calls them once per update.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -55,8 +59,10 @@ class ClampGrad(OnGradients, Regularizer):
         >>> spec = {"fc": ClampGrad(-1.0, 1.0)}
 
     Args:
-        min: lower bound, any number; None for no bound.
-        max: upper bound, any number >= `min`; None for no bound. One of the two is needed.
+        min: lower bound, any number; None for no bound. A single number is `min`, and it can't be
+            above 0 then: two bounds are ``ClampGrad(-0.5, 0.5)``.
+        max: upper bound, any number >= `min`; None for no bound. One of the two is needed. Without
+            `min`, it can't be below 0.
         at: regularize the layer's ``"output"`` or its ``"input"``.
         index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
             keyword. None is the output itself, or the first argument.
@@ -70,9 +76,9 @@ class ClampGrad(OnGradients, Regularizer):
             the sum of the gradients when the optimizer given to ``attach`` begins its step.
 
     Raises:
-        TypeError: if an argument has a wrong type.
-        ValueError: if an argument is outside its range, both bounds are missing, or `min` is
-            above `max`.
+        TypeError: if a rate, a flag or an index has a wrong type.
+        ValueError: if a value is not allowed, both bounds are missing, `min` is above
+            `max`, or the only bound moves a gradient of 0.
 
     Equation:
         ``g' = minimum(maximum(g, min), max)``; Inf and NaN pass.
@@ -127,8 +133,8 @@ class ClipGradNorm(OnGradients, Regularizer):
             the sum of the gradients when the optimizer given to ``attach`` begins its step.
 
     Raises:
-        TypeError: if an argument has a wrong type.
-        ValueError: if an argument is outside its range, or `per` is not ``"tensor"`` with
+        TypeError: if a rate, a flag or an index has a wrong type.
+        ValueError: if a value is not allowed, or `per` is not ``"tensor"`` with
             ``group=True``.
 
     Equation:
@@ -189,19 +195,19 @@ class ClipGradNorm(OnGradients, Regularizer):
 
     def apply_all(self, grads: Sequence[Tensor], now: Now) -> Tensor | None:
         if self.per == "channel":
-            units = foreach.rows_of(grads, least_axes=1)
+            units = foreach.rows_as_units(grads, least_axes=1)
         else:
             units = foreach.whole_tensors(grads)
         if self.group:
             norms = now.common_norm.to(grads[0].device)
         else:
             norms = foreach.unit_norms(grads, units, self.norm_type)
-            norms = now.whole_norms(norms, self.norm_type, by_rows=self.per == "channel")
+            norms = now.reduce_norms(norms, self.norm_type, by_rows=self.per == "channel")
 
         unscaled_norms = gradients.unscaled(norms, now.grad_scale)
-        number_of_units = sum(units.rows)
+        number_of_units = sum(units.counts)
         now.norms = unscaled_norms.expand(number_of_units)
-        now.norm_counts = units.rows
+        now.norm_counts = units.counts
 
         bound = now.max_norm * now.grad_scale
         return foreach.shrink_(grads, units, norms, bound)
@@ -230,8 +236,8 @@ class ScaleGrad(OnGradients, Regularizer):
             the sum of the gradients when the optimizer given to ``attach`` begins its step.
 
     Raises:
-        TypeError: if an argument has a wrong type.
-        ValueError: if an argument is outside its range.
+        TypeError: if a rate, a flag or an index has a wrong type.
+        ValueError: if a value is not allowed.
 
     Equation:
         ``g' = scale * g``
@@ -318,8 +324,8 @@ class GradNoise(OnGradients, Regularizer):
             the sum of the gradients when the optimizer given to ``attach`` begins its step.
 
     Raises:
-        TypeError: if an argument has a wrong type.
-        ValueError: if an argument is outside its range.
+        TypeError: if a rate, a flag or an index has a wrong type.
+        ValueError: if a value is not allowed.
 
     Equation:
         ``g' = g + std * z``, where z is standard normal noise.
@@ -364,8 +370,8 @@ class DropGrad2d(DropsShare, OnGradients, Regularizer):
         when: ``"backward"``; no other value is allowed.
 
     Raises:
-        TypeError: if an argument has a wrong type.
-        ValueError: if an argument is outside its range.
+        TypeError: if a rate, a flag or an index has a wrong type.
+        ValueError: if a value is not allowed.
 
     Equation:
         ``g' = g * keep / (1 - p)``, with one ``keep`` for each channel: 0 with chance p, else 1.
@@ -400,6 +406,9 @@ class AdaptiveClipGrad(_OfParameters):
     Use it for large batches and networks without norms, on all parameters except the last linear
     layer. The report shows the norms of gradients divided by the norms of weights.
 
+    Each row of a weight has a norm, and each bias. With ``group=True`` there is one norm over the
+    gradients of the entry, and one norm over the parameters that have these gradients.
+
     Example:
         >>> spec = {"param:layer*.**": AdaptiveClipGrad(0.02)}
 
@@ -407,6 +416,8 @@ class AdaptiveClipGrad(_OfParameters):
         clip_factor: largest ratio of the norms, a number > 0.
         eps: least norm of weights, above 0, so that zero weights can learn.
         norm_type: order of the norm, above 0; inf allowed.
+        group: True compares one norm over all gradients of the entry with one norm over their
+            parameters, once per update. All gradients are then scaled by the same factor.
         at: ``"output"``; no other value is allowed.
         index: None; no other value is allowed.
         layout: ``"auto"``; no other value is allowed.
@@ -418,8 +429,8 @@ class AdaptiveClipGrad(_OfParameters):
             the sum of the gradients when the optimizer given to ``attach`` begins its step.
 
     Raises:
-        TypeError: if an argument has a wrong type.
-        ValueError: if an argument is outside its range.
+        TypeError: if a rate, a flag or an index has a wrong type.
+        ValueError: if a value is not allowed.
 
     Equation:
         ``g' = g * minimum(1, clip_factor * maximum(norm(w), eps) / norm(g))``
@@ -431,6 +442,7 @@ class AdaptiveClipGrad(_OfParameters):
     clip_factor: Positive = 0.01
     eps: float = 1e-3
     norm_type: float = 2.0
+    group: bool = False
     function = staticmethod(functional.adaptive_clip_grad)
     reads_grad_scale: ClassVar[bool] = True
     bounds: ClassVar[Mapping[str, int]] = {"clip_factor": 1}
@@ -442,7 +454,15 @@ class AdaptiveClipGrad(_OfParameters):
         norm_type = gradients.check_norm(self.norm_type, "tensor")
         store(self, eps=eps, norm_type=norm_type)
 
+    @property
+    def accumulates(self) -> bool:
+        return self.group or super().accumulates
+
     def apply(self, x: Tensor, now: Now) -> Applied:
+        if self.group:
+            now.norms = self._common_ratio(now, x.device)
+            return gradients.scale_counted(x, now.clip_factor, now.norms)
+
         clipped, changed, norms = gradients.clip_adaptive_counted(
             x,
             now.parameter,
@@ -455,6 +475,12 @@ class AdaptiveClipGrad(_OfParameters):
         return clipped, changed
 
     def apply_all(self, grads: Sequence[Tensor], now: Now) -> Tensor | None:
+        if self.group:
+            units = foreach.whole_tensors(grads)
+            ratio = self._common_ratio(now, grads[0].device)
+            now.norms = ratio.expand(len(grads))
+            return foreach.shrink_(grads, units, ratio, now.clip_factor)
+
         has_rows = grads[0].ndim > 1
         changed, norms, units = foreach.clip_adaptive_(
             grads,
@@ -463,11 +489,17 @@ class AdaptiveClipGrad(_OfParameters):
             self.eps,
             self.norm_type,
             now.grad_scale,
-            whole_norms=partial(now.whole_norms, norm_type=self.norm_type, by_rows=has_rows),
+            reduce_norms=partial(now.reduce_norms, norm_type=self.norm_type, by_rows=has_rows),
         )
         now.norms = norms
-        now.norm_counts = units.rows
+        now.norm_counts = units.counts
         return changed
+
+    def _common_ratio(self, now: Now, device: torch.device) -> Tensor:
+        """Return the ratio of the norms of the entry, which were measured before."""
+        norm = now.common_norm.to(device)
+        weight_norm = now.common_weight_norm.to(device)
+        return gradients.relative_norms(norm, weight_norm, self.eps, now.grad_scale)
 
 
 @register

@@ -40,8 +40,8 @@ class L2SP(OnGradients, Regularizer):
             the sum of the gradients when the optimizer given to ``attach`` begins its step.
 
     Raises:
-        TypeError: if an argument has a wrong type.
-        ValueError: if an argument is outside its range.
+        TypeError: if a rate, a flag or an index has a wrong type.
+        ValueError: if a value is not allowed.
 
     Equation:
         ``g' = g + weight * (w - w0)``, where w0 is the value at ``attach``.
@@ -73,10 +73,10 @@ class L2SP(OnGradients, Regularizer):
         return None
 
     def apply(self, x: Tensor, now: Now) -> Applied:
-        gradient, now.norms = l2_sp_gradient(now.parameter, now.anchor)
+        penalty_gradient, now.norms = l2_sp_gradient(now.parameter, now.anchor)
         if now.weight == 0.0:
             return x, 0
-        return add_gradient(x, gradient, now.weight * now.grad_scale), x.numel()
+        return add_gradient(x, penalty_gradient, now.weight * now.grad_scale), x.numel()
 
     def apply_all(self, grads: Sequence[Tensor], now: Now) -> Tensor | None:
         changed, now.norms = foreach.pull_(

@@ -1,4 +1,8 @@
-"""Base of regularizers that remember the norms of earlier updates."""
+"""Base of regularizers that remember the norms of earlier updates.
+
+At the step of the optimizer, ``sites.memories`` calls `WithMemory.judge`. The `Memory` of a site
+keeps its row of numbers until the next step.
+"""
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -27,14 +31,15 @@ class WithMemory(_OfParameters):
         warmup: number of the first updates, at least 1.
 
     Raises:
-        TypeError: if an argument has a wrong type.
-        ValueError: if an argument is outside its range.
+        TypeError: if a rate, a flag or an index has a wrong type.
+        ValueError: if a value is not allowed.
     """
 
     when: Literal["accumulated"] = field(default="accumulated", kw_only=True)
     group: bool = field(default=False, kw_only=True)
     decay: float = field(default=0.98, kw_only=True)
     warmup: int = field(default=100, kw_only=True)
+
     reads_grad_scale: ClassVar[bool] = True
     parts: ClassVar[Literal["", "rows", "any"]] = "any"
     clips: ClassVar[bool] = True  # False if it decides only whether there is an update
@@ -51,6 +56,7 @@ class WithMemory(_OfParameters):
         return Memory(self.function.__name__)
 
     def check_average(self) -> None:
+        """Check the options of the moving average."""
         check_average(self.decay, self.warmup)
 
 
@@ -95,37 +101,59 @@ class Memory:
 
     def read(self, device: torch.device) -> Tensor:
         """Return the row of the memory on a device."""
-        if self.row is None:
-            return new_memory(self.function, 1, device)[0]
-        return self.row.to(device, wide_dtype(device))
+        row = self.row
+        if row is None:
+            rows = new_memory(self.function, 1, device)
+            return rows[0]
+        return row.to(device, wide_dtype(device))
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain numbers, which some trainers save as JSON; this waits for the device."""
-        row = None if self.row is None else self.row.tolist()
-        shape = None if self.shape is None else list(self.shape)
-        return {"row": row, "shape": shape}
+        row = self.row
+        shape = self.shape
+        return {
+            "row": None if row is None else row.tolist(),
+            "shape": None if shape is None else list(shape),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        row, shape = state["row"], state["shape"]
-        self.rows = None if row is None else torch.tensor([row], dtype=torch.float64)
+        """Restore the result of `state_dict`, as a tensor with one row."""
+        self.rows = None
         self.place = 0
-        self.shape = None if shape is None else tuple(shape)
+        if state["row"] is not None:
+            self.rows = torch.tensor([state["row"]], dtype=torch.float64)
+
+        self.shape = None
+        if state["shape"] is not None:
+            self.shape = tuple(state["shape"])
 
     def __getstate__(self) -> dict[str, Any]:
-        # a copy takes no rows of other sites along
-        rows = None if self.row is None else self.row.clone().unsqueeze(0)
-        return {**self.__dict__, "rows": rows, "place": 0}
+        state = self.__dict__.copy()
+        if self.row is not None:
+            # a copy takes no rows of other sites along
+            state["rows"] = self.row.clone().unsqueeze(0)
+        state["place"] = 0
+        return state
 
 
 def rows_of(memories: Sequence[Memory], device: torch.device) -> Tensor:
-    """The rows of several memories on a device: one tensor, if the last update was theirs."""
+    """Return the rows of several memories on a device, as one tensor.
+
+    If the last update was theirs, the memories hold this tensor already.
+    """
     rows = memories[0].rows
     if rows is not None and rows.device == device and _are_rows_of(rows, memories):
         return rows
-    return torch.stack([memory.read(device) for memory in memories])
+
+    copies = [memory.read(device) for memory in memories]
+    return torch.stack(copies)
 
 
 def _are_rows_of(rows: Tensor, memories: Sequence[Memory]) -> bool:
-    """Whether a tensor has the rows of these memories, in their order."""
-    in_order = all(memory.rows is rows and memory.place == i for i, memory in enumerate(memories))
-    return in_order and len(rows) == len(memories)
+    """Return whether a tensor has the rows of these memories, in their order, and no others."""
+    if len(rows) != len(memories):
+        return False
+    for place, memory in enumerate(memories):
+        if memory.rows is not rows or memory.place != place:
+            return False
+    return True

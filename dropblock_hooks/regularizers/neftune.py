@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from .. import functional
 from ..functional.embeddings import add_embedding_noise
+from ..quoting import with_article
 from ..registry import register
 from .base import Applied, NonNegative, Now, Regularizer
 
@@ -26,16 +27,15 @@ class NEFTune(Regularizer):
         alpha: scale of the noise, a number >= 0 or a schedule.
         at: ``"output"``; no other value is allowed.
         index: None; no other value is allowed.
-        layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
-            for tokens. ``"auto"`` reads them from the model, or refuses.
+        layout: ``"auto"``; no other value is allowed.
         grid: None; no other value is allowed.
         prefix_tokens: None; no other value is allowed.
         active: ``"train"`` (while the layer is in training mode) or ``"always"`` (in evaluation
             mode, too).
 
     Raises:
-        TypeError: if an argument has a wrong type.
-        ValueError: if an argument is outside its range.
+        TypeError: if a rate, a flag or an index has a wrong type.
+        ValueError: if a value is not allowed.
 
     Equation:
         ``y = x + alpha / sqrt(L * d) * u`` with u uniform in [-1, 1], for L tokens of d channels.
@@ -54,20 +54,21 @@ class NEFTune(Regularizer):
     off: ClassVar[Mapping[str, float]] = {"alpha": 0.0}
 
     def check(self, values: Mapping[str, float]) -> None:
-        if self.at != "output" or self.index is not None:
+        if (self.at, self.index, self.layout) != ("output", None, "auto"):
             raise ValueError(
-                "NEFTune adds noise to the output of an embedding: it takes no at or index"
+                "NEFTune adds noise to the output of an embedding: it takes no at, index or layout"
             )
 
     def refusal(self, module: nn.Module, parameter: nn.Parameter | None) -> str | None:
         if is_embedding(module):
             return None
         return (
-            f"a {type(module).__name__} is no embedding of tokens (nn.Embedding): "
+            f"{with_article(type(module).__name__)} is no embedding of tokens (nn.Embedding): "
             "presets.neftune(model) finds the input embedding of a language model"
         )
 
     def apply(self, x: Tensor, now: Now) -> Applied:
+        # x keeps its axes (N, L, d), because the class needs no channels
         return add_embedding_noise(x, now.alpha), None
 
 

@@ -1,11 +1,16 @@
-"""Base of penalties: regularizers that add the gradient of a penalty in the backward."""
+"""Base of penalties: regularizers that add the gradient of a penalty in the backward.
+
+`ZLoss`, `ActivityL1` and `ActivityL2` are its subclasses. In the forward, the site only saves the
+activation. In the backward, it calls `Penalty.apply` with the gradient of the loss as ``x``, and
+with the saved activation as `Now.activation`.
+"""
 
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
-from ..functional.penalties import add_gradient
+from ..functional.penalties import GradientAndPenalty, add_gradient
 from .base import Applied, Now, Regularizer
 
 
@@ -17,11 +22,12 @@ class Penalty(Regularizer):
 
     Args:
         weight: factor of the penalty, a number >= 0 or a schedule.
+        layout: without effect, because the penalty needs neither channels nor a map.
         active: ``"train"``; no other value is allowed.
 
     Raises:
-        TypeError: if an argument has a wrong type.
-        ValueError: if an argument is outside its range.
+        TypeError: if a rate, a flag or an index has a wrong type.
+        ValueError: if a value is not allowed.
     """
 
     acts_on: ClassVar[Literal["activation", "gradient"]] = "gradient"
@@ -42,14 +48,21 @@ class Penalty(Regularizer):
             return None
         return f"{self.label} penalizes activations: leave out param: before the selector"
 
-    def gradient(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the gradient of the penalty of an activation, and the penalty."""
+    def penalty_gradient(self, activation: Tensor) -> GradientAndPenalty:
+        """Return the gradient of the penalty with respect to an activation, and the penalty.
+
+        Both are without the weight.
+        """
         raise NotImplementedError
 
     def apply(self, x: Tensor, now: Now) -> Applied:
-        gradient, now.norms = self.gradient(now.activation)
+        """Add the gradient of the penalty to `x`, the gradient of the loss at ``now.activation``.
+
+        The penalty goes to the report as ``now.norms``, also while the weight is 0.
+        """
+        penalty_gradient, now.norms = self.penalty_gradient(now.activation)
         if not isinstance(now.weight, Tensor) and now.weight == 0.0:
             return x, 0
 
         changed = (now.weight != 0.0) * x.numel()
-        return add_gradient(x, gradient, now.weight * now.grad_scale), changed
+        return add_gradient(x, penalty_gradient, now.weight * now.grad_scale), changed

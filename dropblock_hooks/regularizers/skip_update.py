@@ -43,8 +43,8 @@ class SkipUpdate(WithMemory):
         warmup: number of the first updates, at least 1, which have no z-score.
 
     Raises:
-        TypeError: if an argument has a wrong type.
-        ValueError: if an argument is outside its range.
+        TypeError: if a rate, a flag or an index has a wrong type.
+        ValueError: if a value is not allowed.
 
     Equation:
         no update if ``norm(g) > max_norm``, ``norm(g) > mean + z * std``, or not finite.

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from .. import functional
-from ..functional.penalties import z_loss_gradient
+from ..functional.penalties import GradientAndPenalty, z_loss_gradient
 from ..registry import register
 from .base import NonNegative
 from .penalties import Penalty
@@ -29,15 +29,14 @@ class ZLoss(Penalty):
         at: regularize the layer's ``"output"`` or its ``"input"``.
         index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
             keyword. None is the output itself, or the first argument.
-        layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
-            for tokens. ``"auto"`` reads them from the model, or refuses.
+        layout: without effect, because the penalty needs neither channels nor a map.
         grid: None; no other value is allowed.
         prefix_tokens: None; no other value is allowed.
         active: ``"train"``; no other value is allowed.
 
     Raises:
-        TypeError: if an argument has a wrong type.
-        ValueError: if an argument is outside its range.
+        TypeError: if a rate, a flag or an index has a wrong type.
+        ValueError: if a value is not allowed.
 
     Equation:
         ``g' = g + weight * d/dx mean(logsumexp(x) ** 2)``
@@ -52,5 +51,5 @@ class ZLoss(Penalty):
 
     function = staticmethod(functional.z_loss)
 
-    def gradient(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return z_loss_gradient(x, self.dim)
+    def penalty_gradient(self, activation: Tensor) -> GradientAndPenalty:
+        return z_loss_gradient(activation, self.dim)

@@ -41,8 +41,8 @@ class ZClip(WithMemory):
         warmup: number of the first updates, at least 1, which only measure.
 
     Raises:
-        TypeError: if an argument has a wrong type.
-        ValueError: if an argument is outside its range.
+        TypeError: if a rate, a flag or an index has a wrong type.
+        ValueError: if a value is not allowed.
 
     Equation:
         ``score = (norm(g) - mean) / std``; if ``score > z``,

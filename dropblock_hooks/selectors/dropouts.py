@@ -1,4 +1,7 @@
-"""Facts about the model's own dropouts: their units, and the attributes of their rates."""
+"""Facts about the model's own dropouts: their units, and the attributes of their rates.
+
+`Retune` and `builtin` need them, and `find_doubled`, which finds layers that would drop twice.
+"""
 
 import functools
 import inspect
@@ -17,7 +20,8 @@ Unit = Literal["elements", "channels", "samples", "blocks", "tokens"]
 RATES = ("p", "drop_prob", "prob", "drop_rate", "drop_p")
 """The attributes that hold the rate of a layer."""
 
-# the units of layers of torch, timm, Transformers and others, by a part of their class name
+# the units of layers of torch, timm, Transformers and others, by a part of their class name;
+# the first part that fits decides, so the order matters
 _UNITS: dict[str, Unit | None] = {
     "gaussian": None,  # noise
     "droppath": "samples",
@@ -27,6 +31,7 @@ _UNITS: dict[str, Unit | None] = {
     "dropout1d": "channels",
     "dropout2d": "channels",
     "dropout3d": "channels",
+    "featurealphadropout": "channels",
     "dropout": "elements",
 }
 
@@ -62,15 +67,15 @@ def reads_own(module: nn.Module, attribute: str) -> bool:
     """Return whether a method of a module, except ``__init__``, may read an attribute."""
     if "forward" in vars(module):
         return True  # the source of the replaced forward is unknown
-    kind: Any = bare_type(module)  # mypy takes no class as hashable
-    source = _source(kind)
+    source = _source_of(module)
     return source is None or bool(re.search(rf"[.'\"]{attribute}\b", source))
 
 
 def is_read_above(base: nn.Module, names: Iterable[str], attribute: str) -> bool:
     """Return whether a module above a layer may read the rate of the layer.
 
-    If the source of the parent is missing, the answer is True.
+    `Retune` then sets the rate itself, because a rate of 0 would also switch off the code that
+    reads it. If the source of the parent is missing, the answer is True.
 
     Args:
         base: the model.
@@ -94,9 +99,14 @@ def _sources_above(base: nn.Module, parents: Sequence[str]) -> list[str | None]:
     for depth in range(len(parents), -1, -1):
         module = find_module(base, ".".join(parents[:depth]))
         if module is not None:
-            kind: Any = bare_type(module)  # mypy takes no class as hashable
-            sources.append(_source(kind))
+            sources.append(_source_of(module))
     return sources
+
+
+def _source_of(module: nn.Module) -> str | None:
+    """Return the source of the class of a module; see `_source`."""
+    kind: Any = bare_type(module)  # mypy does not see that a class is hashable
+    return _source(kind)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -1,4 +1,8 @@
-"""The modules of a model, and the parameters and rates that they hold, by name."""
+"""The modules of a model, and the parameters and rates that they hold, by name.
+
+Each function that matches selectors, such as ``attach`` or `plan`, makes an `Index` of the model
+for this call.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -24,6 +28,7 @@ class Target:
         kind: the kind of target, which knows the prefix of its selectors.
         local: the name of the value in the module; ``""`` for a layer.
         aliases: other names of a shared layer.
+        layer_number: the number of the module in the order of the model.
     """
 
     name: str
@@ -31,6 +36,7 @@ class Target:
     kind: TargetKind = LAYER
     local: str = ""
     aliases: tuple[str, ...] = ()
+    layer_number: int = 0
 
     @property
     def owner(self) -> str:
@@ -62,8 +68,6 @@ class Target:
 class Index:
     """The targets of a model by name. All names of a shared module have the same target.
 
-    Each call of the user makes one index and passes it on.
-
     Attributes:
         whole: the model without its wrappers.
         model: the submodule where names begin.
@@ -79,8 +83,9 @@ class Index:
             names_of.setdefault(module, []).append(name)
 
         self.modules: dict[str, Target] = {}
-        for module, names in names_of.items():
-            target = Target(names[0], module, aliases=tuple(names[1:]))
+        for number, (module, names) in enumerate(names_of.items()):
+            aliases = tuple(names[1:])
+            target = Target(names[0], module, aliases=aliases, layer_number=number)
             self.modules |= dict.fromkeys(names, target)
 
         self._tables = {LAYER: self.modules}
@@ -106,7 +111,7 @@ class Index:
             module = layer.module
             for local, value in kind.values_in(module).items():
                 full_name = f"{name}.{local}".lstrip(".")
-                target = Target(full_name, module, kind, local)
+                target = Target(full_name, module, kind, local, layer_number=layer.layer_number)
 
                 # a tensor may be shared, but equal numbers may be the same object by chance
                 key = id(value) if isinstance(value, Tensor) else (id(module), local)
@@ -115,7 +120,10 @@ class Index:
         return table
 
     def order(self, targets: Iterable[Target]) -> list[Target]:
-        """Return the targets without repetition, in model order."""
+        """Return the targets without repetition, in model order.
+
+        Layers come first, then parameters, then attributes.
+        """
         wanted = set(targets)
         if len(wanted) < 2:  # most selectors match one layer, and the loop below is slower
             return list(wanted)

@@ -1,4 +1,7 @@
-"""Matches selectors, which are texts or `Select` objects, with a model."""
+"""Matches selectors, which are texts or `Select` objects, with a model.
+
+`place` calls `match` for each entry of a spec, and `Attachment.select` for the selector of a user.
+"""
 
 import inspect
 import re
@@ -9,8 +12,9 @@ from typing import Any
 from torch import nn
 
 from ..checks import as_count, closest
-from ..quoting import label, listed, quote, shown
+from ..quoting import label, listed, quote, shown, with_article
 from ..registry import brief
+from .dropouts import unit_of_layer
 from .index import Index, NoMatchError, Target
 from .kinds import KINDS, LAYER
 from .stages import stage_target
@@ -30,6 +34,9 @@ _GLOB_PARTS = (
     # a range inside brackets
     (r"\\-", "-"),
 )
+# names with "(a|b)" or "{a,b}", which globs do not have
+_ALTERNATIVES = re.compile(r"[\w.*]*(?:(?:\([\w|]*\|[\w|]*\)|\{[\w,]*,[\w,]*\})[\w.*]*)+")
+_BRACES = re.compile(r"\{(.*?)\}")
 # the types of the items in each field of `Select`
 _ITEMS: dict[str, Any] = {
     "names": str,
@@ -59,8 +66,8 @@ class Select:
         where: ``where(name, module) -> bool``; can't be written to a file. With ``param:`` names it
             gets the parameter in place of the module.
         expect: the number of layers that must match, at least 1; None allows any number above 0.
-        compose: True allows the same class of regularizer on a layer that has one from another
-            entry or Attachment. Two rates of 0.1 drop 0.19 together.
+        compose: True allows the same class of regularizer on a layer that has one from an earlier
+            entry or another Attachment. Two rates of 0.1 drop 0.19 together.
 
     Raises:
         TypeError: if an item has a wrong type.
@@ -135,7 +142,7 @@ def _named(text: str, index: Index, as_exclude: bool = False) -> list[Target]:
         class_name = matches[0].type_name
         inside = "*" if text == ROOT else f"{text}.*"
         raise NoMatchError(
-            f"{quote(text)} is a {class_name}, which is never called "
+            f"{quote(text)} is {with_article(class_name)}, which is never called "
             f"itself; did you mean {quote(inside)}?"
         )
     return called
@@ -181,19 +188,63 @@ def _hint(text: str, index: Index) -> str:
         near = closest(prefix, prefixes)
         return f": unknown prefix {label(prefix)}:{near}; prefixes: {', '.join(prefixes)}"
 
-    known = [f"type:{target.type_name}" for target in index.modules.values()]
-    for kind in KINDS.values():
-        before = f"{kind.prefix}:" if kind.prefix else ""
-        for name in filter(None, index.table(kind)):
-            leaf = name.rpartition(".")[2]
-            known += [f"{before}{name}", f"{before}**.{leaf}"]
+    deeper = _deeper(text, index)
+    if deeper:
+        return f": write {quote(deeper)}, because ** takes all levels of a name, and * only one"
+    regex = _as_regex(text, index)
+    if regex:
+        return f": write {quote(regex)}; without re:, only *, **, ? and [34] have a meaning"
+    if prefix == "type" and unit_of_layer(text.rpartition(".")[2]) == "samples":
+        return (
+            ": the model has no such layer. timm makes drop paths only for a rate above 0: build "
+            "the model with drop_path_rate=0.1, or attach presets.drop_path(model)"
+        )
 
-    near = closest(text, known)
+    near = closest(text, _all_selectors(index))
     kind = KINDS.get(prefix, LAYER) if colon else LAYER
     hint = kind.hint
     if kind.listing and not near:
         hint = f"{kind.listing} lists the names"
     return f": {hint}{near}" if hint else near
+
+
+def _all_selectors(index: Index) -> list[str]:
+    """Return the names and types of all targets, as selectors."""
+    selectors = [f"type:{target.type_name}" for target in index.modules.values()]
+    for kind in KINDS.values():
+        before = f"{kind.prefix}:" if kind.prefix else ""
+        for name in filter(None, index.table(kind)):
+            leaf = name.rpartition(".")[2]
+            selectors += [f"{before}{name}", f"{before}**.{leaf}"]
+    return selectors
+
+
+def _as_regex(text: str, index: Index) -> str:
+    """Return a glob with ``(a|b)`` or ``{a,b}`` as a regular expression, if that matches."""
+    prefix, colon, rest = text.rpartition(":")
+    if not _ALTERNATIVES.fullmatch(rest) or (colon and prefix not in KINDS):
+        return ""
+
+    regex = rest.replace(".", "[.]").replace("**", ".+")
+    regex = re.sub(r"\*", "[^.]*", regex)
+    regex = _BRACES.sub(lambda found: f"({found[1].replace(',', '|')})", regex)
+    meant = f"{prefix}{colon}re:{regex}"
+    try:
+        return meant if _matches(meant, index, whole_stage=False) else ""
+    except (re.error, OverflowError, RecursionError):
+        return ""
+
+
+def _deeper(text: str, index: Index) -> str:
+    """Return the selector of all levels below a selector that matches nothing, if it matches."""
+    prefix, colon, rest = text.partition(":")
+    names = rest if colon else text
+    is_regex = names.startswith("re:")
+    if not names or is_regex or (colon and prefix not in KINDS):
+        return ""
+    *_, last = names.split(".")
+    deeper = f"{text}*" if last == "*" else f"{text}.**"
+    return deeper if _matches(deeper, index, whole_stage=False) else ""
 
 
 def _match_select(select: Select, index: Index) -> list[Target]:

@@ -1,4 +1,8 @@
-"""Reads the feature stages that timm's ``feature_info`` lists."""
+"""Reads the feature stages that timm's ``feature_info`` lists.
+
+``select`` asks for the layer of a ``stage:`` selector. `ModelFacts` asks for the channels of each
+stage, and `gradcam` for the layers that end the stages.
+"""
 
 import re
 from typing import Any, NamedTuple
@@ -18,7 +22,8 @@ class Stage(NamedTuple):
 
     Attributes:
         stated: the name in the entry.
-        ends: the stage and the last layers in it; empty if the model does not have them.
+        ends: the stage, then its last child, the last child of that, and so on inward; empty if
+            the model does not have the stage. See `_ends`.
         stride: pixels of the image between two positions of the map.
         channels: the number of channels of the map.
     """
@@ -29,20 +34,25 @@ class Stage(NamedTuple):
     channels: int | None
 
 
-def stage_target(index: Index, prefix: str, text: str, whole: bool = False) -> Target:
+def stage_target(index: Index, by: str, text: str, whole: bool = False) -> Target:
     """Return the target of a ``stage:`` or ``stride:`` selector.
 
-    The target is the last layer of the stage, or with `whole` the stage itself.
+    Args:
+        index: the names of the model.
+        by: ``"stage"``, or ``"stride"`` for the last stage with this stride.
+        text: the number behind the colon.
+        whole: True returns the stage itself, and False its last layer. The whole is needed to
+            exclude a stage, and to select layers inside it by names or types.
 
     Raises:
         NoMatchError: if there is no such stage.
     """
     if not re.fullmatch(r"-?\d{1,9}", text):
-        raise NoMatchError(f"{prefix}: takes an integer, got {quote(text)}")
+        raise NoMatchError(f"{by}: takes an integer, got {quote(text)}")
     number = int(text)
 
     stages = _stages(index)
-    if prefix == "stride":
+    if by == "stride":
         matches = [stage for stage in stages if stage.stride == number]
     elif -len(stages) <= number < len(stages):
         matches = [stages[number]]
@@ -52,9 +62,9 @@ def stage_target(index: Index, prefix: str, text: str, whole: bool = False) -> T
     if not matches:
         known = [f"{i}: {stage.stated}, stride {stage.stride}" for i, stage in enumerate(stages)]
         hint = shorten("; ".join(known))
-        raise NoMatchError(f"{prefix}:{number} is no stage of the model ({hint})")
+        raise NoMatchError(f"{by}:{number} is no stage of the model ({hint})")
 
-    last = matches[-1]
+    last = matches[-1]  # several stages may have the stride
     if not last.ends:
         name = quote(last.stated)
         raise NoMatchError(f"feature_info names {name}, which the model does not have")
@@ -84,8 +94,14 @@ def _stages(index: Index) -> list[Stage]:
 
     stages = []
     for name, entry in zip(names, entries, strict=True):
-        ends = _ends(index, _find(index, prefix, names, name))
-        stages.append(Stage(prefix + name, ends, entry.get("reduction"), entry.get("num_chs")))
+        module_name = _find(index, prefix, names, name)
+        stage = Stage(
+            stated=prefix + name,
+            ends=_ends(index, module_name),
+            stride=entry.get("reduction"),
+            channels=entry.get("num_chs"),
+        )
+        stages.append(stage)
     return stages
 
 
@@ -97,9 +113,13 @@ def _prefix_of_host(index: Index) -> str:
     """
     prefixes: list[str] = []
     for name, target in index.modules.items():  # parents come first
-        inside = name.startswith(tuple(prefixes))
-        if name == target.name and not inside and _entries(target.module) is not None:
-            prefixes.append(f"{name}." if name else "")
+        is_alias = name != target.name
+        is_inside = name.startswith(tuple(prefixes))
+        if is_alias or is_inside:
+            continue
+        if _entries(target.module) is not None:
+            prefix = f"{name}." if name else ""
+            prefixes.append(prefix)
 
     if len(prefixes) != 1:
         hosts = listed((prefix[:-1] for prefix in prefixes), 12)
@@ -110,7 +130,7 @@ def _prefix_of_host(index: Index) -> str:
 
 
 def _entries(module: nn.Module) -> list[dict[str, Any]] | None:
-    """Return the entries of ``feature_info``; None if it is a method, as in timm's blocks."""
+    """Return the entries of ``feature_info``; None without it, or if it is a method of a block."""
     info = getattr(module, "feature_info", None)
     info = getattr(info, "info", info)
     return info if isinstance(info, list) else None
@@ -119,10 +139,12 @@ def _entries(module: nn.Module) -> list[dict[str, Any]] | None:
 def _find(index: Index, prefix: str, names: list[str], local: str) -> str | None:
     """Return the module of an entry, by the first rule that finds a module.
 
-    1. The module with this name. In ``features_only`` models ``stages.3`` is ``stages_3``.
+    1. The module with this name.
     2. The only module of the host with this end of its name (``blocks.3`` in ``encoder.blocks.3``).
-    3. For ``block.3``, child 3 of ``blocks`` or of another container of stages. The container must
-       have as many children as there are such entries.
+       An underscore counts as a dot, because in ``features_only`` models ``stages.3`` is
+       ``stages_3``.
+    3. For ``block.3``, child 3 of ``blocks`` or of another container of stages. There must be one
+       such entry for each child, because entries that count from 1 would mean other children.
     """
     if prefix + local in index.modules:
         return prefix + local
@@ -136,20 +158,21 @@ def _find(index: Index, prefix: str, names: list[str], local: str) -> str | None
     parent, _, number = local.rpartition(".")
     if not parent or not number.isdigit():
         return None
-    count = sum(name.rpartition(".")[0] == parent for name in names)
-    container = _container_of(index, prefix, parent, count)
+    start = f"{parent}."
+    numbers = {name.removeprefix(start) for name in names if name.startswith(start)}
+    container = _container_of(index, prefix, parent, numbers)
     return None if container is None else f"{container}.{number}"
 
 
-def _container_of(index: Index, prefix: str, parent: str, count: int) -> str | None:
-    """Return the container of the stages whose entries have this parent, with `count` children."""
+def _container_of(index: Index, prefix: str, parent: str, numbers: set[str]) -> str | None:
+    """Return the container of the stages whose entries have this parent, with these children."""
     children = list(children_of(index.modules[prefix[:-1]].module))
     if len(children) == 1:  # the host wraps another model
         prefix = f"{prefix}{children[0]}."
 
     for container in (f"{parent}s", *_CONTAINERS):
         target = index.modules.get(prefix + container)
-        if target is not None and len(children_of(target.module)) == count:
+        if target is not None and children_of(target.module).keys() == numbers:
             return prefix + container
     return None
 

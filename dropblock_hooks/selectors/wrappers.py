@@ -1,4 +1,8 @@
-"""Looks through the wrappers around models and layers, which add an attribute to each name."""
+"""Looks through the wrappers around models and layers, which add an attribute to each name.
+
+An `Index`, and each function that takes a model without an `Index`, calls `unwrap` first. Other
+functions here tell which wrapper spreads parameters over processes.
+"""
 
 import sys
 from collections.abc import Iterator, Mapping
@@ -106,10 +110,18 @@ def whole_value(x: Any) -> Tensor:
     return x.full_tensor() if is_distributed(x) else x  # type: ignore[no-any-return]
 
 
+MANAGED = "_is_fsdp_managed_module"
+"""An attribute that fully_shard and FSDP set on modules whose parameters they shard."""
+
+
+def is_managed(owner: nn.Module) -> bool:
+    """Return whether FSDP shards the parameters of this module."""
+    return bool(vars(owner).get(MANAGED, False))  # getattr takes longer if it is missing
+
+
 def sharding_of(owner: nn.Module) -> str | None:
     """Return the name of the method that shards the parameters of this module, or None."""
-    # fully_shard and FSDP set this attribute; getattr takes longer if it is missing
-    if vars(owner).get("_is_fsdp_managed_module", False):
+    if is_managed(owner):
         return "FSDP"
     if any(map(is_distributed, parameters_of(owner).values())):
         return "tensor parallelism"
@@ -123,9 +135,9 @@ def holds_shards(module: nn.Module) -> bool:
 
 def is_gathered(owner: nn.Module) -> bool:
     """Return whether ``fully_shard`` has gathered the parameters of a module for a forward."""
-    is_managed = getattr(owner, "_is_fsdp_managed_module", False)
     parameters = parameters_of(owner).values()
-    return is_managed and not any(is_distributed(x) or is_part_of_flat(x) for x in parameters)
+    are_parts = any(is_distributed(x) or is_part_of_flat(x) for x in parameters)
+    return is_managed(owner) and not are_parts
 
 
 def shard_message(owner: nn.Module, acts_on_parts: bool, once: bool) -> Message | None:

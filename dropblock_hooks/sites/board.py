@@ -16,6 +16,9 @@ The host changes these tensors through ``tensor.data``. Otherwise autograd would
 whose forward came before the change.
 
 The cells of all sites share one memory, so `Board.write` is one copy to the device.
+
+`Run.board_on` makes a board. `Run.write` writes to it after each change of a rate, and
+`Run.take_counts` reads it before somebody reads a count.
 """
 
 from __future__ import annotations
@@ -42,7 +45,7 @@ from ..functional.masks import wide_dtype
 from ..functional.measures import CALLS, DISTANCE, TURN
 from ..observers.base import Compiled
 from ..observers.watchdog import Watchdog
-from .counter import CELLS
+from .counter import HISTOGRAM_LENGTH
 
 COPIES = 8
 _SHAPE = (2, COPIES, 5, WIDTH)
@@ -58,19 +61,23 @@ class Board:
         with torch.inference_mode(False), torch.no_grad():
             shape = (len(sites), *_SHAPE)
             self._memory = torch.zeros(shape, dtype=wide_dtype(device), device=device)
-            self.cells = [self._part(number) for number in range(len(sites))]
+
+            self.cells: list[Tensor] = []
             self.counts: list[Tensor] = []
             self.gradients: list[Tensor] = []
             self.norms: list[Tensor | None] = []
-            for site in sites:
+            for number, site in enumerate(sites):
+                norms = self._zeros(HISTOGRAM_LENGTH) if _has_norms(site) else None
+                self.cells.append(self._part(number))
                 self.counts.append(self._zeros(WIDTH))
                 self.gradients.append(self._zeros(WIDTH))
-                self.norms.append(self._zeros(CELLS) if _has_norms(site) else None)
+                self.norms.append(norms)
 
         _keep_addresses([*self.cells, *self.counts, *self.gradients, *self.norms])
         self.write()
 
     def _zeros(self, length: int) -> Tensor:
+        """Return a tensor for counts on this device."""
         return torch.zeros(length, dtype=self._memory.dtype, device=self.device)
 
     def _part(self, number: int) -> Tensor:
@@ -93,27 +100,30 @@ class Board:
             for_each_copy = written.unsqueeze(2).expand(self._memory.shape)
             self._memory.copy_(for_each_copy)
 
-    def take(self, only: Any = None) -> None:
+    def move_counts(self, only: Any = None) -> None:
         """Move the counts to the counters of the sites. This waits for the device.
 
         Args:
             only: the site whose counts are moved; None moves the counts of all sites.
         """
+        if self.device.type == "meta":
+            return
         numbers = [i for i, site in enumerate(self.sites) if only is None or site is only]
-        if self.device.type == "meta" or not numbers:
+        if not numbers:
             return
 
         counts = [self.counts[i] for i in numbers]
         gradients = [self.gradients[i] for i in numbers]
         norms = [self.norms[i] for i in numbers]
         with torch.inference_mode(False), torch.no_grad():
+            # one copy to the host, because each copy waits for the device
             on_host = torch.stack([*counts, *gradients]).cpu().double()
             forwards, backwards = on_host.chunk(2)
-            sums = (forwards + backwards).tolist()
-            for i, row in zip(numbers, sums, strict=True):
+            sums = forwards + backwards
+            for i, row in zip(numbers, sums.tolist(), strict=True):
                 if any(row):
                     tally = self.sites[i].tally
-                    tally.take(row, self.norms[i])
+                    tally.add_compiled(row, self.norms[i])
             _clear([*counts, *gradients, *norms])
 
 
@@ -139,7 +149,9 @@ def _has_norms(site: Any) -> bool:
 def _rows(site: Any, training: bool) -> list[list[float]]:
     """Return the rows of a site in one mode of its layer."""
     on = site.acts(training)
-    values = site.values if on else site.regularizer.off_values(site.values)
+    values = site.values
+    if not on:
+        values = site.regularizer.off_values(values)
 
     called = [0.0] * WIDTH
     gradient = [0.0] * WIDTH
@@ -225,8 +237,11 @@ class Observed:
 
     def write(self) -> None:
         """Write the switches for evaluation and training, and which calls a `Watchdog` measures."""
-        on = [float(self._site.acts(training)) for training in (False, True)]
-        distance = self._site.regularizer.distance(self._site.run.shared) if self.watches else 1
+        site = self._site
+        on = [float(site.acts(training)) for training in (False, True)]
+        distance = 1
+        if self.watches:
+            distance = site.regularizer.distance(site.run.shared)
         if on == self._on and distance == self._distance:
             return
         self._on = on
@@ -237,12 +252,12 @@ class Observed:
                 if self.watches:
                     numbers.data[DISTANCE].fill_(distance)
 
-    def take(self, place: int, layers: int, before: int) -> Compiled | None:
-        """Return the counts since the last call of `take`, or None. This waits for the device.
+    def pop_counts(self, place: int, times_of_step: int, before: int) -> Compiled | None:
+        """Return the counts since the last call of this method, or None. This waits for the device.
 
         Args:
             place: the place of the layer in the order in which layers return.
-            layers: the number of observed layers.
+            times_of_step: the number of times in a forward and its backward.
             before: the time at which these calls begin.
         """
         if self.state.device.type == "meta":
@@ -251,6 +266,7 @@ class Observed:
         empty_rows = [self._empty_row(row) for row in rows]
         if rows == empty_rows:
             return None
+
         values = self._sums(rows)
         turn = sum(self._turns)  # a site counts either its calls or its gradients
         if not self.watches:
@@ -263,7 +279,7 @@ class Observed:
             batches = self.batches.clone()
         sums = {name: x.clone() for name, x in self.sums.items()}
         self._empty_tensors(empty_rows)
-        return Compiled(values, alive, batches, sums, place, layers, before, turn)
+        return Compiled(values, alive, batches, sums, place, times_of_step, before, turn)
 
     def begin_epoch(self) -> None:
         """Let statistics measure the next call. The counts were taken before."""
@@ -277,7 +293,7 @@ class Observed:
     def _empty_row(self, row: list[float]) -> list[float]:
         """Return a row without counts, but with the switches and what decides the measured calls.
 
-        So a look at the numbers does not change which calls are measured.
+        So reading the numbers does not change which calls are measured.
         """
         empty: list[float] = self._on + self._empty[2:]
         if self.watches:
@@ -301,9 +317,11 @@ class Observed:
         The plan of a `Watchdog` is taken from the forwards.
         """
         sums: list[float] = []
-        for numbers, empty in zip(zip(*rows, strict=True), self._empty, strict=True):
+        columns = zip(*rows, strict=True)
+        for numbers, empty in zip(columns, self._empty, strict=True):
             is_first_time = empty == math.inf
-            sums.append(min(numbers) if is_first_time else sum(numbers))
+            total = min(numbers) if is_first_time else sum(numbers)
+            sums.append(total)
         if self.watches:
             for place in (TURN, DISTANCE):
                 sums[place] = rows[0][place]

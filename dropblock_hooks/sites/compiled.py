@@ -18,7 +18,7 @@ from ..functional.operators import count, count_in_backward, count_norms_in_back
 from ..regularizers.base import Now
 from .counter import with_norms
 from .scaler import as_factor
-from .site import LiveSite, channels_first, in_place_of, may_get_grad
+from .site import LiveSite, channels_first, may_get_grad, with_axes_of
 
 
 def read(site: LiveSite, training: bool) -> Tensor:
@@ -46,24 +46,25 @@ def regularize(site: LiveSite, x: Tensor, layer_input: Any, training: bool) -> T
         note(site, x.device, training)  # for example, the first pass of a reentrant checkpoint
         return x
 
-    sure = site.reader.sure
-    view = sure if sure and len(sure.layout) == x.ndim else site.view_of(x)
-    if site.counted is not None:
+    view = site.reader.sure
+    if not view or len(view.layout) != x.ndim:
+        view = site.view_of(x)
+    if site.counting_apply is not None:
         return _regularize_counted(site, x, view, training)
+    cells = read(site, training)
     if site.of_gradients:
-        cells = read(site, training)
         count(site.counts, cells[CALLED])
         scale = scale_tensor(site.run.scaler) if site.scaled else None
         copied: Tensor = _OnGradient.apply(x, cells, scale, site, view)
         return copied
 
+    rates, called, _, elements, changed = cells.unbind()
     now = Now()
     now.input = layer_input
-    rows = read(site, training)
-    rates, called, _, elements, changed = rows.unbind()
-    _put_rates(now, site, rates)
+    _set_rates(now, site, rates)
     y, affected, number = _apply(site, x, view, now)
-    if not site.regularizer.off:
+
+    if not site.regularizer.off:  # no rate switches it off
         y = torch.where(rates[ON] > 0, y, x)
     if affected is not None:
         called = added(called, elements, changed, number, affected)
@@ -74,14 +75,12 @@ def regularize(site: LiveSite, x: Tensor, layer_input: Any, training: bool) -> T
 def _regularize_counted(site: LiveSite, x: Tensor, view: View, training: bool) -> Tensor:
     """Return the activation, for a regularizer that adds to the counts itself."""
     is_plain = view is site.reader.sure
-    maps = x if is_plain else view.take(x)
-    y: Tensor
-    y, counts = site.counted(maps, site.cells, site.counts, training)
-    site.counts.copy_(counts)
-    return y if is_plain else view.put(y, x)
+    maps = x if is_plain else view.to_maps(x)
+    y: Tensor = site.counting_apply(maps, site.cells, site.counts, training)
+    return y if is_plain else view.from_maps(y, x)
 
 
-def _put_rates(now: Now, site: LiveSite, rates: Tensor) -> None:
+def _set_rates(now: Now, site: LiveSite, rates: Tensor) -> None:
     """Set the rates of a call by their names."""
     for place, name in enumerate(site.values, start=FIRST_RATE):
         setattr(now, name, rates[place])
@@ -92,9 +91,9 @@ def _apply(site: LiveSite, x: Tensor, view: View, now: Now) -> tuple[Tensor, Any
     regularizer = site.regularizer
     now.layout = view.layout
     has_channels_first = view.layout in CHANNELS_FIRST.values()
-    plain = has_channels_first and view.grid is None and not view.prefix
+    is_plain = has_channels_first and view.grid is None and not view.prefix
     maps = x
-    if site.reads_axes and not plain:
+    if site.reads_axes and not is_plain:
         maps = channels_first(site, x, view, now)
 
     y, affected = regularizer.apply(maps, now)
@@ -103,7 +102,7 @@ def _apply(site: LiveSite, x: Tensor, view: View, now: Now) -> tuple[Tensor, Any
     if site.has_map:
         counts = site.gradient_counts if site.of_gradients else site.counts
         counts[SIZE].fill_(code_of(maps.shape[2:]))
-    return in_place_of(x, y, maps, view), affected, maps.numel()
+    return with_axes_of(x, y, maps, view), affected, maps.numel()
 
 
 class _OnGradient(torch.autograd.Function):
@@ -113,7 +112,8 @@ class _OnGradient(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, cells: Tensor, scale: Tensor | None, site: LiveSite, view: View
     ) -> Tensor:
-        ctx.save_for_backward(cells, scale, x if site.regularizer.needs_activation else None)
+        activation = x if site.regularizer.needs_activation else None
+        ctx.save_for_backward(cells, scale, activation)
         ctx.site = site
         ctx.view = view
         return x.clone()  # autograd would refuse in-place operations on a view of `x`
@@ -125,9 +125,10 @@ class _OnGradient(torch.autograd.Function):
         cells, scale, activation = ctx.saved_tensors
         rates, _, gradient, elements, changed = cells.unbind()
         on = rates[ON] > 0
+
         now = Now()
         now.activation = activation
-        _put_rates(now, site, rates)
+        _set_rates(now, site, rates)
         if scale is not None:
             now.grad_scale = as_factor(scale, grad.device)
 
@@ -136,6 +137,7 @@ class _OnGradient(torch.autograd.Function):
             y = torch.where(on, y, grad)
         if affected is not None:
             gradient = added(gradient, elements, changed, number, affected)
+
         row = _in_backward(gradient, grad)
         count_in_backward(site.gradient_counts, row)
         if now.norms is not None and site.norm_cells is not None:

@@ -1,6 +1,9 @@
 """Counts that only grow, snapshots of them, and windows between two snapshots.
 
-The norms of gradients are counted in a histogram, one tensor of *cells*: the sum of the norms, the
+Each site has a `Counter`, and the `Run` has one for the forwards of the model. `Run.close_window`
+closes the windows when an epoch ends.
+
+The norms of gradients are counted in a histogram. It is one tensor with the sum of the norms, the
 number of norms in each bin, the largest norm of all and the largest one since the window began. A
 bin covers a quarter of an octave (a factor of two), from 2**-64 to 2**64. A quantile is found by
 interpolation in a bin, so its relative error is below 19 %. Smaller norms count as 0.
@@ -23,7 +26,7 @@ from ..functional.masks import wide_dtype
 _PER_OCTAVE = 4
 _ONE = 257  # the bin that begins at a norm of 1; zeros are in bin 0
 _LAST = 513
-CELLS = 1 + _LAST + 1 + LARGEST  # the sum of the norms, the bins, and the largest norms
+HISTOGRAM_LENGTH = 1 + _LAST + 1 + LARGEST  # the sum of the norms, the bins, and the largest norms
 _MOST_TENSORS = 64  # so many tensors are added up at a time, because launches take most of the time
 _MANY_NORMS = 2**20  # as soon as so many norms of several counters wait, they are added up
 
@@ -48,8 +51,8 @@ class Norms:
         largest: the largest norm; None without norms.
     """
 
-    def __init__(self, cells: Tensor | None) -> None:
-        values = [0.0] * CELLS if cells is None else cells.tolist()
+    def __init__(self, histogram: Tensor | None) -> None:
+        values = [0.0] * HISTOGRAM_LENGTH if histogram is None else histogram.tolist()
         self._bins: list[float] = values[1:-LARGEST]
         self.count = round(sum(self._bins))
         self.mean: float | None = None
@@ -98,35 +101,35 @@ class Norms:
         return f"Norms(count={self.count}, mean={self.mean}, largest={self.largest})"
 
 
-def with_norms(cells: Tensor, norms: Tensor) -> Tensor:
-    """Return the cells of a histogram with more norms. Norms that are not finite are left out."""
-    flat = norms.reshape(-1).to(cells.dtype)
+def with_norms(histogram: Tensor, norms: Tensor) -> Tensor:
+    """Return a histogram with more norms. Norms that are not finite are left out."""
+    flat = norms.reshape(-1).to(histogram.dtype)
     norms, finite, bins = _binned(flat)
     place_of_sum = torch.zeros_like(bins)
-    cells = cells.index_add(0, bins, finite)
-    cells = cells.index_add(0, place_of_sum, norms)
+    histogram = histogram.index_add(0, bins, finite)
+    histogram = histogram.index_add(0, place_of_sum, norms)
     if not norms.numel():
-        return cells
-    return with_largest(cells, norms.amax())
+        return histogram
+    return with_largest(histogram, norms.amax())
 
 
-def with_norms_of_several(cells: Tensor, norms: Tensor, owners: Tensor) -> Tensor:
-    """Return the cells of several histograms, one in each row, with more norms.
+def with_norms_of_several(histograms: Tensor, norms: Tensor, owners: Tensor) -> Tensor:
+    """Return several histograms, one in each row, with more norms.
 
     Args:
-        cells: the histograms.
+        histograms: the histograms.
         norms: the norms.
         owners: the row of each norm.
     """
-    width = cells.shape[1]
-    norms, finite, bins = _binned(norms.to(cells.dtype))
+    width = histograms.shape[1]
+    norms, finite, bins = _binned(norms.to(histograms.dtype))
     first = owners * width
-    flat = cells.reshape(-1)
+    flat = histograms.reshape(-1)
     flat = flat.index_add(0, first + bins, finite)
     flat = flat.index_add(0, first, norms)
     for place in range(width - LARGEST, width):
         flat = flat.scatter_reduce(0, first + place, norms, "amax")
-    return flat.view(cells.shape)
+    return flat.view(histograms.shape)
 
 
 def _binned(norms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -160,10 +163,11 @@ class Snapshot(NamedTuple):
     trained: int = 0  # calls in training mode
     active: int = 0  # calls in which the regularizer was active; for gradients, gradients seen
     off: int = 0  # calls in training mode while the attachment was switched off
+    failed: int = 0  # forwards of the model in training mode that raised an error
     affected: Any = 0  # elements that were dropped or changed; a tensor until it is read
     total: int = 0  # elements that passed
     expected: float = 0.0  # the sum of the nominal rates over these elements
-    cells: Tensor | None = None  # the histogram of norms before a bound
+    histogram: Tensor | None = None  # the histogram of norms before a bound
 
     @property
     def calls(self) -> int:
@@ -173,7 +177,7 @@ class Snapshot(NamedTuple):
     @property
     def norms(self) -> Norms:
         """The norms before a bound. Reading them waits for the device."""
-        return Norms(self.cells)
+        return Norms(self.histogram)
 
     def share(self) -> float | None:
         """Return the share of the elements that were dropped or changed; None without elements."""
@@ -192,28 +196,29 @@ class Snapshot(NamedTuple):
             trained=self.trained + sign * other.trained,
             active=self.active + sign * other.active,
             off=self.off + sign * other.off,
+            failed=self.failed + sign * other.failed,
             affected=self.affected + sign * other.affected,
             total=self.total + sign * other.total,
             expected=self.expected + sign * other.expected,
-            cells=self._cells_with(other.cells, sign),
+            histogram=self._histogram_with(other.histogram, sign),
         )
 
-    def _cells_with(self, others: Tensor | None, sign: int) -> Tensor | None:
+    def _histogram_with(self, others: Tensor | None, sign: int) -> Tensor | None:
         """Return the sum of two histograms; with a negative sign, their difference."""
-        cells = self.cells
-        if cells is None or others is None:
-            return others if cells is None else cells
-        others = others.to(cells.device)
+        own = self.histogram
+        if own is None or others is None:
+            return others if own is None else own
+        others = others.to(own.device)
         if sign > 0:
-            return norms_together(cells, others)
-        grown = cells - others
-        grown[-LARGEST:] = cells[-1]  # the largest norm since the window began
+            return norms_together(own, others)
+        grown = own - others
+        grown[-LARGEST:] = own[-1]  # the largest norm since the window began
         return grown
 
     def read(self) -> Snapshot:
         """Return the same counts with numbers instead of tensors. This waits for the device."""
-        cells = None if self.cells is None else self.cells.cpu().double()
-        return self._replace(affected=int(self.affected), cells=cells)
+        histogram = None if self.histogram is None else self.histogram.cpu().double()
+        return self._replace(affected=int(self.affected), histogram=histogram)
 
 
 class Counter:
@@ -224,12 +229,13 @@ class Counter:
         self.trained = 0
         self.active = 0
         self.off = 0
+        self.failed = 0
         self.affected: Any = 0
         self.total = 0
         self.expected = 0.0
-        self.cells: Tensor | None = None
+        self.histogram: Tensor | None = None
         self._numbers: list[Tensor] = []  # numbers of elements that are not in `affected` yet
-        self._norms: list[Tensor] = []  # norms that are not in the cells yet
+        self._norms: list[Tensor] = []  # norms that are not in the histogram yet
         self.joint: JointCounts | None = None  # the counts that are shared with other counters
         self.map_size: tuple[int, ...] | None = None  # the spatial size of the last tensor
         self.map_varies = False  # whether a tensor of another size came before
@@ -262,22 +268,22 @@ class Counter:
         if isinstance(affected, int):
             self.affected = self.affected + affected
         elif has_data(affected):
-            self._numbers.append(affected.detach())
+            self._numbers.append(affected.detach() if affected.requires_grad else affected)
         else:
             return
         if type(norms) is Tensor and not norms.is_meta:  # other tensors have no numbers
-            self._norms.append(norms.detach())
+            self._norms.append(norms.detach() if norms.requires_grad else norms)
         if len(self._numbers) >= _MOST_TENSORS or len(self._norms) >= _MOST_TENSORS:
             self._add_up()
         self.total += total
         self.expected += rate * total
 
-    def take_joint(self, affected: Tensor, cells: Tensor | None) -> None:
+    def add_joint(self, affected: Tensor, histogram: Tensor | None) -> None:
         """Add the elements and the histogram of this counter from its `JointCounts`."""
         self._numbers.append(affected)
-        if cells is not None:
+        if histogram is not None:
             self._add_up()
-            self._take_norms(cells.clone())
+            self._add_histogram(histogram.clone())
 
     def settle(self) -> None:
         """Take over the numbers of its `JointCounts`."""
@@ -290,12 +296,12 @@ class Counter:
             self.map_varies |= self.map_size is not None
             self.map_size = tuple(size)
 
-    def take(self, counts: Sequence[float], cells: Tensor | None) -> None:
+    def add_compiled(self, counts: Sequence[float], histogram: Tensor | None) -> None:
         """Add the counts of compiled code.
 
         Args:
             counts: a row of counts, in the order of ``functional.cells``.
-            cells: a histogram of norms; None without norms.
+            histogram: a histogram of norms; None without norms.
         """
         trained, evaluated, active, off, affected, total, expected, size = counts
         self.trained += round(trained)
@@ -307,21 +313,21 @@ class Counter:
         self.expected += expected
         if size:
             self.note_size(size_of(round(size)))
-        if cells is not None:
+        if histogram is not None:
             self._add_up()
-            self._take_norms(cells.to("cpu", torch.float64, copy=True))
+            self._add_histogram(histogram.to("cpu", torch.float64, copy=True))
 
-    def _take_norms(self, cells: Tensor) -> None:
+    def _add_histogram(self, histogram: Tensor) -> None:
         """Add a histogram. The tensor is kept, so the caller must not change it."""
-        if self.cells is not None:
-            cells = norms_together(self.cells.to(cells), cells)
-        self.cells = cells
+        if self.histogram is not None:
+            histogram = norms_together(self.histogram.to(histogram), histogram)
+        self.histogram = histogram
 
     def _begin_largest(self) -> None:
         """Begin the largest norm of a window anew."""
-        if self.cells is not None:
-            self.cells = self.cells.clone()
-            self.cells[-1].zero_()  # an assigned number would be copied to a GPU, which waits
+        if self.histogram is not None:
+            self.histogram = self.histogram.clone()
+            self.histogram[-1].zero_()  # an assigned number would be copied to a GPU, which waits
 
     def _add_up(self) -> None:
         """Add up the waiting numbers and norms, with a constant number of kernels."""
@@ -337,8 +343,10 @@ class Counter:
             norms = _together(self._norms)
             self._norms = []
             norms = norms.to(wide_dtype(norms.device))
-            before = norms.new_zeros(CELLS) if self.cells is None else self.cells.to(norms)
-            self.cells = with_norms(before, norms)
+            before = norms.new_zeros(HISTOGRAM_LENGTH)
+            if self.histogram is not None:
+                before = self.histogram.to(norms)
+            self.histogram = with_norms(before, norms)
 
     def life(self) -> Snapshot:
         """Return the totals since attaching, including a loaded state."""
@@ -349,10 +357,11 @@ class Counter:
             trained=self.trained,
             active=self.active,
             off=self.off,
+            failed=self.failed,
             affected=self.affected,
             total=self.total,
             expected=self.expected,
-            cells=self.cells,
+            histogram=self.histogram,
         )
 
     def window(self) -> Snapshot:
@@ -370,8 +379,9 @@ class Counter:
 
     def close_window(self) -> None:
         """Close the open window and begin the next one."""
-        self.closed = self.window()
-        self._begun = self.life()
+        life = self.life()
+        self.closed = life.plus(self._begun, -1)
+        self._begun = life
         self._begin_largest()
 
     def forget_elements(self) -> None:
@@ -386,16 +396,16 @@ class Counter:
         )
         self._begin_largest()
 
-    def restore(self, life: Snapshot, window: Snapshot) -> None:
+    def set_counts(self, life: Snapshot, window: Snapshot) -> None:
         """Set the totals and the open window to read or saved values."""
         self.settle()  # these counts are replaced as well
         self._begun = life.plus(window, -1)
         self.closed = Snapshot()
         self._numbers = []
         self._norms = []
-        self._put(life)
+        self._set_totals(life)
 
-    def _put(self, totals: Snapshot) -> None:
+    def _set_totals(self, totals: Snapshot) -> None:
         """Set all totals."""
         for name, total in totals._asdict().items():
             setattr(self, name, total)
@@ -405,7 +415,7 @@ class Counter:
         life = self.life().plus(other.life())
         window = self.window().plus(other.window())
         both = Counter()
-        both.restore(life, window)
+        both.set_counts(life, window)
         both.closed = self.closed.plus(other.closed)
         both.map_size = self.map_size or other.map_size
         are_known = self.map_size is not None and other.map_size is not None
@@ -420,7 +430,7 @@ class Counter:
         """
         self._begun = self._begun.read()
         self.closed = self.closed.read()
-        self._put(self.life().read())
+        self._set_totals(self.life().read())
         return self
 
 
@@ -440,8 +450,8 @@ class JointCounts:
         self._device = device
         self._norm_counts = list(norm_counts)
         self._affected: Any = None
-        self._norms: list[Tensor] = []  # norms that are not in the cells yet
-        self._cells: Tensor | None = None
+        self._norms: list[Tensor] = []  # norms that are not in the histogram yet
+        self._histograms: Tensor | None = None
         owners = torch.arange(len(self._counters)).repeat_interleave(torch.tensor(norm_counts))
         self._owners = owners.to(device)  # the counter of each norm
         for counter in counters:
@@ -464,7 +474,8 @@ class JointCounts:
         """Return whether this object was made for these counters, device and numbers of norms."""
         if self._counters != list(counters) or self._norm_counts != list(norm_counts):
             return False
-        return self._device == device and all(counter.joint is self for counter in counters)
+        taken = [counter for counter in counters if counter.joint is not self]
+        return self._device == device and not taken
 
     def add(self, affected: Tensor, totals: Sequence[int], norms: Tensor | None) -> None:
         """Add one active call of each counter, with the number of its elements."""
@@ -485,10 +496,10 @@ class JointCounts:
         calls = len(self._norms)
         norms = torch.stack(self._norms)
         self._norms = []
-        if self._cells is None:
-            self._cells = norms.new_zeros((len(self._counters), CELLS))
+        if self._histograms is None:
+            self._histograms = norms.new_zeros((len(self._counters), HISTOGRAM_LENGTH))
         owners = self._owners.expand(calls, -1).reshape(-1)
-        self._cells = with_norms_of_several(self._cells, norms.reshape(-1), owners)
+        self._histograms = with_norms_of_several(self._histograms, norms.reshape(-1), owners)
 
     def settle(self) -> None:
         """Hand the numbers to the counters, without waiting for the device."""
@@ -496,8 +507,10 @@ class JointCounts:
             return
         self._bin_norms()
         affected = self._affected.long().unbind()
-        cells = [None] * len(affected) if self._cells is None else self._cells.unbind()
+        histograms: Sequence[Tensor | None] = [None] * len(affected)
+        if self._histograms is not None:
+            histograms = self._histograms.unbind()
         self._affected = None
-        self._cells = None
-        for counter, number, row in zip(self._counters, affected, cells, strict=True):
-            counter.take_joint(number, row)
+        self._histograms = None
+        for counter, number, histogram in zip(self._counters, affected, histograms, strict=True):
+            counter.add_joint(number, histogram)

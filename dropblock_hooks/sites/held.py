@@ -1,5 +1,7 @@
 """The hooks of values that a module holds.
 
+``attachment.place.HOOKS`` says which targets and regularizers get which hook.
+
 These are parameters, rates (`Retune`), and the mode of a norm (`FreezeNorm`).
 """
 
@@ -11,13 +13,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.compiler import is_compiling
+from torch import Tensor, compiler, nn
+from torch.compiler import is_compiling, is_dynamo_compiling
 from torch.utils.hooks import RemovableHandle
 
 from .. import messages
 from .._torch import (
+    COMPILING,
+    NO_PARAMETERS,
     NO_TASK,
+    PARAMETERS,
     accumulate_hooks_of,
     address_of,
     children_of,
@@ -27,9 +32,11 @@ from .._torch import (
     set_hooks_of_tensor,
     transforming,
 )
+from ..axes.view import OF_PARAMETER
 from ..compiling import is_exporting
 from ..findings import tell
 from ..observers.base import Observer
+from ..quoting import with_article
 from ..regularizers.base import Regularizer
 from ..regularizers.foreign import Retune, in_place_of
 from ..regularizers.freeze_norm import FreezeNorm
@@ -37,7 +44,7 @@ from ..selectors.dropouts import RATES, has_no_effect, is_read_above, rate_attri
 from ..selectors.index import Index, Target
 from ..selectors.wrappers import bare_type, is_distributed, is_gathered, shard_refusal
 from . import compiled, indexing
-from .hooks import Call, SiteHook, Turn
+from .hooks import Call, Precedence, SiteHook, is_quantized
 from .site import LiveSite, is_due, refuse_tracing, regularize_grad, see_grad
 
 
@@ -54,7 +61,7 @@ class RetuneHook(SiteHook):
     """
 
     takes = Retune
-    turn = Turn.BEFORE
+    precedence = Precedence.BEFORE
     before: Any = None  # the value that the attribute had
 
     @classmethod
@@ -71,13 +78,13 @@ class RetuneHook(SiteHook):
         kind = bare_type(target.module).__name__
         if not regularizer.attribute:
             yield (
-                f"a {kind} has no {' or '.join(RATES)} that is a number in [0, 1] and can be set. "
-                "builtin(model) lists all rates, with their selectors. On an nn.Identity in place "
-                "of a drop path, put DropPath(p=...)"
+                f"{with_article(kind)} has no {' or '.join(RATES)} that is a number in [0, 1] and "
+                "can be set. builtin(model) lists all rates, with their selectors. On an "
+                "nn.Identity in place of a drop path, put DropPath(p=...)"
             )
         elif has_no_effect(target.module, regularizer.attribute):
             yield (
-                f"a {kind} drops between its layers, and this one has one layer: put "
+                f"{with_article(kind)} drops between its layers, and this one has one layer: put "
                 "Dropout(p=..., index=0) on it"
             )
         elif regularizer.ours is None and regularizer.active == "always":
@@ -95,14 +102,14 @@ class RetuneHook(SiteHook):
         # before all other hooks, which then see the dropped tensor
         module.register_forward_hook(self.__call__, prepend=True)
         module.register_forward_pre_hook(self.follow_mode)
-        self.put(module)
+        self.refresh(module)
 
-    def restore(self, module: nn.Module) -> None:
-        super().restore(module)
+    def uninstall(self, module: nn.Module) -> None:
+        super().uninstall(module)
         if self.before is not None:  # the hook was installed
             setattr(module, self.attribute, self.before)
 
-    def put(self, module: nn.Module) -> None:
+    def refresh(self, module: nn.Module) -> None:
         """Set the attribute to its present value for training."""
         setattr(module, self.attribute, self.value(training=True))
 
@@ -134,7 +141,7 @@ class RetuneHook(SiteHook):
     def __call__(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
         result = super().__call__(module, args, *rest)
         if self.holds_rate and not module.training:
-            self.put(module)  # the model may train by another method than its forward
+            self.refresh(module)  # the model may train by another method than its forward
         return result
 
     def _act(self, module: nn.Module, args: tuple[Any, ...], rest: tuple[Any, ...]) -> Any:
@@ -151,7 +158,7 @@ class RetuneHook(SiteHook):
         """Count a call in compiled code, on the device of any of its tensors."""
         if is_exporting():
             return
-        tensors = indexing.flat(tuple(call)).tensors
+        tensors = indexing.flatten(tuple(call)).tensors
         if tensors:
             compiled.note(self.site, tensors[0].device, module.training)
 
@@ -166,7 +173,7 @@ class FreezeHook(SiteHook):
     """
 
     takes = FreezeNorm
-    turn = Turn.BEFORE
+    precedence = Precedence.BEFORE
 
     def __init__(self, site: LiveSite, local: str = "") -> None:
         super().__init__(site, local)
@@ -184,13 +191,13 @@ class FreezeHook(SiteHook):
         # before all other hooks, and also when the forward of the norm raises an error
         module.register_forward_hook(self.__call__, prepend=True, always_call=True)
         module.register_forward_pre_hook(self.freeze)
-        self.put(module)
+        self.refresh(module)
 
-    def restore(self, module: nn.Module) -> None:
-        super().restore(module)
-        self.put(module)
+    def uninstall(self, module: nn.Module) -> None:
+        super().uninstall(module)
+        self.refresh(module)
 
-    def put(self, module: nn.Module) -> None:
+    def refresh(self, module: nn.Module) -> None:
         """Note whether the norm is frozen now, and freeze its parameters or give them back."""
         self.frozen = self.run.installed and self.run.enabled and bool(self.site.rate)
         if self.frozen:
@@ -264,15 +271,16 @@ class ParameterHook(SiteHook):
         yield regularizer.refusal(target.module, parameter)
 
     def install(self, module: nn.Module) -> None:
-        module.register_forward_pre_hook(self.__call__)
+        self.layer_type = None if is_quantized(module) else type(module)
+        module.register_forward_pre_hook(self.count if self.site.accumulates else self.__call__)
         if self.site.regularizer.anchored:
             parameter = self.held(module)
             self.site.anchor = parameter.detach().clone()
             self.site.anchored_at = parameter._version
-        self.put(module)
+        self.refresh(module)
 
-    def restore(self, module: nn.Module) -> None:
-        super().restore(module)
+    def uninstall(self, module: nn.Module) -> None:
+        super().uninstall(module)
         self._unhook(self.held(module))
         for handle in self.handles:  # also of earlier parameters, and of a functional_call
             handle.remove()
@@ -284,8 +292,8 @@ class ParameterHook(SiteHook):
                 if getattr(tensor_hook, "hook", None) is self:
                     del hooks[key]
 
-    def look(self, module: nn.Module, together: bool = False) -> None:
-        super().look(module, together)
+    def read_layer(self, module: nn.Module, together: bool = False) -> None:
+        super().read_layer(module, together)
         # a parameter that was unfrozen since then is not hooked yet
         waits = self.site.frozen and not self.follows(module)
         self.site.frozen = waits or self.is_frozen(module)
@@ -300,6 +308,10 @@ class ParameterHook(SiteHook):
 
         torch.nn.utils.prune renames it, and torch.nn.utils.parametrize moves it to a child.
         """
+        # first, because this runs for each parameter in each step; see `PARAMETERS`
+        parameter = vars(module).get(PARAMETERS, NO_PARAMETERS).get(self.local)
+        if parameter is not None:
+            return parameter
         parameters = parameters_of(module)
         parameter = parameters.get(self.local, parameters.get(f"{self.local}_orig"))
         parametrized = children_of(module).get("parametrizations")
@@ -310,12 +322,13 @@ class ParameterHook(SiteHook):
 
     def follows(self, module: nn.Module) -> bool:
         """Return whether this site gets the gradient of the parameter that a module holds now."""
-        if self.site.regularizer.accumulates:  # the step of the optimizer has a hook
+        if self.site.accumulates:  # the step of the optimizer has a hook
             return not self.lost(module)
         if self.site.watch is not None and is_gathered(module):  # a copy for this forward
             return not self.lost(module)
         parameter = self.held(module)
-        if is_distributed(parameter):
+        is_ordinary = type(parameter) is nn.Parameter  # first, for this runs in each forward
+        if not is_ordinary and is_distributed(parameter):
             hooks = accumulate_hooks_of(parameter)
         else:
             hooks = hooks_of_tensor(parameter)
@@ -330,27 +343,51 @@ class ParameterHook(SiteHook):
     def call_of(self, args: tuple[Any, ...], rest: tuple[Any, ...]) -> Call:
         return Call(args)
 
-    def _act(self, module: nn.Module, args: tuple[Any, ...], rest: tuple[Any, ...]) -> None:
-        if is_compiling() or transforming():
-            refuse_tracing(self.site, module.training)
-        if is_compiling():
-            parameter = self.held(module)
-            if parameter is not None and not is_exporting():
-                compiled.note(self.site, parameter.device, module.training)
-            return
-        for step in self.run.optimizers:
-            step.forget()
-        if self.site.regularizer.accumulates:
-            return  # the hook of the optimizer regularizes the gradient
-        parameter = self.held(module)
-        if parameter is not None:
-            self.site.note_autocast(parameter.device)
-        if torch.is_grad_enabled():
-            self.put(module)
+    def count(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        """Count a forward, if the hook of the optimizer regularizes the gradient.
 
-    def put(self, module: nn.Module) -> None:
+        A model has many parameters, so this is a short form of `__call__`.
+        """
+        compiles = is_dynamo_compiling() or getattr(compiler, COMPILING, False)
+        if compiles or transforming():
+            self(module, args)
+            return
+        training = module.training
+        if training and type(module) is not self.layer_type:
+            training = not is_quantized(module)
+        if self.site.enter(training):
+            for step in self.run.optimizers:
+                step.began = False  # a step that has raised an error has not seen its end
+
+    def _act(self, module: nn.Module, args: tuple[Any, ...], rest: tuple[Any, ...]) -> None:
+        # the function is_compiling() would take longer
+        compiles = is_dynamo_compiling() or getattr(compiler, COMPILING, False)
+        if compiles or transforming():
+            refuse_tracing(self.site, module.training)
+        if compiles:
+            self._note_compiled(module)
+            return
+
+        for step in self.run.optimizers:
+            step.began = False  # a step that has raised an error has not seen its end
+        if self.site.accumulates:
+            return  # the hook of the optimizer regularizes the gradient
+        if not self.run.checked:
+            parameter = self.held(module)
+            if parameter is not None:
+                self.site.note_autocast(parameter.device)
+        if torch.is_grad_enabled() and not self.follows(module):
+            self.refresh(module)
+
+    def _note_compiled(self, module: nn.Module) -> None:
+        """Count a call in compiled code, on the device of the parameter."""
+        parameter = self.held(module)
+        if parameter is not None and not is_exporting():
+            compiled.note(self.site, parameter.device, module.training)
+
+    def refresh(self, module: nn.Module) -> None:
         """Hook a new parameter, as in a copy. The old one stays hooked, for it may come back."""
-        if not self.run.installed or self.site.regularizer.accumulates or self.follows(module):
+        if not self.run.installed or self.site.accumulates or self.follows(module):
             return
         regularizer = self.site.regularizer
         acts_on_parts = bool(regularizer.parts)
@@ -383,7 +420,7 @@ class ParameterHook(SiteHook):
         self.handles.append(handle)
         hooks = hooks_of_tensor(parameter)
         for key, other in list(hooks.items()):  # the order is the reverse of that at a layer
-            if isinstance(other, GradHook) and other.hook.turn < self.turn:
+            if isinstance(other, GradHook) and other.hook.precedence < self.precedence:
                 hooks[key] = hooks.pop(key)
         # torch.utils.swap_tensors gives a parameter another C++ tensor, without the hooks
         set_hooks_of_tensor(parameter, hooks)
@@ -426,7 +463,7 @@ class GradHook:
         module = self.owner()
         site = self.hook.site
         # the forward of a gradient is unknown, so the present mode of the module decides
-        if module is None or not site.is_on(module.training):
+        if module is None or not (module.training or site.is_on(False)):
             return grad
         value = self.hook.held(module) if self.value is None else self.value
-        return regularize_grad(site, None, site.values, grad, parameter=value)
+        return regularize_grad(site, OF_PARAMETER, site.values, grad, parameter=value)

@@ -1,7 +1,8 @@
 """The history of a training, with one row for each site and epoch.
 
-`Attachment.step` adds the numbers of an epoch when its window closes. Counts on a device stay there
-until the history is read or saved: a few tensors for all sites of an epoch.
+`Attachment.step` adds the numbers of an epoch when its window closes, and `Attachment.remove` adds
+those of the last one. Counts on a device stay there until the history is read or saved: a few
+tensors for all sites of an epoch.
 """
 
 from __future__ import annotations
@@ -88,17 +89,18 @@ class NormSums(NamedTuple):
 
     def plus(self, other: NormSums) -> NormSums:
         """Add the norms of another part of the epoch."""
-        total = _rounded(self.total + other.total)
+        total = _rounded(self.total + other.total, digits=12)
         largest = max(self.largest, other.largest)
         return NormSums(self.number + other.number, total, largest)
 
 
-def _rounded(total: float) -> float:
-    """Leave out the last digits of a sum, because they depend on where its counting began.
+def _rounded(number: float, digits: int) -> float:
+    """Leave out the last digits of a sum or a mean, which depend on where its counting began.
 
-    So a resumed training has the same history.
+    So a resumed training has the same history. A mean has fewer digits than its sum, because the
+    sum was rounded before.
     """
-    return float(f"{total:.10g}")
+    return float(f"{number:.{digits}g}")
 
 
 class _Epoch:
@@ -107,7 +109,7 @@ class _Epoch:
     Args:
         rows: the rows without these numbers; rows of sites come first.
         windows: the counts of each site, in the same order.
-        before: the norms that are not in these counts, by site.
+        before: the norms of this epoch from before a state was loaded, by site.
     """
 
     def __init__(
@@ -120,16 +122,17 @@ class _Epoch:
         self._totals = [window.total for window in windows]
         self._before = dict(before)
         affected = {}
-        cells = {}
+        histograms = {}
         for place, window in enumerate(windows):
             if isinstance(window.affected, Tensor):
                 affected[place] = window.affected
-            if window.cells is not None:
-                cells[place] = window.cells
+            if window.histogram is not None:
+                histograms[place] = window.histogram
 
         with torch.no_grad():
             self._affected = _by_device(affected)
-            self._norms = [(places, _summary(several)) for places, several in _by_device(cells)]
+            stacks = _by_device(histograms)
+            self._norms = [(places, _summary(several)) for places, several in stacks]
 
     def read(self) -> list[HistoryRow]:
         """Return the rows with all numbers. The first call waits for the device."""
@@ -165,17 +168,21 @@ def _by_device(tensors: Mapping[int, Tensor]) -> list[tuple[list[int], Tensor]]:
     return stacks
 
 
-def _summary(cells: Tensor) -> Tensor:
+def _summary(histograms: Tensor) -> Tensor:
     """Return a row for each histogram: the number of norms, their sum and the largest norm."""
-    count = cells[:, 1:-LARGEST].sum(1)
-    return torch.stack([count, cells[:, 0], cells[:, -LARGEST]], dim=1)
+    count = histograms[:, 1:-LARGEST].sum(1)
+    return torch.stack([count, histograms[:, 0], histograms[:, -LARGEST]], dim=1)
 
 
 def _with_norms(row: HistoryRow, sums: NormSums) -> HistoryRow:
-    """Add norms to a row, or the mean of a penalty to a row that waits for one."""
+    """Add norms to a row.
+
+    If `penalty` is set (0.0 is a placeholder), the norms are values of a penalty, and without any
+    value it becomes None.
+    """
     if not sums.number:
-        return row
-    mean = sums.total / sums.number
+        return replace(row, penalty=None)
+    mean = _rounded(sums.total / sums.number, digits=10)
     if row.penalty is not None:
         return replace(row, penalty=mean)
     return replace(row, mean_norm=mean, largest_norm=sums.largest)
@@ -204,7 +211,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self._epochs: dict[int, _Epoch] = {}
-        self._every = 1  # one of so many windows is kept
+        self._every = 1  # 1, 2, 4, ...: each `_every`-th window is kept
         self._closed = 0  # the number of windows that have closed
         self._begun: dict[str, tuple[int, int]] = {}  # calls, and active calls, before the window
         self._found: dict[str, list[str]] = {}  # the kinds of the findings in the open window
@@ -247,7 +254,8 @@ class Recorder:
             return
 
         self._closed += 1
-        if (self._closed - 1) % self._every:
+        is_skipped = (self._closed - 1) % self._every
+        if is_skipped and ending.epoch not in self._epochs:
             return
         self._epochs.pop(ending.epoch, None)
         self._epochs[ending.epoch] = ended
@@ -285,7 +293,7 @@ class Recorder:
         rows = []
         for site, rate, window in zip(sites, ending.rates, windows, strict=True):
             calls, active_calls = self._calls_in_window(site)
-            has_norms = window.cells is not None or site.key in self._norms
+            has_norms = window.histogram is not None or site.key in self._norms
             row = HistoryRow(
                 epoch=ending.epoch,
                 site=site.key,
@@ -304,6 +312,13 @@ class Recorder:
         if not any(row.calls or row.active_calls or row.findings for row in rows):
             return None
         return _Epoch(rows, windows, self._norms)
+
+    def was_active(self, sites: Sequence[Any]) -> bool:
+        """Return whether a site was active in the open window.
+
+        Calls that a loaded state brought count, too.
+        """
+        return any(self._calls_in_window(site)[1] > 0 for site in sites)
 
     def _calls_in_window(self, site: Any) -> tuple[int, int]:
         """Return the calls and the active calls of a site since the last window closed."""
@@ -390,13 +405,13 @@ def _expected_rate(site: Any, window: Snapshot) -> float | None:
     drops = regularizer.unit is not None or regularizer.has_share
     if site.of_gradients or not drops or not window.total:
         return None
-    return _rounded(window.expected / window.total)
+    return _rounded(window.expected / window.total, digits=10)
 
 
 def mean_rates(sites: Sequence[Any], windows: Sequence[Snapshot]) -> tuple[float, float] | None:
     """Return the mean nominal and the mean realized rate of the sites that drop.
 
-    None if no element has passed one of them in these windows. This waits for the device.
+    None if no element has passed any of them in these windows. This waits for the device.
     """
     nominal = []
     realized = []

@@ -1,5 +1,7 @@
 """The hooks that a site puts on its target, and how they are put on, found and taken off.
 
+`place.install` puts them on the layers. Then torch calls a `SiteHook` in each forward of its layer.
+
 Hooks are objects of module-level classes. They hold no module, no Attachment and no tensor of a
 graph, so a model with hooks can be copied and pickled.
 """
@@ -47,8 +49,8 @@ _QUANTIZED = (
 training mode, and moves hooks to them.
 """
 
-Turn = IntEnum("Turn", "BEFORE ACTIVATIONS AFTER GRADIENTS LAST")
-"""The place of a hook among the hooks of its layer. A backward runs them in reverse order."""
+Precedence = IntEnum("Precedence", "BEFORE ACTIVATIONS AFTER GRADIENTS LAST")
+"""The order of the hooks of a layer. A backward runs them in reverse order."""
 
 
 class Call(NamedTuple):
@@ -72,7 +74,7 @@ class SiteHook:
     by_call: ClassVar[bool] = True  # False for a parameter, whose layer may never be called
     with_kwargs = False  # whether the hook gets keyword arguments at an output
     holds_rate = False  # whether the module itself holds the present rate
-    turn = Turn.ACTIVATIONS
+    precedence = Precedence.ACTIVATIONS
 
     def __init__(self, site: LiveSite, local: str = "") -> None:
         self.site = site
@@ -84,13 +86,15 @@ class SiteHook:
         self.needs_calls = item.needs_calls
         self.needs_input = item.needs_input and not self.at_input
         self.with_kwargs = self.with_kwargs or self.needs_input
+        # the type of the layer, if it can be trained; a test of it is faster than `is_quantized`
+        self.layer_type: type[nn.Module] | None = None
         self.first = ""  # the name of the first argument of the layer
         self.noted: Any = None  # the input of this call, noted before the layer runs
         # True if the hook needs only the output, as a whole
         self.takes_output = not (self.at_input or item.index is not None or item.needs_input)
         self.direct = self.takes_output  # whether `__call__` may regularize it without `_act`
-        if self.turn == Turn.ACTIVATIONS:
-            self.turn = _turn(item)
+        if self.precedence == Precedence.ACTIVATIONS:
+            self.precedence = _precedence_of(item)
 
     @classmethod
     def fitted(cls, target: Target, regularizer: Regularizer, index: Index) -> Regularizer:
@@ -100,9 +104,6 @@ class SiteHook:
     @classmethod
     def refusals(cls, target: Target, regularizer: Regularizer) -> Iterator[str | None]:
         """Yield the reasons why a regularizer can't work on a target. The first one is reported."""
-        if regularizer.accumulates:
-            text = "a regularizer that acts once per update is for parameters"
-            yield f"{text}: write param: before the selector"
         yield regularizer.refusal(target.module, None)
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
@@ -114,7 +115,9 @@ class SiteHook:
         # the function is_compiling() would take longer
         if is_dynamo_compiling() or getattr(compiler, COMPILING, False):
             return self._compile(module, args, rest)
-        training = module.training and not type(module).__module__.startswith(_QUANTIZED)
+        training = module.training
+        if training and type(module) is not self.layer_type:
+            training = not is_quantized(module)
         if not site.enter(training):
             return None
 
@@ -141,6 +144,7 @@ class SiteHook:
 
     def install(self, module: nn.Module) -> None:
         """Put the hook on the module, behind the hooks that act before it."""
+        self.layer_type = None if is_quantized(module) else type(module)
         hooks = forward_pre_hooks(module) if self.at_input else forward_hooks(module)
         later = [key for key, hook in hooks.items() if self._acts_before(ours(hook))]
 
@@ -165,13 +169,13 @@ class SiteHook:
         """
         if other is None:
             return False
-        if self.turn == Turn.GRADIENTS:
-            return other.turn >= self.turn
-        return other.turn > self.turn
+        if self.precedence == Precedence.GRADIENTS:
+            return other.precedence >= self.precedence
+        return other.precedence > self.precedence
 
-    def restore(self, module: nn.Module) -> None:
-        """Take all hooks of this attachment off the module."""
-        take_off(self.run, module)
+    def uninstall(self, module: nn.Module) -> None:
+        """Remove all hooks of this attachment from the module: the reverse of `install`."""
+        remove_hooks(self.run, module)
 
     def find(self, model: nn.Module) -> nn.Module | None:
         """Return the module that the hook is on.
@@ -191,19 +195,24 @@ class SiteHook:
         """Return whether the module does not have this hook."""
         return self not in hooks_on(module)
 
-    def put(self, module: nn.Module) -> None:
-        """Put the present rate into the module, or hook its parameter again."""
+    def refresh(self, module: nn.Module) -> None:
+        """Write the present rate to the module that holds it, or hook a new parameter.
 
-    def look(self, module: nn.Module, together: bool = False) -> None:
-        """Note facts about the layer for a report or for the next window.
+        It runs after each change of the rates or the switches.
+        """
+
+    def read_layer(self, module: nn.Module, together: bool = False) -> None:
+        """Read facts about the layer itself, for a report or for the next window.
+
+        An observer may read its parameters or statistics here.
 
         Args:
             module: the module that the hook is on.
             together: whether all processes of a distributed training call this now.
         """
-        self.site.note_layer(module, self.local or None, together)
+        self.site.read_layer(module, self.local or None, together)
 
-    def pick(self, call: Call) -> tuple[Any, indexing.Index, Tensor]:
+    def pick(self, call: Call) -> tuple[Any, indexing.Key, Tensor]:
         """Return the value that holds the tensor, the index in it, and the tensor.
 
         Raises:
@@ -224,7 +233,7 @@ class SiteHook:
                 self._check_arguments(self.site.regularizer.index, call.args, call.kwargs or {})
             raise self.site.error(f"{what} {error}") from None
 
-    def _check_arguments(self, index: indexing.Index, args: Sequence[Any], kwargs: Any) -> None:
+    def _check_arguments(self, index: indexing.Key, args: Sequence[Any], kwargs: Any) -> None:
         """Raise SiteError if `index` is a place for a keyword argument, or the other way round."""
         if isinstance(index, str) and index not in kwargs and args:
             raise self.site.error(
@@ -309,7 +318,7 @@ class SiteHook:
         if y is x:
             return None
 
-        changed = y if index is None else indexing.put(value, index, y)
+        changed = y if index is None else indexing.replaced_at(value, index, y)
         if not self.at_input or call.kwargs is None:
             return changed
         if isinstance(index, str):
@@ -376,13 +385,30 @@ class ObserveHook(SiteHook):
         # whether `_observe_output` takes an output that is one tensor
         self.sees_output = self.takes_output and not observer.keeps_graph
 
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
+        """Run in every forward of the layer. Most calls are not measured, and are only counted.
+
+        `LiveSite.take_skipped` adds these calls to the other counts, before they are read.
+        """
+        # the function is_compiling() would take longer
+        if is_dynamo_compiling() or getattr(compiler, COMPILING, False):
+            return self._compile(module, args, rest)
+        watch: Any = self.site.watch
+        run = self.run
+        pauses = watch.turn < watch.pause.end and run.enabled and run.installed
+        is_plain = module.training and type(module) is self.layer_type
+        if pauses and is_plain and graph_task() == NO_TASK:  # a recomputation is not counted
+            watch.turn += 1
+            return None
+        return super().__call__(module, args, *rest)
+
     def _act(self, module: nn.Module, args: tuple[Any, ...], rest: tuple[Any, ...]) -> Any:
         recomputed = graph_task() != NO_TASK
         if not self._is_due(module, recomputed):
             return None
 
         call = self.call_of(args, rest)
-        tensors, put, nesting = self._observed(call)
+        tensors, rebuild, nesting = self._observed(call)
         if not all(map(has_data, tensors)):
             tensors = []
         ticket = None
@@ -402,7 +428,7 @@ class ObserveHook(SiteHook):
         awaited = self._awaited_gradient(recomputed)
         watched = [self.watched(x, at, ticket, awaited) for at, x in enumerate(tensors)]
         changed = any(new is not x for new, x in zip(watched, tensors, strict=True))
-        return put(watched) if changed else None
+        return rebuild(watched) if changed else None
 
     def _awaited_gradient(self, recomputed: bool) -> Awaited | None:
         """Return the gradient of a call, to note whether it comes."""
@@ -419,6 +445,7 @@ class ObserveHook(SiteHook):
         A recomputation is measured if its forward was measured.
         """
         if recomputed:
+            self.site.take_skipped()  # sets `was_due`
             watch: Any = self.site.watch
             return bool(watch.was_due)
         return is_due(self.site, module.training)
@@ -474,13 +501,13 @@ class ObserveHook(SiteHook):
                 "the model without torch.compile"
             )
 
-        tensors, put, nesting = self._observed(call)
+        tensors, rebuild, nesting = self._observed(call)
         arguments = self._arguments(call)
         if self.site.traced and _traces_plainly():
             if not tensors:
                 return None
             watched = observe(self.site, tensors, arguments, training)
-            return put(watched) if watched else None
+            return rebuild(watched) if watched else None
         watched = operator.observe_and_watch(
             self.site.handle,
             tensors,
@@ -489,10 +516,10 @@ class ObserveHook(SiteHook):
             training,
             observer.sees_gradients,
         )
-        return put(watched) if watched else None
+        return rebuild(watched) if watched else None
 
     def _observed(self, call: Call) -> indexing.Flattened:
-        """Return the observed tensors of a call, and how to replace them."""
+        """Return the observed tensors of a call, and how to rebuild the value with others."""
         observer = self.observer
         whole = (call.args, call.kwargs) if observer.at == "input" else call.output
         if not (observer.sees_values or observer.sees_gradients):
@@ -500,9 +527,9 @@ class ObserveHook(SiteHook):
         elif isinstance(whole, Tensor) or not observer.whole or observer.index is not None:
             value, index, x = self.pick(call)
             return indexing.Flattened(
-                [x], lambda new: indexing.put(value, index, new[0]), lambda: 0
+                [x], lambda new: indexing.replaced_at(value, index, new[0]), lambda: 0
             )
-        return indexing.flat(whole)
+        return indexing.flatten(whole)
 
     def _arguments(self, call: Call) -> list[Tensor]:
         """Return the tensors among the arguments of the layer, if the observer reads them."""
@@ -540,14 +567,19 @@ def _move_notes_back(module: nn.Module) -> None:
                 hooks[key] = hooks.pop(key)
 
 
-def _turn(regularizer: Regularizer) -> Turn:
+def _precedence_of(regularizer: Regularizer) -> Precedence:
     """Return the place of the hook of a regularizer among the hooks of its layer."""
     gradient = regularizer.acts_on == "gradient"
     if not isinstance(regularizer, Observer):
-        return Turn.GRADIENTS if gradient else Turn.ACTIVATIONS
+        return Precedence.GRADIENTS if gradient else Precedence.ACTIVATIONS
     if regularizer.when == "after":
-        return Turn.AFTER
-    return Turn.BEFORE if regularizer.sees_values and not gradient else Turn.LAST
+        return Precedence.AFTER
+    return Precedence.BEFORE if regularizer.sees_values and not gradient else Precedence.LAST
+
+
+def is_quantized(module: nn.Module) -> bool:
+    """Return whether a layer is for inference only, although it may be in training mode."""
+    return type(module).__module__.startswith(_QUANTIZED)
 
 
 def _first_argument(module: nn.Module) -> str:
@@ -582,8 +614,8 @@ def hooks_on(module: nn.Module) -> list[SiteHook]:
     return [hook for hook in hooks if hook is not None]
 
 
-def take_off(run: Run, module: nn.Module) -> None:
-    """Take the hooks of an attachment off a module."""
+def remove_hooks(run: Run, module: nn.Module) -> None:
+    """Remove the hooks of an attachment from a module."""
     for hooks in (forward_hooks(module), forward_pre_hooks(module)):
         for key, hook in list(hooks.items()):
             owner = getattr(hook, "__self__", hook)

@@ -1,4 +1,9 @@
-"""Finds tensors in the inputs and outputs of a layer, and replaces them in a copy."""
+"""Finds tensors in the inputs and outputs of a layer, and replaces them in a copy.
+
+A `SiteHook` calls `get` to find the tensor that its option ``index`` means, and `replaced_at` to
+put the result there. An `ObserveHook` calls `flatten` for an observer of all tensors of a layer,
+such as `Capture`. A `RetuneHook` calls it to find the device of a call in compiled code.
+"""
 
 import copy
 import dataclasses
@@ -11,10 +16,10 @@ from torch.compiler import is_compiling
 from torch.nn.utils.rnn import PackedSequence
 
 from .._torch import tree_flatten, tree_map, tree_unflatten
-from ..quoting import kind_of
+from ..quoting import kind_of, with_article
 from ..selectors.wrappers import is_distributed
 
-Index = int | str | None
+Key = int | str | None
 
 
 class Flattened(NamedTuple):
@@ -22,12 +27,13 @@ class Flattened(NamedTuple):
 
     Attributes:
         tensors: the tensors, in the order of the value.
-        put: returns the value with other tensors in their places.
-        nesting: returns the value with the index of each tensor in its place, and None elsewhere.
+        rebuild: returns the value with other tensors in their places.
+        nesting: returns the value with integers in place of the tensors, which are positions in
+            `tensors`, and with None in place of all other leaves.
     """
 
     tensors: list[Tensor]
-    put: Callable[[Sequence[Tensor]], Any]
+    rebuild: Callable[[Sequence[Tensor]], Any]
     nesting: Callable[[], Any]
 
 
@@ -39,7 +45,7 @@ def is_dense(value: Any) -> TypeGuard[Tensor]:
     return dense and type(value).__name__ != "DTensor"
 
 
-def get(value: Any, index: Index) -> Tensor:
+def get(value: Any, index: Key) -> Tensor:
     """Return the dense floating-point tensor itself, or at `index` of a tuple, list or dict.
 
     Raises:
@@ -72,7 +78,7 @@ def get(value: Any, index: Index) -> Tensor:
     raise ValueError(f"must be a floating-point tensor, got {_shown(element)}")
 
 
-def put(value: Any, index: Index, new: Tensor) -> Any:
+def replaced_at(value: Any, index: Key, new: Tensor) -> Any:
     """Return a copy of `value`, of the same type, with `new` at `index`."""
     if index is None:
         return new
@@ -89,39 +95,54 @@ def put(value: Any, index: Index, new: Tensor) -> Any:
     return changed
 
 
-def flat(value: Any) -> Flattened:
+def flatten(value: Any) -> Flattened:
     """Find all dense floating-point tensors in a nested value."""
     leaves, spec = tree_flatten(value)
     floats = [is_dense(x) for x in leaves]
     places = [i for i, is_float in enumerate(floats) if is_float]
 
-    def put(new: Sequence[Any]) -> Any:
+    def rebuild(new: Sequence[Any]) -> Any:
         new_by_place = dict(zip(places, new, strict=True))
-        return tree_unflatten([new_by_place.get(i, x) for i, x in enumerate(leaves)], spec)
+        new_leaves = [new_by_place.get(i, x) for i, x in enumerate(leaves)]
+        return tree_unflatten(new_leaves, spec)
 
     def nesting() -> Any:
-        index_by_place = {place: index for index, place in enumerate(places)}
-        indices = [index_by_place.get(i) for i in range(len(leaves))]
+        position_by_place = {place: position for position, place in enumerate(places)}
+        positions = [position_by_place.get(i) for i in range(len(leaves))]
         if is_compiling():
-            return tree_unflatten(indices, spec)
-        if any(map(_checks, leaves)):  # torch 2.6 does not open such tuples
-            return tree_unflatten(indices, spec)
-        unchecked = tree_map(_plain, value, is_leaf=_checks)
-        return tree_unflatten(indices, tree_flatten(unchecked)[1])
+            return tree_unflatten(positions, spec)
+
+        # In torch 2.6, a tuple that may refuse its fields is a leaf: None stands in its place.
+        if any(map(_may_refuse_fields, leaves)):
+            return tree_unflatten(positions, spec)
+
+        # Newer versions would make it anew from integers, which its constructor may refuse. So the
+        # named tuple that it inherits from, which checks nothing, takes its place.
+        unchecked = tree_map(_without_checks, value, is_leaf=_may_refuse_fields)
+        _, spec_without_checks = tree_flatten(unchecked)
+        return tree_unflatten(positions, spec_without_checks)
 
     tensors = [leaves[i] for i in places]
-    return Flattened(tensors, put, nesting)
+    return Flattened(tensors, rebuild, nesting)
 
 
-def _checks(value: Any) -> bool:
-    """Return whether a named tuple may refuse other fields, as a ``PackedSequence`` does."""
+def _may_refuse_fields(value: Any) -> bool:
+    """Return whether the constructor of a tuple may refuse integers, as a ``PackedSequence`` does.
+
+    Its class inherits from a named tuple.
+    """
     return isinstance(value, tuple) and hasattr(type(value).__mro__[1], "_fields")
 
 
-def _plain(value: Any) -> Any:
-    """Return a named tuple without the checks of its subclass, and any other value unchanged."""
+def _without_checks(value: Any) -> Any:
+    """Return a tuple that may refuse fields as the named tuple that its class inherits from.
+
+    Any other value is returned unchanged.
+    """
+    if not _may_refuse_fields(value):
+        return value
     base: Any = type(value).__mro__[1]
-    return base._make(value) if _checks(value) else value
+    return base._make(value)
 
 
 def _indices(value: Any) -> Collection[Any]:
@@ -136,11 +157,14 @@ def _shown(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"a {str(value.dtype).removeprefix('torch.')} tensor of shape {tuple(value.shape)}"
     name = kind_of(value)
+    described = with_article(name)
     if name == "Proxy":
         return (
             "a torch.fx.Proxy (symbolic tracing can't follow an active regularizer: call "
             "model.eval() before tracing, or attach to the traced model)"
         )
     if isinstance(value, Mapping):
-        return f"a {name} with the keys {', '.join(map(repr, value)) or '(none)'}"
-    return f"a {name} of {len(value)} elements" if isinstance(value, (tuple, list)) else f"a {name}"
+        return f"{described} with the keys {', '.join(map(repr, value)) or '(none)'}"
+    if isinstance(value, (tuple, list)):
+        return f"{described} of {len(value)} elements"
+    return described

@@ -1,5 +1,7 @@
 """Applies regularizers with a memory of earlier updates, at the step of the optimizer.
 
+``updates`` calls `regularize` for each entry with such a regularizer.
+
 The norms of all gradients of an entry are judged at once. Each site keeps its row of the memory.
 """
 
@@ -76,10 +78,12 @@ def _count(entry: Sequence[Any], changed: Tensor, norms: Tensor) -> None:
 def _check_shapes(entry: Sequence[Any]) -> None:
     """Raise SiteError if a memory was made for a parameter of another shape."""
     for held in entry:
-        shape = tuple(held.parameter.shape)
+        shape = held.parameter.shape
         memory = held.site.bound
+        if shape == memory.shape:
+            continue
         try:
-            memory.check_shape(shape)
+            memory.check_shape(tuple(shape))
         except ValueError as error:
             raise held.site.error(error) from None
 
@@ -103,7 +107,7 @@ def _first_in_use(memories: Sequence[Any]) -> Any:
 def _rates(sites: Sequence[LiveSite], regularizer: WithMemory, norms: Tensor) -> dict[str, Any]:
     """Return the rates by name. A rate is a number, or a tensor with the rates of all sites."""
     first = sites[0].values
-    if all(site.values == first for site in sites):
+    if not [site for site in sites if site.values != first]:
         return first
     if regularizer.group:
         raise sites[0].error(
@@ -122,7 +126,7 @@ def _clip(entry: Sequence[Any], norms: Tensor, bounds: Tensor) -> Tensor:
     """Scale the gradients down to their bounds, and return how many elements of each changed."""
     grads = [held.grad for held in entry]
     no_weights = [None] * len(grads)
-    lists, others = foreach.in_lists(grads, no_weights)
+    lists, others = foreach.positions_in_lists(grads, no_weights)
 
     for positions in lists:
         several = [grads[i] for i in positions]

@@ -1,9 +1,14 @@
-"""The hook of the model, which counts forwards and runs the checks that are due."""
+"""The hook of the model, which counts forwards and runs the checks that are due.
+
+`place.install` puts it on the model. Then torch calls it after each forward of the model.
+"""
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Sequence
+from types import FrameType
 from typing import Any, Protocol
 
 import torch
@@ -39,6 +44,9 @@ class Checks(Protocol):
     def require_optimizer(self, hook: ModelHook) -> None:
         """Raise a SiteError if a regularizer judges updates and no optimizer is known."""
 
+    def note_writes(self, hook: ModelHook, model: nn.Module) -> None:
+        """Note how often parameters were written before the first forward of a window."""
+
     def check_first(self, hook: ModelHook, model: nn.Module, inputs: Any) -> None:
         """Report the faults that the first training forward of a window shows."""
 
@@ -47,6 +55,21 @@ class Checks(Protocol):
 
     def tell_alerts(self, hook: ModelHook, alerts: Sequence[Finding]) -> None:
         """Report the findings of a `Watchdog`."""
+
+
+def _watchdogs(hooks: Sequence[SiteHook]) -> list[Watchdog]:
+    """Return each `Watchdog` of the sites."""
+    regularizers = [hook.site.regularizer for hook in hooks]
+    return [item for item in regularizers if isinstance(item, Watchdog)]
+
+
+def _is_handled_by(caller: FrameType, error: BaseException) -> bool:
+    """Return whether the caller of a hook handles an error, which the forward has raised.
+
+    Other code further out may handle an error while it trains.
+    """
+    traceback = error.__traceback__
+    return traceback is not None and traceback.tb_frame is caller
 
 
 class ModelHook:
@@ -77,15 +100,17 @@ class ModelHook:
         self.checks = checks
         self._model = weakref.ref(model)
         self.parameters = [hook for hook in hooks if not hook.by_call]
+        # the step of the optimizer finds the gradients for the other hooks
+        self.to_hook = [h for h in self.parameters if not h.site.regularizer.accumulates]
 
-        regularizers = [hook.site.regularizer for hook in hooks]
-        dogs = [item for item in regularizers if isinstance(item, Watchdog)]
+        dogs = _watchdogs(hooks)
         self.every = min((dog.every for dog in dogs if dog.every), default=0)
         self.fewest = max((dog.enough for dog in dogs), default=0)  # forwards for statistics
         self.compares = any("equal_inputs" in dog.names for dog in dogs)
+        self.checks_all = bool(self.fewest or self.to_hook)  # whether each forward has a check
 
         self._training = False  # the mode of the last forward
-        self._turns = 0  # how often the mode changed to training
+        self._changes_to_training = 0  # how often the mode changed to training
 
     @property
     def model(self) -> nn.Module | None:
@@ -108,26 +133,43 @@ class ModelHook:
         run.counter.trained += training
         run.counter.evaluated += not training
 
-        turned = training is not self._training and not run.stepped
-        first = training and run.enabled and not run.looked
-        if turned or first or self.fewest or self.parameters or run.compiled:
+        # decided here, because a method would take time in each forward
+        if training:
+            due = run.enabled and not run.checked
+        else:  # the model may be trained in evaluation mode
+            due = run.writes is None and torch.is_grad_enabled()
+        mode_changed = training is not self._training and not run.stepped
+        may_have_failed = args[-1] is None  # the last argument is the output
+        if True in (due, mode_changed, self.checks_all, run.compiled, may_have_failed):
             callback = set_eval_frame(None)  # otherwise dynamo would compile the checks
             try:
-                inputs = args[:-1]  # the last argument is the output
-                self._check_and_leave(model, training, inputs)
+                inputs = args[:-1]
+                self._check_and_leave(model, training, inputs, caller=sys._getframe(1))
             finally:
                 set_eval_frame(callback)
 
     def put_on(self, model: nn.Module) -> None:
         """Put the hook on the model, if it is not there."""
         if self not in forward_hooks(model).values():
-            model.register_forward_hook(self, with_kwargs=True)
+            # also if the forward raises an error, whose calls of layers are no whole forward
+            model.register_forward_hook(self, with_kwargs=True, always_call=True)
 
-    def _check_and_leave(self, model: nn.Module, training: bool, inputs: Any) -> None:
-        """Run the checks of a forward, then leave a compiled model if no other check is needed."""
+    def _check_and_leave(
+        self, model: nn.Module, training: bool, inputs: Any, caller: FrameType
+    ) -> None:
+        """Run the checks of a forward, then leave a compiled model if no other check is needed.
+
+        A forward that has raised an error, or a hook of the model behind it, is not checked.
+        """
         run = self.run
+        error = sys.exception()
+        if error is not None and _is_handled_by(caller, error):
+            run.counter.failed += training
+            run.counter.trained -= training
+            run.counter.evaluated -= not training
+            return
         self._check(model, training, inputs)
-        if run.compiled and run.looked and not self.parameters:
+        if run.compiled and run.checked and not self.to_hook:
             self._leave(model)
 
     def _leave(self, model: nn.Module) -> None:
@@ -141,42 +183,54 @@ class ModelHook:
         """Run the checks that are due in this forward."""
         run = self.run
         if training is not self._training and not run.stepped:
-            self._note_turn(training)
+            self._note_mode(training)
         self._hook_parameters(model)
+        self._note_writes(model, training)
 
         if not (training and run.enabled) or transforming():
+            if self.fewest:
+                Clock.of(run.shared).count_unmeasured()
             return  # under a transform no number can be read
 
-        if not run.looked and not run.counts_on_meta():
+        if not run.checked and not run.counts_on_meta():
             self.checks.require_optimizer(self)
-            run.looked = True
-            self._look_at_new_parameters(model)
+            run.checked = True
+            self._read_new_parameters(model)
             self.checks.check_first(self, model, inputs)
         if run.ticker is None and not launch.is_captured():
-            if self.fewest:
-                self._note_measured(model, inputs)
-            if self.every:
-                self._count(model)
+            self._run_watchdogs(model, inputs)
 
-    def _note_turn(self, training: bool) -> None:
+    def _run_watchdogs(self, model: nn.Module, inputs: Any) -> None:
+        """Give each `Watchdog` the facts about a training forward, and let it look if it is due."""
+        if self.fewest:
+            self._after_measured_forward(model, inputs)
+        if self.every:
+            self._count(model)
+
+    def _note_writes(self, model: nn.Module, training: bool) -> None:
+        """Note the writes of parameters in evaluation mode, which may be used to train, too."""
+        if not training and self.run.writes is None and torch.is_grad_enabled():
+            self.checks.note_writes(self, model)
+
+    def _note_mode(self, training: bool) -> None:
         """Note a change of the mode, and report a training of several epochs without ``step``."""
         self._training = training
-        self._turns += training
-        if training and self._turns > _EVALUATIONS:
+        self._changes_to_training += training
+        if training and self._changes_to_training > _EVALUATIONS:
             self.checks.check_steps(self)
 
     def _hook_parameters(self, model: nn.Module) -> None:
         """Hook the parameters of layers that were never called."""
-        for hook in self.parameters:
+        for hook in self.to_hook:
             tally = hook.site.tally  # `counter` could wait for a device
-            if tally.trained or tally.evaluated or hook.site.regularizer.accumulates:
+            if tally.trained or tally.evaluated:
                 continue
             owner = find_module(model, hook.site.owner)
             if owner is not None:
-                hook.put(owner)
+                hook.refresh(owner)
 
-    def _look_at_new_parameters(self, model: nn.Module) -> None:
-        """Let `WeightStats` see parameters that were initialized after it was attached.
+    def _read_new_parameters(self, model: nn.Module) -> None:
+        """Let `WeightStats` read parameters that were initialized after it was attached.
 
         No update has come before this forward, so their values are those at the begin of the epoch.
         """
@@ -186,21 +240,21 @@ class ModelHook:
                 continue
             owner = hook.find(model)
             if owner is not None:
-                hook.look(owner, together=True)
+                hook.read_layer(owner, together=True)
 
-    def _note_measured(self, model: nn.Module, inputs: Any) -> None:
-        """Let a `Watchdog` note inputs and parameters after a forward that it has measured."""
+    def _after_measured_forward(self, model: nn.Module, inputs: Any) -> None:
+        """Let each `Watchdog` see inputs and parameters after a forward that it has measured."""
         clock = Clock.of(self.run.shared)
         if not (clock.measures and torch.is_grad_enabled()):
             return
         if self.compares:
-            clock.batches.note(*inputs)
+            clock.batches.compare(*inputs)
         for hook in self.hooks:
             dog = hook.site.regularizer
             if isinstance(dog, Watchdog):
                 layer = find_module(model, hook.site.name)
                 if layer is not None:
-                    dog.note(hook.site.bound.open, layer)
+                    dog.after_measured_forward(hook.site.bound.open, layer)
 
     def _count(self, model: nn.Module) -> None:
         """Count a training forward, let a `Watchdog` look if it is due, and plan the next one."""

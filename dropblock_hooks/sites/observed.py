@@ -1,5 +1,7 @@
 """Observers in compiled code: their state is a tensor that operators change.
 
+An `ObserveHook` calls `observe` while torch.compile traces.
+
 `watch` and `measure` are operators for dynamo, because dynamo traces an operator faster than Python
 code. AOTAutograd traces into them. They call the operators of `functional.measures` in the forward
 and, by a hook of the tensor, in the backward.
@@ -17,12 +19,15 @@ from torch import Tensor
 from .._torch import scale_tensor
 from ..functional import measures, outliers, residual
 from ..functional.operators import define
+from ..observers.watchdog import guess_channels_first
 from .operator import watch_gradient
 from .site import LiveSite, may_get_grad
 
 # caches of torch.compile on disk know an operator only by its name and arguments, so the hash of
-# this code is an argument
-_CODE = hashlib.sha256(inspect.getsource(sys.modules[__name__]).encode()).hexdigest()[:12]
+# the code that AOTAutograd traces is an argument
+_TRACED = (sys.modules[__name__], measures, outliers, residual)
+_SOURCES = "".join(map(inspect.getsource, _TRACED))
+_CODE = hashlib.sha256(_SOURCES.encode()).hexdigest()[:12]
 
 
 def observe(
@@ -82,8 +87,8 @@ def _maps_of(site: LiveSite, x: Tensor) -> Tensor | None:
     """Return a tensor with channels on axis 1; None if the axis of the channels is unknown."""
     view = site.view_or_none(x)
     if view is not None:
-        return view.take(x)
-    return x.movedim(-1 if x.ndim != 4 else 1, 1) if site.guesses_channels else None
+        return view.to_maps(x)
+    return guess_channels_first(x) if site.guesses_channels else None
 
 
 @define(
@@ -104,7 +109,7 @@ def watch(
 ) -> list[Tensor]:
     """Watch a call and its gradients; see `functional.measures.add_watched`.
 
-    `code` is the hash of this module, which caches on disk see.
+    `code` is the hash of the traced code, which caches on disk see.
     """
     values = [x.detach() for x in tensors]
     arguments = [x.detach() for x in given]
@@ -148,7 +153,7 @@ def measure(
 ) -> list[Tensor]:
     """Measure a call if `values`, else its gradients; see `functional.measures.add_statistics`.
 
-    `code` is the hash of this module, which caches on disk see.
+    `code` is the hash of the traced code, which caches on disk see.
     """
     bins = every, first, last
     if values:

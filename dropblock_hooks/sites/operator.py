@@ -1,7 +1,9 @@
 """Operators through which compiled code runs the eager code of a site.
 
 They serve the classes that torch.compile does not trace: `Foreign`, `Capture`, and classes of users
-without ``traced = True``. `sites.compiled` and `sites.observed` serve all others.
+without ``traced = True``. `sites.compiled` and `sites.observed` serve all others. While
+torch.compile or torch.export traces, a `SiteHook` calls `regularize`, and an `ObserveHook` calls
+`observe_and_watch`.
 
 - Handle: compiled code holds a handle. An operator finds the site and its present rates by this
   handle, so one graph serves all rates. ``note`` and ``observe`` declare that they change the
@@ -32,7 +34,7 @@ from .._torch import (
     transforming,
 )
 from ..axes.view import View
-from ..compiling import define_operator, differentiate, find, is_exporting
+from ..compiling import define_operator, differentiate, is_exporting, owner_of
 from .seeds import seeded
 from .site import (
     LiveSite,
@@ -102,7 +104,7 @@ def _other_input(x: Tensor, layer_input: Any) -> Tensor | None:
 
 def _entered(handle: Tensor, training: bool) -> LiveSite | None:
     """Count a call of the site of a handle; return the site if it acts in this call."""
-    site: LiveSite | None = find(handle)
+    site: LiveSite | None = owner_of(handle)
     if site is None:
         return None
     site.run.compiled = True
@@ -238,7 +240,7 @@ def regularize_gradients_op(
     if number == _NONE:
         of_input = [torch.zeros_like(layer_input)] if has_gradient(layer_input) else []
         return [_new(grad, grad), *of_input]
-    site: LiveSite | None = find(number)
+    site: LiveSite | None = owner_of(number)
     if site is None:
         raise RuntimeError("call backward before attached.remove(): compiled code needs its site")
 
@@ -353,7 +355,7 @@ def _fake_observe_gradient(grad: Tensor, ticket: Tensor, at: int) -> None:
 def observe_gradient(grad: Tensor, ticket: Tensor, at: int) -> None:
     """Hand a gradient to an observer; `ticket` holds the numbers of handle and call."""
     number, call = ticket.tolist()
-    site = find(number)
+    site = owner_of(number)
     if site is not None:
         watch: Any = site.watch
         see_grad(site, grad, at, call, watch.awaited)

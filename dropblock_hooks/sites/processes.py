@@ -1,4 +1,9 @@
-"""The processes of a distributed training."""
+"""The processes of a distributed training.
+
+The report and the findings with ``distributed=True`` are `gathered` from all of them. The title
+of the report has their number. If there are several, ``diagnosis.ranks`` compares their seeds, and
+``updates`` refuses regularizers that would draw other numbers in each.
+"""
 
 from typing import Any
 

@@ -1,4 +1,7 @@
-"""`Site`: the public interface to a site."""
+"""`Site`: the public interface to a site.
+
+An `Attachment` returns a `Site` in place of the `LiveSite`.
+"""
 
 from __future__ import annotations
 

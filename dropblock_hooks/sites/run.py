@@ -1,4 +1,7 @@
-"""The state that the sites of an attachment share, such as the time and the switches."""
+"""The state that the sites of an attachment share, such as the time and the switches.
+
+``attach`` makes a `Run`. The `Attachment`, the sites and their hooks all hold it.
+"""
 
 import copy
 from collections.abc import Iterable, Sequence
@@ -10,6 +13,7 @@ from torch import Tensor
 
 from ..axes.grids import Grids
 from ..findings import Finding
+from ..functional.measures import CALLS, EVALUATED, OFF, TRAINED
 from .board import Board
 from .counter import Counter
 from .history import Recorder
@@ -32,14 +36,21 @@ class Run:
     switched: bool = False  # whether `always`, `paused` or `enabled` was used
     stepped: bool = False  # whether `Attachment.step` was called
     fresh: bool = True  # whether no epoch has ended since attaching or loading
-    looked: bool = False  # whether the first training forward of this window was checked
-    writes: int | None = None  # to parameters, before the first training forward of this window
-    compiled: bool = False  # whether compiled code has called a site, so that calls are uncounted
+    early: int = 0  # the training calls before the first `step`, if that was ``step(0)``
+    late: list[Finding] = field(default_factory=list)  # that `step` came at the end of each epoch
+    checked: bool = False  # whether the first training forward of this window was checked
+    # how often each parameter, by its identity, had been written before the first training forward
+    # of this window, and of the window before
+    writes: dict[int, int] | None = None
+    last_writes: dict[int, int] | None = None
+    # whether torch.compile has traced a site: then counts wait on the boards, and calls of sites
+    # that are off are not counted
+    compiled: bool = False
     compiled_time: int = 0  # the times of calls in compiled code begin here
     first_calls: dict[str, int] = field(default_factory=dict)  # in the first forward, by site
     no_batch: list[Finding] = field(default_factory=list)  # of the first forward of this window
-    comparison: int | None = None  # the number under which other ranks can read the random seed
-    compared: bool = False  # whether the seed was compared with the seeds of all other ranks
+    seed_comparison: int | None = None  # under this number, other ranks can read the seed
+    seeds_compared: bool = False  # whether the seeds of all other ranks were read
     counter: Counter = field(default_factory=Counter)  # counts the forwards of the model
     keys: tuple[str, ...] = ()  # the keys of all sites
     told: set[tuple[str, str]] = field(default_factory=set)  # reported findings: site and kind
@@ -49,8 +60,9 @@ class Run:
     shared: dict[str, Any] = field(default_factory=dict)  # the state that observers share
     history: Recorder = field(default_factory=Recorder)  # of the epochs that have ended
     sites: tuple[Any, ...] = ()  # all sites, in the order of the spec
-    model_hook: Any = None  # the hook of the model, which leaves a compiled model
-    ticker: Any = None  # the clock of a Watchdog whose model is compiled with its hooks
+    # the `ModelHook`, which removes itself from a compiled model after its checks
+    model_hook: Any = None
+    ticker: Any = None  # the `Ticker`, which says when a `Watchdog` looks at compiled code
     boards: dict[torch.device, Board] = field(default_factory=dict)  # the boards of compiled code
 
     def __getstate__(self) -> dict[str, Any]:
@@ -63,6 +75,8 @@ class Run:
             "scaler": False if self.scaler is False else None,  # a GradScaler is not saved
             "told": {*self.told, (".", "not_trained")},
             "optimizers": [],
+            "writes": None,
+            "last_writes": None,
             "always": False,
             "boards": {},
             "seeds": None,
@@ -100,30 +114,37 @@ class Run:
                 site.observed.write()
 
     def take_counts(self, only: Any = None) -> None:
-        """Move the counts of compiled code to the counters of all sites, or of the site `only`."""
+        """Move counts to the counters of all sites, or of the site `only`.
+
+        These are the calls that hooks have only counted, and the counts of compiled code.
+        """
+        for site in self.sites if only is None else (only,):
+            site.take_skipped()
         if not self.compiled:
             return
         for board in self.boards.values():
-            board.take(only)
+            board.move_counts(only)
         if only is None or only.observed is not None:
-            self._take_observed()
+            self._take_observed()  # of all observers, because they share `compiled_time`
 
     def _take_observed(self) -> None:
         """Move the counts of compiled code for observers to their states."""
         observing = [site for site in self.sites if site.observed is not None]
+        observing.sort(key=lambda site: site.layer_number)
         places = _order_of_returns([site.name for site in observing])
+        times_of_step = 2 * (len(observing) + 1)  # of a forward and its backward
         calls = 0
         for site, place in zip(observing, places, strict=True):
-            counted = site.observed.take(place, len(observing), self.compiled_time)
+            counted = site.observed.pop_counts(place, times_of_step, self.compiled_time)
             if counted is None:
                 continue
-            _, _, trained, evaluated, off, calls_seen, *_ = counted.values
-            site.tally.trained += round(trained)
-            site.tally.evaluated += round(evaluated)
-            site.tally.off += round(off)
-            site.tally.active += site.watch.take(counted, site.observed.state.device)
-            calls = max(calls, round(calls_seen))
-        self.compiled_time += (calls + 1) * 2 * (len(observing) + 1)
+            values = counted.values
+            site.tally.trained += round(values[TRAINED])
+            site.tally.evaluated += round(values[EVALUATED])
+            site.tally.off += round(values[OFF])
+            site.tally.active += site.watch.add_compiled(counted, site.observed.state.device)
+            calls = max(calls, round(values[CALLS]))
+        self.compiled_time += (calls + 1) * times_of_step
 
     def check_installed(self) -> None:
         """Raise RuntimeError if the attachment was removed."""
@@ -141,19 +162,20 @@ class Run:
             if site.observed is not None:
                 site.observed.begin_epoch()
         self.history.close(sites, [site.tally.closed for site in sites])
-        self.looked = False
+        self.checked = False
+        self.last_writes = self.writes
         self.writes = None
 
     def loss_scale(self, device: torch.device) -> float | Tensor:
         """Return the factor of the loss, without waiting for the device."""
-        return loss_scale(self.scaler, device)
+        return loss_scale(self.scaler, device) if self.scaler else 1.0
 
 
 def _order_of_returns(names: Sequence[str]) -> list[int]:
     """Return the place of each layer in the order in which the layers return.
 
-    A layer returns after all layers inside it. In ``names`` it comes before the layers inside it,
-    as in ``named_modules``.
+    A layer returns after all layers inside it. The names are in the order of the model, so a layer
+    comes before the layers inside it.
     """
     prefixes = [f"{name}." if name else "" for name in names]
     last_inside = [_last_that_starts_with(prefix, prefixes) for prefix in prefixes]

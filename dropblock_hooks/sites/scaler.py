@@ -1,4 +1,8 @@
-"""The GradScaler of the training loop, which multiplies the loss, and its scale."""
+"""The GradScaler of the training loop, which multiplies the loss, and its scale.
+
+Setting `Attachment.grad_scaler` puts the scaler into the `Run`. The bounds of gradients are
+multiplied by its scale, which `Run.loss_scale` returns.
+"""
 
 from typing import Any
 

@@ -2,7 +2,7 @@
 
 In a block of `Attachment.same_masks` each call of a site draws a number from torch's generator of
 the CPU. The number of its first call is the seed of the site in this block. Every call runs with
-generators that begin at this seed.
+generators that begin at this seed. The function `act` asks `Seeds.seed_of` for it.
 
 A checkpoint restores the generator when it runs a forward again, perhaps after the block. So the
 repeated call draws the same number, and this number finds the seed.

@@ -1,5 +1,7 @@
 """Gradients that FSDP2 or tensor parallelism has spread over processes, and their norms.
 
+``updates`` calls these functions for the gradients of a step.
+
 Such a gradient is a DTensor. A regularizer gets its local tensor, the part on this process, and
 changes the local tensor in place. The norms of the parts are reduced over the processes to the norm
 of the whole gradient. All processes must make the same reductions in the same order. Therefore no
@@ -38,8 +40,8 @@ class Shards:
         """Return the shards of a parameter that is a DTensor."""
         return cls(parameter.device_mesh, tuple(parameter.placements))
 
-    def whole_norms(self, norms: Tensor, norm_type: float, by_rows: bool) -> Tensor:
-        """Return the norms of whole gradients, or of their rows, from the norms of the parts."""
+    def reduce_norms(self, norms: Tensor, norm_type: float, by_rows: bool) -> Tensor:
+        """Reduce the norms of parts over the processes to norms of whole gradients, or of rows."""
         device = norms.device
         for axis, placement in enumerate(self.placements):
             if placement.is_replicate() or (by_rows and placement.dim == 0):
@@ -70,7 +72,7 @@ def _reduced(norms: Tensor, norm_type: float, group: Any) -> Tensor:
     return whole
 
 
-def part_of(parameter: Any) -> tuple[Tensor, Shards | None]:
+def local_gradient(parameter: Any) -> tuple[Tensor, Shards | None]:
     """Return the part of a parameter's gradient on this process, and how the gradient is spread.
 
     A gradient with other placements than the parameter is redistributed first, because its parts
@@ -95,47 +97,52 @@ def local_part(x: Any) -> Tensor:
     return local if wait is None else wait()  # type: ignore[no-any-return]
 
 
-def whole_norms(entry: Sequence[Any], norm_type: float) -> Tensor:
-    """Return the norm of each gradient of an entry, on the device of the first gradient.
+def norms_of_whole(
+    tensors: Sequence[Tensor], shards: Sequence[Shards | None], norm_type: float
+) -> Tensor:
+    """Return the norms of whole gradients, or of whole parameters, on the device of the first one.
 
     Args:
-        entry: the gradients that one entry of the spec regularizes, each a ``_Held`` of
-            `sites.updates`.
+        tensors: the parts on this process.
+        shards: for each tensor, how the whole one is spread over processes; None if it is whole.
         norm_type: the order of the norm.
     """
-    norms = foreach.norms_of([held.grad for held in entry], norm_type)
+    norms = foreach.norms_of(tensors, norm_type)
     positions: dict[Shards, list[int]] = defaultdict(list)
-    for i, held in enumerate(entry):
-        if held.shards is not None:
-            positions[held.shards].append(i)
+    for i, spread in enumerate(shards):
+        if spread is not None:
+            positions[spread].append(i)
     if not positions:
         return norms
 
     norm_list = list(norms.unbind())
-    for shards, places in positions.items():
+    for spread, places in positions.items():
         parts = torch.stack([norm_list[i] for i in places])
-        whole = shards.whole_norms(parts, norm_type, by_rows=False)
+        whole = spread.reduce_norms(parts, norm_type, by_rows=False)
         for i, norm in zip(places, whole.unbind(), strict=True):
             norm_list[i] = norm
     return torch.stack(norm_list)
 
 
-def in_lists(entry: Sequence[Any]) -> list[list[Any]]:
+def sharded_lists(entry: Sequence[Any]) -> list[list[Any]]:
     """Return lists of the sharded gradients of an entry that are regularized together.
 
     The gradients of a list have the same shards, dtype, device and rates. All of them have the same
-    number of axes: none, one, or more than one. `entry` is described in `whole_norms`.
+    number of axes: none, one, or more than one.
+
+    Args:
+        entry: the gradients, each a ``_Held`` of `sites.updates`.
     """
     lists: dict[Any, list[list[Any]]] = {}
     elements: dict[Any, int] = defaultdict(int)
     for held in entry:
         rates = tuple(held.site.values.items())
         key = held.shards, held.grad.dtype, held.grad.device, rates, min(held.grad.ndim, 2)
-        parts = lists.setdefault(key, [[]])
+        alike = lists.setdefault(key, [[]])
         size = held.parameter.numel()  # of the whole gradient
-        if parts[-1] and elements[key] + size > foreach.LARGEST:
-            parts.append([])
+        if alike[-1] and elements[key] + size > foreach.MOST_ELEMENTS:
+            alike.append([])
             elements[key] = 0
-        parts[-1].append(held)
+        alike[-1].append(held)
         elements[key] += size
-    return [part for parts in lists.values() for part in parts]
+    return [several for alike in lists.values() for several in alike]

@@ -1,4 +1,8 @@
-"""A site: one regularizer on one layer, with its state, its counts and its calls."""
+"""A site: one regularizer on one layer, with its state, its counts and its calls.
+
+In eager mode, a `SiteHook` calls `act` in each forward in which the site acts. An `ObserveHook`
+calls `see` in each one that is measured.
+"""
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +28,7 @@ from .._torch import (
 )
 from ..axes.facts import Facts
 from ..axes.reader import Reader
-from ..axes.view import PLAIN, View
+from ..axes.view import WITH_CHANNELS_FIRST, View
 from ..compiling import is_exporting, new_handle
 from ..functional.cells import MOST_RATES
 from ..observers.base import Awaited, Seen, Watch
@@ -83,17 +87,19 @@ class LiveSite:
         of_parameter = target.kind.of_parameters
         self.reader = Reader(item, facts, run.grids, of_parameter=of_parameter)
         self.order = 0  # the number of the site in the attachment
+        self.layer_number = target.layer_number  # in the order of the model
         self.position = (0, 0)  # the numbers of the entry and of the regularizer in the entry
         self.selector = key  # the selector of the entry
 
         # all counts; counts of compiled code are moved here when `counter` is read
         self.tally = Counter()
-        self.samples: int | None = None  # the length of axis 0 of the last tensor, if it matters
+        # the length of axis 0 of the last tensor, to find layers whose axis 0 is not the batch
+        self.samples: int | None = None
         self.rose = False  # whether the rate was ever above 0
         self.differentiable = True  # whether the last tensor may get a gradient
         self.anchor: Any = None  # the value of an anchored parameter at attaching
         self.anchored_at: int | None = None  # the version of the parameter then; None if loaded
-        self.frozen = False  # whether the parameter got no gradient at the last look
+        self.frozen = False  # whether the parameter got no gradient when it was last read
 
         # the tensors of the site on the board, after compiled code has called the site
         self.cells: Any = None
@@ -101,6 +107,7 @@ class LiveSite:
         self.gradient_counts: Any = None
         self.norm_cells: Any = None
         self.observed: Observed | None = None  # the tensors of an observer
+        # what compiled code measures for an observer; see `read_layer`
         self.finds_dead = False
         self.reads_batches = False
         self.guesses_channels = False
@@ -114,9 +121,9 @@ class LiveSite:
         Bounds of accumulated gradients need no scale, because a GradScaler has unscaled these.
         """
         run = self.run
-        if run.looked or run.scaler is not None:
+        if run.checked or run.scaler is not None:
             return
-        if self.regularizer.reads_grad_scale and not self.regularizer.accumulates:
+        if self.regularizer.reads_grad_scale and not self.accumulates:
             run.in_float16 |= is_under_float16_autocast(device)
 
     def set_regularizer(self, regularizer: Regularizer) -> None:
@@ -124,13 +131,17 @@ class LiveSite:
         values = regularizer.values(self.run.epoch)
         # sites share no regularizer, because compiled code would have guards on it
         self.regularizer = copy.copy(regularizer)
-        self.bound: Any = self.regularizer.bind()  # the callable
+        # what is called with a tensor and `Now`; of an observer, its `Watch`
+        self.bound: Any = self.regularizer.bind()
         self.watch: Watch | None = self.bound if isinstance(self.bound, Watch) else None
         self.of_gradients = regularizer.acts_on == "gradient"
+        self.accumulates = regularizer.accumulates
         self.draws = regularizer.random and not self.of_gradients  # numbers for activations
         self.has_map = regularizer.spatial is not None
         self.reads_axes = self.has_map or regularizer.channelwise
-        self.counted: Any = regularizer.counted()  # what compiled code calls in place of `apply`
+        self.has_share = regularizer.has_share
+        # what compiled code calls in place of `apply`, and which adds to the counts
+        self.counting_apply: Any = regularizer.counted()
         self.note_scaler()
         self.moves = any(map(is_moving, regularizer.rates.values()))
         self.always = regularizer.active == "always"
@@ -145,7 +156,8 @@ class LiveSite:
         # whether it becomes a part of compiled graphs; otherwise an operator there calls Python
         self.traced = regularizer.traced and len(regularizer.rates) <= MOST_RATES
         if self.scaled and not has_scale_tensor(scaler):
-            self.traced = False  # torch's own GradScaler has a tensor, which a graph can read
+            # a graph reads the scale from a tensor, which only torch's own GradScaler has
+            self.traced = False
 
     def move(self, values: dict[str, float]) -> None:
         """Set other values, in a new dict, because a pending backward may hold the old dict."""
@@ -187,8 +199,8 @@ class LiveSite:
         board = self.run.board_on(device)
         for site in self.run.sites:
             if site.cells is None:  # equal blocks share compiled code only if all have tensors
-                site.take_place(board)
-        self.take_place(board)
+                site.use_tensors_of(board)
+        self.use_tensors_of(board)
         scaler = self.run.scaler
         if self.scaled and has_scale_tensor(scaler) and scale_tensor(scaler) is None:
             scaler.scale(torch.zeros((), device=device))  # makes the scaler create its tensor
@@ -230,9 +242,9 @@ class LiveSite:
     @constant_when_traced
     def note_no_shortcut(self) -> None:
         """Warn, once for an attachment, of a layer without a shortcut of the same shape."""
-        told = self.run.shared.setdefault("no shortcut", set())
-        if not told:
-            told.add(self.key)
+        shared = self.run.shared
+        if not shared.get("no shortcut was told"):
+            shared["no shortcut was told"] = True
             warn(messages.NO_SHORTCUT.format(site=self.key))
 
     @constant_when_traced
@@ -249,8 +261,8 @@ class LiveSite:
             if site.observed is None and site.traced and site.watch is not None:
                 site.observed = Observed(site, device)
 
-    def note_layer(self, module: nn.Module, parameter: str | None, together: bool) -> None:
-        """Let the observer look at the layer, and note which numbers compiled code measures.
+    def read_layer(self, module: nn.Module, parameter: str | None, together: bool) -> None:
+        """Let the observer read the layer, and find out which numbers compiled code measures.
 
         Sharded parameters are read only if all processes call this `together`, as in a step.
         """
@@ -260,13 +272,13 @@ class LiveSite:
         observer = watch.observer
         if observer.reads_parameters and not together and holds_shards(module):
             return
-        observer.look(watch.open, module, parameter)
+        observer.read_layer(watch.open, module, parameter)
         self.finds_dead = observer.finds_dead(watch.open)
         self.reads_batches = observer.reads_given and "running" in watch.open
         self.guesses_channels = isinstance(observer, Watchdog)
         self.compares_input = observer.compares_input
 
-    def take_place(self, board: Board) -> None:
+    def use_tensors_of(self, board: Board) -> None:
         """Use the tensors of the site on a board."""
         self.cells = board.cells[self.order]
         self.counts = board.counts[self.order]
@@ -313,13 +325,24 @@ class LiveSite:
                 self.tally.evaluated += 1
         if training:
             return run.installed and run.enabled
+        # `acts` alone would do; this is faster in evaluation
         return (self.always or run.always) and self.acts(False)
+
+    def take_skipped(self) -> None:
+        """Add the calls that the hook of an observer has only counted to all other counts."""
+        watch = self.watch
+        if watch is None:
+            return
+        calls = watch.take_skipped()
+        self.tally.trained += calls
+        if watch.observer.sees_values:
+            self.tally.active += calls
 
     def count_idle(self, elements: int, training: bool) -> None:
         """Count a call at rate 0, which runs nothing. Calls under ``always()`` are not counted."""
         if graph_task() == NO_TASK and (training or self.always):
             self.tally.active += 1
-            if self.regularizer.has_share or self.tally.total:  # if elements are counted at all
+            if self.has_share or self.tally.total:  # if elements are counted at all
                 self.tally.total += elements
 
     def acts(self, training: bool) -> bool:
@@ -443,7 +466,7 @@ def perform(
         if view is None:
             view = site.reader.view(x)
         now.layout = view.layout
-        plain = not site.reads_axes or view in PLAIN
+        plain = not site.reads_axes or view in WITH_CHANNELS_FIRST
         maps = x if plain else channels_first(site, x, view, now)
 
         result = site.bound(maps, now)
@@ -458,21 +481,21 @@ def perform(
     if counts:
         size = maps.shape[2:] if site.has_map else None
         site.tally.add(affected, maps.numel(), site.counted_rate, size, now.norms)
-    return y if plain else in_place_of(x, y, maps, view)
+    return y if plain else with_axes_of(x, y, maps, view)
 
 
 def channels_first(site: LiveSite, x: Tensor, view: View, now: Now) -> Tensor:
     """Return a tensor with the channels on axis 1; also move the axes of the layer's input."""
     if site.regularizer.needs_input and getattr(now.input, "shape", None) == x.shape:
-        now.input = view.take(now.input)
-    return view.take(x)
+        now.input = view.to_maps(now.input)
+    return view.to_maps(x)
 
 
-def in_place_of(x: Tensor, y: Tensor, maps: Tensor, view: View) -> Tensor:
+def with_axes_of(x: Tensor, y: Tensor, maps: Tensor, view: View) -> Tensor:
     """Return the result `y` for `maps` with the axes of `x`; or `x` if nothing has changed."""
     if y is maps:
         return x
-    return y if maps is x else view.put(y, x)
+    return y if maps is x else view.from_maps(y, x)
 
 
 def _refuse_result(result: Any, maps: Tensor) -> NoReturn:
@@ -489,8 +512,16 @@ def name_site(
 ) -> None:
     """Raise a SiteError for a TypeError or a ValueError; add a note to another error."""
     if isinstance(error, TypeError | ValueError):
-        raise site.error(error) from error
+        raise site.error(f"{error}{_meant_rate(error, site.regularizer)}") from error
     add_note(error, site.error(note))
+
+
+def _meant_rate(error: Exception, regularizer: Regularizer) -> str:
+    """Return what to write if ``apply`` has calculated with a schedule; "" for other errors."""
+    for name, rate in regularizer.rates.items():
+        if callable(rate) and type(rate).__name__ in str(error):
+            return f": read now.{name} in apply, not self.{name}"
+    return ""
 
 
 def may_get_grad(x: Tensor) -> bool:
@@ -522,8 +553,14 @@ def regularize_grad(
 
 
 def is_due(site: LiveSite, training: bool) -> bool:
-    """Count a call for an observer, or a gradient of a parameter; return whether to measure it."""
+    """Count a call for an observer, or a gradient of a parameter; return whether to measure it.
+
+    The tally of a site counts each call of an observer of values: here if it is not due, and in
+    `see` if it is. For an observer that sees only gradients, `see_grad` counts those that are
+    measured. For one that sees neither, `see` counts.
+    """
     watch: Any = site.watch
+    site.take_skipped()
     due: bool = watch.enter(training, site.run.shared)
     if not due and watch.observer.sees_values:
         site.tally.add(None, 0, 0.0)
@@ -574,6 +611,7 @@ def see_grad(
     """Hand a gradient to an observer, and count it if the observer sees no values."""
     run = site.run
     observer = site.bound.observer
+    site.take_skipped()  # an observer may note the number of the last call
     if awaited is not None:
         awaited.came = True
     if grad is None or not (has_data(grad) and run.installed and run.enabled):

@@ -1,4 +1,7 @@
-"""A clock for a model whose hooks are part of compiled code, which counts without Python."""
+"""A clock for a model whose hooks are part of compiled code, which counts without Python.
+
+A `ModelHook` starts it if there is a `Watchdog`.
+"""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -35,8 +38,8 @@ class Ticker:
         if parameter is None:
             return
 
-        turns = chain.from_iterable(_turns(wait, due, leave_out))
-        hook = partial(next, turns)
+        countdown = chain.from_iterable(_countdowns(wait, due, leave_out))
+        hook = partial(next, countdown)
         self._handle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]  # torch's
 
     def stop(self) -> None:
@@ -46,10 +49,10 @@ class Ticker:
             self._handle = None
 
 
-def _turns(
+def _countdowns(
     wait: Callable[[], int], due: Callable[[], None], leave_out: int
 ) -> Iterator[Iterator[None]]:
-    """Yield iterators of None. Each iterator ends when the function is due."""
+    """Yield iterators of None. When one of them ends, the function is due."""
     yield repeat(None, leave_out + wait() - 1)
     while True:
         due()

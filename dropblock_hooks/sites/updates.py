@@ -1,29 +1,41 @@
-"""Regularizes accumulated gradients once per update, when the optimizer begins its step."""
+"""Regularizes accumulated gradients once per update, when the optimizer begins its step.
 
+The setter of `Attachment.optimizer` calls `use_optimizers`. It puts a hook on each optimizer, which
+torch calls before each step.
+"""
+
+import functools
 import weakref
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .._torch import do_not_compile
+from .._torch import NO_PARAMETERS, PARAMETERS, do_not_compile
+from ..axes.view import OF_PARAMETER
 from ..functional import foreach
 from ..functional.foreach import common_norm
 from ..functional.gradients import group_norm
-from ..quoting import kind_of, listed
+from ..quoting import listed, shown
 from ..regularizers.base import Now
-from ..regularizers.gradients import ClipGradNorm
+from ..regularizers.gradients import AdaptiveClipGrad, ClipGradNorm
 from ..regularizers.memory import WithMemory
-from ..selectors.wrappers import is_distributed, is_gathered, shard_refusal
+from ..selectors.wrappers import (
+    MANAGED,
+    is_distributed,
+    is_gathered,
+    is_managed,
+    shard_refusal,
+)
 from . import memories, shards
 from .counter import JointCounts
 from .processes import world_size
 from .run import Run
 from .scaler import as_factor
-from .shards import Shards, local_part, part_of, whole_norms
+from .shards import Shards, local_gradient, local_part, norms_of_whole
 from .site import NOT_DENSE, LiveSite, Rates, name_site, regularize_grad
 
 _WRAPPED = ("_base_optimizer", "base_optimizer", "_optimizer", "original_optimizer", "optimizer")
@@ -41,6 +53,45 @@ class _Held(NamedTuple):
     parameter: Tensor
     grad: Tensor
     shards: Shards | None
+
+
+_held_of: Callable[[tuple[Any, ...]], _Held] = functools.partial(tuple.__new__, _Held)
+"""Makes a `_Held` from its fields. A call of the class runs Python, which takes longer."""
+
+
+class _Place:
+    """The module that holds the parameter of a site, and what is known about the parameter.
+
+    Attributes:
+        module: the module, as a weak reference.
+        hook: the hook of the site.
+        site: the site.
+        local: the name of the parameter in the module.
+        plain: returns the parameter, if it is an ordinary one, for which `_refusal` has no reason
+            and which has no shards; otherwise an object that is no parameter. It is a weak
+            reference, because the optimizer may live longer than the model.
+    """
+
+    def __init__(self, module: weakref.ref[nn.Module], hook: Any) -> None:
+        self.module = module
+        self.hook = hook
+        self.site: LiveSite = hook.site
+        self.local: str = hook.local
+        self.plain: Callable[[], Any] = _no_parameter
+
+    def find(self, module: nn.Module) -> Any:
+        """Return the parameter that the module holds now, or None; note whether it is plain."""
+        regularizer = self.site.regularizer
+        parameter = self.hook.held(module)
+        is_allowed = bool(regularizer.parts) and not regularizer.random
+        is_plain = type(parameter) in foreach.PLAIN_TYPES and not is_managed(module)
+        self.plain = weakref.ref(parameter) if is_allowed and is_plain else _no_parameter
+        return parameter
+
+
+def _no_parameter() -> Any:
+    """Return an object that no module holds, in place of an ordinary parameter."""
+    return _no_parameter
 
 
 def checked_optimizers(optimizers: Any) -> list[Optimizer]:
@@ -67,9 +118,21 @@ def _innermost(optimizer: Any) -> Optimizer:
     if not isinstance(optimizer, Optimizer):
         raise TypeError(
             "optimizer must be a torch.optim.Optimizer, or a list of several, got "
-            f"{kind_of(optimizer)}"
+            f"{_wrong_optimizer(optimizer)}: write optimizer={_meant_optimizer(optimizer)}"
         )
     return optimizer
+
+
+def _wrong_optimizer(value: Any) -> str:
+    """Name a value that is no optimizer."""
+    return f"the class {value.__name__}" if isinstance(value, type) else shown(value)
+
+
+def _meant_optimizer(value: Any) -> str:
+    """Return what to write instead of a value that is no optimizer."""
+    is_class = isinstance(value, type) and issubclass(value, Optimizer)
+    name = value.__name__ if is_class else "torch.optim.SGD"
+    return f"{name}(model.parameters(), lr=...), the object whose step() you call"
 
 
 def use_optimizers(
@@ -113,7 +176,7 @@ class StepHooks:
     """The hooks of an optimizer: they regularize the gradients when its step begins.
 
     A step may call the step of a parent class, and torch calls the hooks in both. `began` is True
-    if the present step has already regularized the gradients.
+    if the present step has already regularized the gradients. A forward sets it to False.
 
     Args:
         optimizer: the optimizer that gets the hooks.
@@ -124,7 +187,7 @@ class StepHooks:
     def __init__(
         self, optimizer: Optimizer, sites: Sequence[tuple[weakref.ref[nn.Module], Any]]
     ) -> None:
-        self.sites = sites
+        self.places = [_Place(module, hook) for module, hook in sites]
         self.began = False
         self._optimizer = weakref.ref(optimizer)
         self._handles = (
@@ -142,10 +205,6 @@ class StepHooks:
         for handle in self._handles:
             handle.remove()
 
-    def forget(self) -> None:
-        """Forget a step that has raised an error, because its end was not seen."""
-        self.began = False
-
     def _before(
         self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, dict[str, Any]] | None:
@@ -155,13 +214,13 @@ class StepHooks:
         self.began = True
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if not callable(closure):
-            _regularize(self.sites, optimizer)
+            _regularize(self.places, optimizer)
             return None
 
         def evaluated(*closure_args: Any, **closure_kwargs: Any) -> Any:
             loss = closure(*closure_args, **closure_kwargs)
             self.began = True  # the forward in the closure has set it to False
-            _regularize(self.sites, optimizer)
+            _regularize(self.places, optimizer)
             return loss
 
         if "closure" in kwargs:
@@ -174,33 +233,33 @@ class StepHooks:
 
 @do_not_compile  # a compiled step runs this in eager mode
 @torch.no_grad()
-def _regularize(hooks: Sequence[Any], optimizer: Any) -> None:
+def _regularize(places: Sequence[_Place], optimizer: Any) -> None:
     """Regularize the gradients of the parameters that an optimizer is about to update."""
-    entries = _entries(hooks, optimizer)
+    if not _are_on(places):
+        return
+    entries = _entries(places, optimizer)
 
     # a fused optimizer gets gradients of the scaled loss, and the scale
     scale = getattr(optimizer, "grad_scale", None)
-    devices = {held.grad.device for entry in entries for held in entry}
-    scales = {device: as_factor(scale, device) for device in devices}
+    scale_on = functools.cache(functools.partial(as_factor, scale))
 
-    for entry in map(_still_updated, entries):
+    for number, entry in enumerate(entries):
+        if number > 0:
+            entry = _still_updated(entry)
         if not entry:
             continue
-        norm = {}
-        regularizer = entry[0].site.regularizer
-        if isinstance(regularizer, WithMemory):
-            norms = whole_norms(entry, 2.0)
+        if isinstance(entry[0].site.regularizer, WithMemory):
+            norms = norms_of_whole(_grads_of(entry), _shards_of(entry), 2.0)
             # a fused optimizer itself leaves out updates that are not finite
             found_inf = getattr(optimizer, "found_inf", None)
-            memories.regularize(entry, norms, scales[norms.device], found_inf)
+            memories.regularize(entry, norms, scale_on(norms.device), found_inf)
             continue
-        if isinstance(regularizer, ClipGradNorm) and regularizer.group:
-            norm["common_norm"] = _common_norm(entry, regularizer.norm_type)
+        common = _common_norms(entry)
         lists, others = _in_lists(entry)
         for held in others:
-            _regularize_one(held, norm, scales[held.grad.device])
+            _regularize_one(held, common, scale_on(held.grad.device))
         for several in lists:
-            _regularize_all(several, norm, scales[several[0].grad.device])
+            _regularize_all(several, common, scale_on(several[0].grad.device))
 
 
 def _still_updated(entry: list[_Held]) -> list[_Held]:
@@ -208,23 +267,55 @@ def _still_updated(entry: list[_Held]) -> list[_Held]:
     return [held for held in entry if held.parameter.grad is not None]
 
 
-def _entries(hooks: Sequence[Any], optimizer: Any) -> list[list[_Held]]:
-    """Return the gradients to regularize, in a list for each regularizer of an entry."""
-    updated = updated_by(optimizer)
+def _entries(places: Sequence[_Place], optimizer: Any) -> list[list[_Held]]:
+    """Return the gradients to regularize, in a list for each regularizer of an entry.
+
+    It calls no function of Python for a parameter that is the same as in the last update.
+    """
     entries: dict[Any, list[_Held]] = defaultdict(list)
-    for reference, hook in hooks:
-        module = reference()
-        if module is None or not hook.site.acts(module.training):
+    updated = updated_by(optimizer)
+    for place in places:
+        module = place.module()
+        site = place.site
+        if module is None or not (module.training or site.is_on(False)):
             continue
-        parameter = hook.held(module)
-        if parameter is None or parameter.grad is None or id(parameter) not in updated:
+
+        attributes = vars(module)
+        parameter = attributes.get(PARAMETERS, NO_PARAMETERS).get(place.local)
+        plain = place.plain()
+        if parameter is not plain or MANAGED in attributes:
+            parameter = place.find(module)
+            plain = place.plain()
+        if id(parameter) not in updated:
             continue
-        refusal = _refusal(module, hook.site, parameter)
-        if refusal is not None:
-            raise hook.site.error(refusal)
-        held = _Held(hook.site, parameter, *part_of(parameter))
-        entries[hook.site.position].append(held)
+        grad = parameter.grad
+        if grad is None:
+            continue
+
+        parts = None
+        are_plain = parameter is plain and type(grad) is Tensor
+        if not are_plain or grad.layout is not torch.strided:
+            grad, parts = _checked_gradient(module, site, parameter)
+        entries[site.position].append(_held_of((site, parameter, grad, parts)))
     return list(entries.values())
+
+
+def _are_on(places: Sequence[_Place]) -> bool:
+    """Return whether the attachment of these places is switched on."""
+    if not places:
+        return False
+    run: Run = places[0].site.run
+    return run.installed and run.enabled
+
+
+def _checked_gradient(
+    module: nn.Module, site: LiveSite, parameter: Any
+) -> tuple[Tensor, Shards | None]:
+    """Return the gradient on this process, and its shards; SiteError if it can't be regularized."""
+    refusal = _refusal(module, site, parameter)
+    if refusal is not None:
+        raise site.error(refusal)
+    return local_gradient(parameter)
 
 
 def _refusal(module: nn.Module, site: LiveSite, parameter: Any) -> str | None:
@@ -239,50 +330,96 @@ def _refusal(module: nn.Module, site: LiveSite, parameter: Any) -> str | None:
     return shard_refusal(module, acts_on_parts=bool(parts), once=True)
 
 
-def _common_norm(entry: Sequence[_Held], norm_type: float) -> Tensor:
-    """Return one norm over all gradients of an entry."""
-    if all(held.shards is None for held in entry):
-        return common_norm([held.grad for held in entry], norm_type)
-    return group_norm(whole_norms(entry, norm_type), norm_type, "tensor").reshape(())
+def _grads_of(entry: Sequence[_Held]) -> list[Tensor]:
+    """Return the gradients of an entry, of sharded ones the parts on this process."""
+    return [held.grad for held in entry]
+
+
+def _parameters_of(entry: Sequence[_Held]) -> list[Tensor]:
+    """Return the parameters of an entry, of sharded ones the parts on this process."""
+    parameters = [held.parameter for held in entry]
+    if not [held for held in entry if held.shards is not None]:
+        return parameters
+    return [local_part(parameter) for parameter in parameters]
+
+
+def _shards_of(entry: Sequence[_Held]) -> list[Shards | None]:
+    """Return how the gradients of an entry are spread over processes."""
+    return [held.shards for held in entry]
+
+
+def _common_norms(entry: Sequence[_Held]) -> Rates:
+    """Return the norms over a whole entry that its regularizer reads from `Now`, by name."""
+    regularizer = entry[0].site.regularizer
+    if not isinstance(regularizer, ClipGradNorm | AdaptiveClipGrad) or not regularizer.group:
+        return {}
+    spread = _shards_of(entry)
+    norm_type = regularizer.norm_type
+    norms = {"common_norm": _common_norm(_grads_of(entry), spread, norm_type)}
+    if isinstance(regularizer, AdaptiveClipGrad):
+        parameters = _parameters_of(entry)
+        norms["common_weight_norm"] = _common_norm(parameters, spread, norm_type)
+    return norms
+
+
+def _common_norm(
+    tensors: Sequence[Tensor], spread: Sequence[Shards | None], norm_type: float
+) -> Tensor:
+    """Return one norm over all gradients, or all parameters, of an entry."""
+    if not [shards for shards in spread if shards is not None]:
+        return common_norm(tensors, norm_type)
+    norms = norms_of_whole(tensors, spread, norm_type)
+    return group_norm(norms, norm_type, "tensor").reshape(())
 
 
 def _in_lists(entry: Sequence[_Held]) -> tuple[list[list[_Held]], list[_Held]]:
     """Return lists of gradients that are regularized together, and the remaining gradients."""
     if not entry[0].site.regularizer.acts_on_all:
         return [], list(entry)
-    sharded = shards.in_lists([held for held in entry if held.shards is not None])
-    together, others = _whole_in_lists([held for held in entry if held.shards is None])
+    whole = [held for held in entry if held.shards is None]
+    together, others = _whole_in_lists(whole)
+    if len(whole) == len(entry):
+        return together, others
+    sharded = shards.sharded_lists([held for held in entry if held.shards is not None])
     return sharded + together, others
 
 
 def _whole_in_lists(entry: Sequence[_Held]) -> tuple[list[list[_Held]], list[_Held]]:
-    """Do the same for gradients that are not sharded."""
-    if any(type(held.parameter) not in foreach.PLAIN for held in entry):
+    """Return the same as `_in_lists`, for gradients that are not sharded."""
+    if not entry:
+        return [], []
+    kinds = {type(held.parameter) for held in entry}
+    if not kinds.issubset(foreach.PLAIN_TYPES):
         return [], list(entry)
-    rates = [tuple(held.site.values.items()) for held in entry]
-    lists, others = foreach.in_lists([held.grad for held in entry], rates)
+
+    first = entry[0].site.values
+    rates: list[Any] = [None] * len(entry)
+    if [held for held in entry if held.site.values != first]:
+        rates = [tuple(held.site.values.items()) for held in entry]
+
+    lists, others = foreach.positions_in_lists([held.grad for held in entry], rates)
     together = [[entry[i] for i in positions] for positions in lists]
     return together, [entry[i] for i in others]
 
 
-def _regularize_one(held: _Held, norm: Rates, scale: float | Tensor) -> None:
+def _regularize_one(held: _Held, common: Rates, scale: float | Tensor) -> None:
     """Regularize one gradient in place."""
     site = held.site
     grad = held.grad
-    rates = {**site.values, **norm}
+    rates = {**site.values, **common}
     now = {"grad_scale": scale, "parameter": local_part(held.parameter)}
-    new = regularize_grad(site, None, rates, grad, **now)
+    new = regularize_grad(site, OF_PARAMETER, rates, grad, **now)
     if new is not grad:
         grad.copy_(new)
 
 
-def _regularize_all(several: Sequence[_Held], norm: Rates, scale: float | Tensor) -> None:
+def _regularize_all(several: Sequence[_Held], common: Rates, scale: float | Tensor) -> None:
     """Regularize and count gradients that have the same device, dtype and rates."""
     site = several[0].site
     grads = [held.grad for held in several]
-    now = Now(grad_scale=scale, layout="parameter", **site.values, **norm)
-    now.parameters = [local_part(held.parameter) for held in several]
+    now = Now(grad_scale=scale, layout="parameter", **site.values, **common)
     now.shards = several[0].shards
+    now.parameters = _parameters_of(several)
     if site.regularizer.anchored:
         now.anchors = [held.site.anchor_of(held.parameter) for held in several]
     try:

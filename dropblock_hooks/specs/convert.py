@@ -1,5 +1,7 @@
 """Makes regularizers, schedules and selectors from the plain data of files, and the other way.
 
+A `Draft` reads a spec with these functions, and `Spec.to_plain` writes one.
+
 A regularizer or schedule is ``{Name: {field: value}}``, ``Name``, or the text of its repr,
 ``"DropBlock2d(p=0.1, block_size=3)"``. The text is parsed and never run.
 """
@@ -11,14 +13,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, get_args
 
-from ..checks import closest
-from ..quoting import quote, shown
-from ..registry import name_of, registered, stated_fields
+from ..checks import PROBABILITY, closest, own_name
+from ..quoting import listed, quote, shown
+from ..registry import is_number, name_of, registered, stated_fields
 from ..regularizers.base import Regularizer, hints_of
 from ..regularizers.foreign import Foreign
 from ..schedules import Schedule
 from .files import Keys
 
+_USUAL = ("Dropout", "DropBlock2d", "LinearSchedule")  # examples for arguments without a class
 _NUMBERS = ("inf", "nan")  # words that are values without quotes
 
 
@@ -45,6 +48,14 @@ def regularizer_from(value: Any, path: Keys) -> Any:
 def _built(base: type[Any], value: Any, path: Keys) -> Any:
     """Make an object of a registered class, from ``{Name: fields}`` or the text of a call."""
     kind = base.__name__.lower()
+    meant = with_name_first(value, base)
+    if meant:
+        raise PlainError((path, f"the name of the class comes first: write {meant}"))
+
+    missing = without_name(value, base)
+    if missing:
+        raise PlainError((path, f"the name of the class is missing: write {missing}"))
+
     stated: Any
     if isinstance(value, str):
         name, stated = _parsed(value, path)
@@ -53,8 +64,7 @@ def _built(base: type[Any], value: Any, path: Keys) -> Any:
         path = (*path, str(name))
     else:
         expected = f"expected a {kind} object or {{Name: {{field: value}}}}"
-        hint = f": write {value.__name__}(...)" if isinstance(value, type) else ""
-        raise PlainError((path, f"{expected}, got {shown(value)}{hint}"))
+        raise PlainError((path, f"{expected}, got {shown(value)}{_meant_object(value)}"))
 
     known = registered(base)
     if name not in known:
@@ -67,13 +77,57 @@ def _built(base: type[Any], value: Any, path: Keys) -> Any:
     return construct(known[name], stated, path)
 
 
+def _meant_object(value: Any) -> str:
+    """Return what to write in place of a class, a number or a schedule."""
+    if isinstance(value, type):
+        return f": write {value.__name__}(...)"
+    if isinstance(value, Schedule) or (is_number(value) and value in PROBABILITY):
+        return f": write the class of the rate, such as Dropout(p={quote(value)})"
+    return ": write a class with its arguments, such as Dropout(p=0.1)"
+
+
 def _known_names(name: Any, known: Iterable[str]) -> str:
-    """Return the names that resemble an unknown name, or else all names and what to do."""
+    """Return the names that resemble an unknown name, or else what to do and some names."""
+    _, _, last_word = str(name).rpartition(".")
+    if last_word in known:
+        return f" (write {last_word})"
     near = closest(str(name), known)
     if near:
         return near
-    names = ", ".join(known)
-    return f" (known: {names}); import the module of a class of your own first, which registers it"
+    names = listed(known, 5)
+    return f": import the module of a class of your own first, which registers it (known: {names})"
+
+
+def with_name_first(value: Any, base: type[Any] = Regularizer) -> str:
+    """Return what to write for ``{type: Name, field: value}``; "" if this is not the mistake."""
+    known = registered(base)
+    if not isinstance(value, Mapping) or any(key in known for key in value):
+        return ""
+
+    for key, name in value.items():
+        if isinstance(name, str) and name in known:
+            stated = {field: item for field, item in value.items() if field != key}
+            return quote({name: stated})
+    return ""
+
+
+def without_name(value: Any, base: type[Any] = Regularizer) -> str:
+    """Return what to write for ``{field: value}``; "" if the class is not what is missing."""
+    known = registered(base)
+    if not isinstance(value, Mapping) or not value or any(key in known for key in value):
+        return ""
+
+    usual = [name for name in _USUAL if name in known]
+    for name in (*usual, *known):
+        if value.keys() <= _arguments_of(known[name]):
+            arguments = ", ".join(f"{field}={quote(item)}" for field, item in value.items())
+            return f"{name}({arguments})"
+    return ""
+
+
+def _arguments_of(cls: Any) -> set[str]:
+    """Return the names of the arguments of a registered class."""
+    return {field.name for field in fields(cls) if field.init}
 
 
 def construct(cls: Any, stated: Mapping[Any, Any], path: Keys) -> Any:
@@ -91,7 +145,9 @@ def construct(cls: Any, stated: Mapping[Any, Any], path: Keys) -> Any:
         below = (*path, str(key))
         if key not in names:
             known = ", ".join(names)
-            hint = closest(str(key), names) or f" (fields: {known})"
+            meant = own_name(str(key), names)
+            near = f" (closest: {meant})" if meant else closest(str(key), names)
+            hint = near or f" (fields: {known})"
             faults.append((below, f"{cls.__name__} has no field {quote(key)}{hint}"))
             continue
 
@@ -155,27 +211,48 @@ def _parsed(text: str, path: Keys) -> tuple[str, Mapping[str, Any]]:
         ((name, stated),) = call.items()
     except (SyntaxError, ValueError, TypeError, AttributeError, RecursionError, MemoryError):
         problem = f"can't read {shown(text)}: expected Name(field=value, ...), in quotes"
+        short_call = _without_module(text)
         word = _without_quotes(text)
-        if word:
+        if short_call:
+            problem += f"; write {short_call}"
+        elif word:
             problem += f"; inside it, the word {word} needs quotes of its own, as in {word!r}"
         raise PlainError((path, problem)) from None
     return name, stated
 
 
-def _without_quotes(text: str) -> str:
-    """Find the first word in a call that needs quotes; "" without such a word."""
+def _nodes_of(text: str) -> list[ast.AST]:
+    """Return the parts of an expression, from the outside in; [] if it can't be parsed."""
     try:
         tree = ast.parse(text.strip(), mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return ""
+        return []
+    return list(ast.walk(tree))
 
-    nodes = list(ast.walk(tree))
-    called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
-    words = [node for node in nodes if isinstance(node, ast.Name)]
-    for word in words:
-        is_called = id(word) in called
-        if not is_called and word.id not in _NUMBERS:
-            return word.id
+
+def _without_module(text: str) -> str:
+    """Return what to write for ``module.Name(...)`` of a registered class; "" if there is none."""
+    for node in _nodes_of(text):
+        function = node.func if isinstance(node, ast.Call) else node
+        if isinstance(function, ast.Attribute) and function.attr in registered(object):
+            module = f"{ast.unparse(function.value)}."
+            short_call = ast.unparse(node).removeprefix(module)
+            return f"{short_call}, without {module}"
+    return ""
+
+
+def _without_quotes(text: str) -> str:
+    """Find the first word in a call that needs quotes; "" without such a word."""
+    nodes = _nodes_of(text)
+    names: list[ast.expr] = []  # of functions and modules, which need no quotes
+    for node in nodes:
+        if isinstance(node, ast.Call):
+            names.append(node.func)
+        elif isinstance(node, ast.Attribute):
+            names.append(node.value)
+    for node in nodes:
+        if isinstance(node, ast.Name) and node.id not in _NUMBERS and node not in names:
+            return node.id
     return ""
 
 

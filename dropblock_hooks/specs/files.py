@@ -1,4 +1,7 @@
-"""Reads plain data from YAML and JSON text, with the line of each YAML key."""
+"""Reads plain data from YAML and JSON text, with the line of each YAML key.
+
+`Draft.of_text` calls `read_yaml` and `read_json`.
+"""
 
 import itertools
 import json
@@ -19,6 +22,12 @@ _MOST_NODES = 100_000
 _MOST_LEVELS = 100
 _TOO_MANY = f"it has more than {_MOST_NODES:,} values, counted at each use of an anchor"
 _TOO_DEEP = f"it is nested too deeply, more than {_MOST_LEVELS} levels, or contains itself"
+_HINTS = {
+    "alias": " (a selector that begins with * needs quotes)",
+    "mapping values are not allowed": " (a regularizer in a text, such as Dropout(p=0.1), can't "
+    "contain a mapping: write its schedule as a text, too, or write {Dropout: {p: ...}})",
+}
+"""Hints for errors of YAML that contain these words."""
 # libyaml reads 20 times faster, but not every build of PyYAML has it
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -73,7 +82,7 @@ def _text_of(error: yaml.YAMLError) -> str:
     mark = getattr(error, "problem_mark", None)
     where = f"line {mark.line + 1}: " if mark else ""
     problem = getattr(error, "problem", None) or error
-    hint = " (a selector that begins with * needs quotes)" if "alias" in str(error) else ""
+    hint = next((hint for words, hint in _HINTS.items() if words in str(error)), "")
     return f"{where}{label(str(problem), 300)}{hint}"
 
 

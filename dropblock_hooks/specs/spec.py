@@ -1,10 +1,13 @@
-"""`Spec`: entries, read from and written to Python objects, YAML and JSON."""
+"""`Spec`: entries, read from and written to Python objects, YAML and JSON.
+
+``attach`` and `plan` read what a user gives them with `Draft.of`.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,10 +19,23 @@ from ..findings import Finding, Kind, Severity
 from ..quoting import ComposedError, label, quote, shorten, shown
 from ..registry import store
 from ..regularizers.base import Regularizer
-from ..selectors.select import Select, Selector
+from ..selectors.index import Index, NoMatchError
+from ..selectors.select import Select, Selector, match
 from ..tables import counted
-from .convert import PlainError, construct, is_list, plain_fields, regularizer_from, to_plain
+from .convert import (
+    PlainError,
+    construct,
+    is_list,
+    plain_fields,
+    regularizer_from,
+    to_plain,
+    with_name_first,
+    without_name,
+)
 from .files import MOST_BYTES, Keys, Lines, read_json, read_yaml
+
+_ENTRY_OF_LIST = "(selector, regularizers) or {select: ..., apply: ...}"
+_A_SPEC = 'a spec is a mapping, such as {"conv2": DropBlock2d(p=0.1)}'
 
 
 class SpecError(ComposedError, ValueError):
@@ -216,32 +232,33 @@ class Draft:
             for selector, value in data.items():
                 self._read((str(selector),), selector, value)
         elif is_list(data):
-            for i, item in enumerate(data):
-                self._read_item(i, item)
+            self._read_list(data)
         else:
-            problem = f"a spec is a mapping from selectors to regularizers, got {shown(data)}"
+            problem = f"{_A_SPEC}, got {shown(data)}"
             self.problems.append(problem)
 
         if not self.entries and not self.problems:
-            self.problems.append("it is empty")
+            self.problems.append(f"it is empty: {_A_SPEC}")
 
     @classmethod
-    def of(cls, spec: Any) -> Draft:
-        """Make a draft of the argument of `Spec`."""
+    def of(cls, spec: Any, index: Index | None = None) -> Draft:
+        """Make a draft of the argument of `Spec`; the index of a model tells layers from files."""
         if isinstance(spec, Spec):
             return cls(spec.entries)
         if isinstance(spec, str | os.PathLike):
-            return cls._of_file(os.fsdecode(spec))
+            return cls._of_file(os.fsdecode(spec), index)
         return cls(spec)
 
     @classmethod
-    def _of_file(cls, name: str) -> Draft:
+    def _of_file(cls, name: str, index: Index | None) -> Draft:
         """Make a draft of a file; SpecError if the file can't be read."""
         try:
             with open(name, "rb") as file:
                 data = file.read(MOST_BYTES + 1)
         except (OSError, ValueError) as error:  # a path with a NUL is a ValueError
-            problem = f"can't read it: {error}; a spec is a mapping or the path of a file"
+            if index is not None and _selects(name, index):
+                raise SpecError([_layer_for_file(name)]) from None
+            problem = f"can't read it: {error}; {_A_SPEC}, or the path of a file"
             raise SpecError([problem], name) from error
 
         is_json = name.lower().endswith(".json")
@@ -258,6 +275,16 @@ class Draft:
             problem = str(error)
             raise SpecError([problem], source) from None
 
+    def _read_list(self, items: Sequence[Any]) -> None:
+        """Read the items of a list. One pair without a list around it is a single problem."""
+        is_pair = len(items) == 2 and isinstance(items[1], Regularizer | nn.Module)
+        if is_pair and isinstance(items[0], str | Select):
+            meant = quote({items[0]: items[1]})
+            self.problems.append(f"a list holds entries, {_ENTRY_OF_LIST}: write {meant}")
+            return
+        for i, item in enumerate(items):
+            self._read_item(i, item)
+
     def _read_item(self, i: int, item: Any) -> None:
         """Read an item of a list: a pair, or a mapping with ``select`` and ``apply``."""
         number = str(i)
@@ -267,9 +294,11 @@ class Draft:
             selector, value = item
             self._read((number, "1"), selector, value, (number, "0"))
         else:
-            forms = "(selector, regularizers) or {select: ..., apply: ...}"
-            problem = f"an entry of a list is {forms}, got {quote(item, 100)}"
-            self._note((number,), problem)
+            got = quote(item, 100)
+            hint = _A_SPEC
+            if isinstance(item, Mapping):
+                hint = f"write {got} without the list around it; in YAML, without the dash"
+            self._note((number,), f"an entry of a list is {_ENTRY_OF_LIST}, got {got}: {hint}")
 
     def _read(
         self,
@@ -332,6 +361,20 @@ class Draft:
         return f"line {self._lines[path]}: "
 
 
+def _selects(text: str, index: Index) -> bool:
+    """Return whether a text is a selector that matches something in a model."""
+    try:
+        return bool(match(text, index))
+    except NoMatchError:
+        return False
+
+
+def _layer_for_file(selector: str) -> str:
+    """Return the problem of a selector in the place of a file."""
+    name = quote(selector)
+    return f"{name} selects layers of this model and is no file: write {{{name}: Dropout(p=0.1)}}"
+
+
 def _plain_selector(selector: Selector) -> Any:
     """Return a selector as plain data: text, or the fields of a `Select`."""
     if isinstance(selector, str):
@@ -341,7 +384,8 @@ def _plain_selector(selector: Selector) -> Any:
 
 def _items_of(value: Any, path: Keys) -> list[tuple[Keys, Any]]:
     """Return the regularizers of an entry as plain data, with their paths of keys."""
-    if isinstance(value, Mapping) and len(value) > 1:
+    is_one = with_name_first(value) or without_name(value)
+    if isinstance(value, Mapping) and len(value) > 1 and not is_one:
         return [(path, {name: fields}) for name, fields in value.items()]
     if not is_list(value):
         return [(path, value)]
@@ -365,4 +409,7 @@ def _selector(value: Any, path: Keys) -> Any:
         hint = f": write 'type:{value.__name__}'"
     elif isinstance(value, nn.Module):
         hint = ": use its name, which layers(model) lists"
+    elif is_list(value):
+        names = quote(tuple(value))
+        hint = f": write Select(names={names}), or a pattern such as 'layer[34]'"
     raise PlainError((path, f"a selector is text in quotes or a Select, got {shown(value)}{hint}"))

@@ -92,10 +92,10 @@ def canvas(seed: int, train_images: int = 2000, validation: float = 0.0) -> Data
     kept = train_images - held
     fewest_digits = min(len(numbers) for numbers in digits["train"] + digits["validation"])
 
-    possible = kept >= CLASSES
-    if validation and (held < CLASSES or fewest_digits < COPIES):
-        possible = False
-    if not possible:
+    is_possible = kept >= CLASSES
+    if validation:
+        is_possible = is_possible and held >= CLASSES and fewest_digits >= COPIES
+    if not is_possible:
         raise ValueError(
             f"each class of canvas needs {COPIES} digits and an image in training and in "
             f"validation, got train_images {train_images} and validation {validation:g}"
@@ -105,8 +105,8 @@ def canvas(seed: int, train_images: int = 2000, validation: float = 0.0) -> Data
     order = torch.randperm(kept, generator=own_generator(seed, "split"))
     validation_set = None
     if held:
-        parts = compose("validation", digits["validation"], held, seed)
-        validation_set = Tensors(parts.images, parts.labels)
+        canvases = compose("validation", digits["validation"], held, seed)
+        validation_set = Tensors(canvases.images, canvases.labels)
 
     return Data(
         train=Tensors(train.images[order], train.labels[order]),
@@ -122,16 +122,21 @@ def _tests(seed: int) -> dict[str, Tensors]:
     clean = clean_canvases(seed)
     labels = clean.labels
 
-    numbers = [seed * TEST_IMAGES + number for number in range(TEST_IMAGES)]
-    shades = clean.images.float().mul(1 / 255)
-    damaged = tests_of(shades, labels, numbers, noise=0.25)
     boxes = torch.from_numpy(clean.digits[:, :, 1:])
     hidden = occluded(clean.images, boxes)
+    labels_of_hidden = labels.repeat_interleave(COPIES)
+
+    first = seed * TEST_IMAGES
+    numbers = list(range(first, first + TEST_IMAGES))  # each image of each seed has its own noise
+    shades = clean.images.float().mul(1 / 255)
+    damaged = tests_of(shades, labels, numbers, noise=0.25)
+
+    cluttered = _with_other_clutter(clean, seed)
     return {
         "clean": Tensors(clean.images, labels),
-        "occluded": Tensors(hidden, labels.repeat_interleave(COPIES)),
+        "occluded": Tensors(hidden, labels_of_hidden),
         "noisy": damaged["noisy"],
-        "clutter": Tensors(_with_other_clutter(clean, seed), labels),
+        "clutter": Tensors(cluttered, labels),
     }
 
 
@@ -142,7 +147,8 @@ def _with_other_clutter(canvases: Canvases, seed: int) -> Tensor:
     for number, shown in enumerate(canvases.digits):
         generator = own_generator(seed, f"canvas/other clutter/{number}")
         patches = _draw_clutter(digits, OTHER_CLUTTER, generator)
-        images[number, 0] = torch.from_numpy(_paint(shown, patches))
+        image = _paint(shown, patches)
+        images[number, 0] = torch.from_numpy(image)
     return images
 
 
@@ -161,8 +167,11 @@ def split_digits(seed: int, validation: float) -> dict[str, list[Numbers]]:
         seed: draws validation and training digits; the test digits are the same for all seeds.
         validation: share of each class's digits outside of the test.
     """
-    names = ("train", "validation", "test")
-    splits: dict[str, list[Numbers]] = {name: [] for name in names}
+    splits: dict[str, list[Numbers]] = {
+        "train": [],
+        "validation": [],
+        "test": [],
+    }
     for label in range(CLASSES):
         numbers = np.flatnonzero(_scikit_digits().target == label)
         numbers = _shuffled(numbers, 0, f"canvas test digits/{label}")
@@ -221,8 +230,10 @@ def _draw_boxes(sides: Sequence[int], generator: Generator) -> list[Box] | None:
         places = np.flatnonzero(free)
         if len(places) == 0:
             return None
-        drawn = int(torch.randint(len(places), (1,), generator=generator))
-        top, left = divmod(int(places[drawn]), len(free))
+
+        drawn = torch.randint(len(places), (1,), generator=generator)
+        place = int(places[int(drawn)])
+        top, left = divmod(place, len(free))
         boxes.append(Box(top, left, side))
     return boxes
 
@@ -232,9 +243,9 @@ def _free_corners(side: int, boxes: Sequence[Box]) -> NDArray[np.bool_]:
     corners = SIZE - side + 1
     free = np.ones((corners, corners), dtype=bool)
     for box in boxes:
-        first_row = max(0, box.top - side + 1)
-        first_column = max(0, box.left - side + 1)
-        free[first_row : box.top + box.side, first_column : box.left + box.side] = False
+        rows = slice(max(0, box.top - side + 1), box.top + box.side)
+        columns = slice(max(0, box.left - side + 1), box.left + box.side)
+        free[rows, columns] = False
     return free
 
 
@@ -245,7 +256,11 @@ def _draw_sides(among: range, count: int, generator: Generator) -> Numbers:
 
 
 def _draw_clutter(digits: Sequence[Numbers], clutter: Clutter, generator: Generator) -> Numbers:
-    """Draw patches: digit, its side, top and left in it; side, top and left on the canvas."""
+    """Draw patches of enlarged digits.
+
+    The columns are the number of the digit and its enlarged side, the top and left of the patch in
+    this digit, and the side, top and left of the patch on the canvas.
+    """
     count = clutter.count
     every = np.concatenate(digits)
     drawn = torch.randint(len(every), (count,), generator=generator).numpy()

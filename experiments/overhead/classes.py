@@ -50,7 +50,7 @@ LOGITS = (4096, 1000)
 TOKENS = (32, 512)  # samples, tokens
 EMBEDDINGS = (20_000, 768)
 UPDATED = "resnet50"
-WATCHED = "resnet18"
+TRAINED = "resnet18"
 IMAGES = (8, 3, 96, 96)
 
 
@@ -63,12 +63,13 @@ def others() -> Iterator[Work]:
     yield z_loss(LOGITS)
     yield embedding(TOKENS, EMBEDDINGS)
     yield updates(UPDATED)
+    yield pulled(TRAINED, IMAGES)
 
 
 def observers() -> Iterator[Work]:
     """Observers of one tensor, and `watch` on a model."""
     yield from observers_of_tensors()
-    yield watched(WATCHED, IMAGES)
+    yield watched(TRAINED, IMAGES)
 
 
 def on_activations(shape: tuple[int, ...]) -> Work:
@@ -189,6 +190,20 @@ class Update:
         self.optimizer.step()
 
 
+def pulled(name: str, shape: tuple[int, ...]) -> Work:
+    """Training steps of a model whose parameters are pulled to their first values."""
+
+    def make(device: torch.device) -> Made:
+        bare = timm.create_model(name).to(device).train()
+        regularized = copy.deepcopy(bare)
+        attach(regularized, {"param:**": L2SP(0.1)})
+        models = {"bare": bare, "L2SP": regularized}
+        x = torch.randn(shape, device=device)
+        return Made({way: partial(train_step, model, x) for way, model in models.items()})
+
+    return Work(f"{name}, training step", make, [("L2SP", "bare")], shape)
+
+
 def watched(name: str, shape: tuple[int, ...]) -> Work:
     """Training steps of a model under `watch`, which measures some of them, or each."""
 
@@ -198,9 +213,16 @@ def watched(name: str, shape: tuple[int, ...]) -> Work:
         watch(some)
         each = copy.deepcopy(bare)
         watch(each, every=1)
-        models = {"bare": bare, "watch": some, "watch, every=1": each}
+        with_rows = copy.deepcopy(bare)
+        watch(with_rows, keep=3)
+        models = {
+            "bare": bare,
+            "watch": some,
+            "watch, every=1": each,
+            "watch, keep=3": with_rows,
+        }
         x = torch.randn(shape, device=device)
         return Made({way: partial(train_step, model, x) for way, model in models.items()})
 
-    against = [("watch", "bare"), ("watch, every=1", "bare")]
+    against = [("watch", "bare"), ("watch, every=1", "bare"), ("watch, keep=3", "bare")]
     return Work(f"{name}, training step under watch", make, against, shape)

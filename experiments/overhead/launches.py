@@ -71,10 +71,8 @@ AT_A_LAYER: Mapping[Any, int] = {
     ActivityL2(0.1): 5,
     Capture(): 1,
     ActivationStats(every=1): 3,
-    # the norms of two tensors, and arithmetic with two numbers
-    ActivationStats(every=1, residual=True): 13,
-    # arithmetic with five moments
-    ActivationStats(every=1, outliers=True): 51,
+    ActivationStats(every=1, residual=True): 5,
+    ActivationStats(every=1, outliers=True): 5,
     GradientStats(every=1): 3,
     Watchdog(): 4,
     Watchdog(keep=3): 4,
@@ -93,6 +91,7 @@ AT_A_NORM: Mapping[Any, int] = {FreezeNorm(): 0}
 """The most kernels that one step may start for a regularizer of a norm."""
 AT_AN_UPDATE: Mapping[Any, int] = {
     ClipGradNorm(1.0, group=True): 13,
+    AdaptiveClipGrad(0.01, group=True): 18,
     L2SP(0.1, when="accumulated"): 8,
     # one kernel judges all norms
     AdaGC(): 12,

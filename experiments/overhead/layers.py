@@ -34,6 +34,13 @@ Function = Callable[[Tensor], Tensor]
 SHAPES = ((32, 256, 28, 28), (32, 1024, 14, 14))
 RATES = (0.1, 0.25, 0.5)
 BLOCK = 7
+SMALL_BLOCKS = (
+    ((32, 256, 14, 14), 5),
+    ((32, 256, 14, 14), 3),
+    ((32, 512, 7, 7), 3),
+    ((32, 2048, 7, 7), 3),
+    ((8, 256, 8, 8), 3),
+)
 SITES = (1, 10, 100)
 ATTACHED = ((10, 100), (100, 1000), (1000, 5000))  # sites, modules
 UNIT = "1 µs a site"
@@ -79,21 +86,22 @@ def drop_block(
     dtype: torch.dtype = torch.float32,
     memory_format: torch.memory_format = torch.contiguous_format,
     compiled: bool = False,
+    block_size: int = BLOCK,
 ) -> Work:
     """Return a work: DropBlock, the floor, and the peers at the same realized rate."""
 
     def make(device: torch.device) -> Made:
-        ours = partial(functional.drop_block2d, p=p, block_size=BLOCK)
+        ours = partial(functional.drop_block2d, p=p, block_size=block_size)
         functions: dict[str, Function] = {
             "floor": floor,
             "F.dropout2d": partial(F.dropout2d, p=p),
             "functional": ours,
             "share_channels": partial(ours, share_channels=True),
-            "attached": attached(DropBlock2d(p=p, block_size=BLOCK, layout="NCHW")),
+            "attached": attached(DropBlock2d(p=p, block_size=block_size, layout="NCHW")),
         }
         for name, peer in PEERS.items():
-            asked = nominal(name, shape[2:], BLOCK, p, device)
-            functions[name] = partial(peer, p=asked, block_size=BLOCK)
+            asked = nominal(name, shape[2:], block_size, p, device)
+            functions[name] = partial(peer, p=asked, block_size=block_size)
         if compiled:
             torch.compiler.reset()
             functions = {name: torch.compile(function) for name, function in functions.items()}
@@ -110,6 +118,8 @@ def drop_block(
         against.append((ours, peer))
 
     name = work_name(f"drop_block2d p={p:g}", dtype, memory_format)
+    if block_size != BLOCK:
+        name = f"{name} block {block_size}"
     if compiled:
         name = f"{name} compiled"
     return Work(name, make, against, shape)
@@ -129,6 +139,29 @@ def kernels() -> Iterator[Work]:
     """Yield works: DropBlock at three rates."""
     for shape in SHAPES:
         yield from (drop_block(shape, p) for p in RATES)
+
+
+def blocks() -> Iterator[Work]:
+    """Yield works: DropBlock with smaller blocks and tensors, and its two ways to normalize."""
+    for shape, block_size in SMALL_BLOCKS:
+        yield drop_block(shape, block_size=block_size)
+    yield normalized(SHAPES[0], BLOCK)
+    yield normalized((32, 256, 14, 14), 3)
+
+
+def normalized(shape: tuple[int, int, int, int], block_size: int, p: float = 0.1) -> Work:
+    """Return a work: DropBlock that scales by the kept share of the batch, or of each sample."""
+
+    def make(device: torch.device) -> Made:
+        functions: dict[str, Function] = {"floor": floor}
+        for normalize in ("batch", "sample"):
+            functions[normalize] = partial(
+                functional.drop_block2d, p=p, block_size=block_size, normalize=normalize
+            )
+        return steps_of(functions, torch.randn(shape, device=device))
+
+    against = [("batch", "floor"), ("sample", "floor"), ("sample", "batch")]
+    return Work(f"normalize of drop_block2d p={p:g} block {block_size}", make, against, shape)
 
 
 def formats() -> Iterator[Work]:

@@ -36,7 +36,6 @@ SPECS: dict[str, dict[str, Regularizer]] = {
     },
 }
 COMPILED = ("resnet50", "vit_tiny_patch16_224")
-WAYS = ("bare", "attached", "watched")
 
 
 def model_work(name: str, training: bool = True) -> Work:
@@ -47,8 +46,8 @@ def model_work(name: str, training: bool = True) -> Work:
         bare.to(device)
         bare.train(training)
 
-        models = {way: copy.deepcopy(bare) for way in WAYS}
-        attach(models["attached"], SPECS[name])
+        models = _bare_and_attached(bare, SPECS[name])
+        models["watched"] = copy.deepcopy(bare)
         watch(models["watched"])
         x = torch.randn(SIZE, device=device)
         return _steps(models, x)
@@ -119,6 +118,16 @@ def _make_model(model: str, size: tuple[int, ...]) -> nn.Module:
     return of_user
 
 
+def _bare_and_attached(bare: nn.Module, spec: Any) -> dict[str, nn.Module]:
+    """Return a model, and a copy with the regularizers of a spec."""
+    attached = copy.deepcopy(bare)
+    attach(attached, spec)
+    return {
+        "bare": bare,
+        "attached": attached,
+    }
+
+
 def _steps(models: Mapping[str, nn.Module], x: Tensor) -> Made:
     """Return a training step of each model, or a forward of a model in evaluation mode."""
     steps = {}
@@ -182,14 +191,8 @@ def own_case(model: str, spec: Any, size: tuple[int, ...], backend: str) -> Work
         bare.to(device)
         bare.train()
 
-        attached = copy.deepcopy(bare)
-        attach(attached, spec)
         x = torch.randn(size, device=device)
-        models = {
-            "bare": bare,
-            "attached": attached,
-        }
-        return _steps(models, x)
+        return _steps(_bare_and_attached(bare, spec), x)
 
     recipe = partial(
         _compiled_step,

@@ -30,6 +30,7 @@ class Set(NamedTuple):
 
 SETS = {
     "kernels": Set("experiments.overhead.layers:kernels"),
+    "blocks": Set("experiments.overhead.layers:blocks"),
     "formats": Set("experiments.overhead.layers:formats"),
     "others": Set("experiments.overhead.classes:others"),
     "observers": Set("experiments.overhead.classes:observers"),

@@ -41,6 +41,7 @@ class Made(NamedTuple):
 
 
 def _nothing(device: torch.device) -> Made:
+    """Make no steps, for a work whose variants all run in processes of their own."""
     return Made({})
 
 
@@ -77,10 +78,13 @@ class Work:
 
     @property
     def variants(self) -> list[str]:
-        """The names of the steps."""
-        parts = itertools.chain.from_iterable(self.against)
-        names = itertools.chain.from_iterable(part.split(" - ") for part in parts)
-        return list(dict.fromkeys(name for name in names if name not in self.units))
+        """The names of the steps, each once."""
+        names: dict[str, None] = {}
+        for part in itertools.chain.from_iterable(self.against):
+            for name in part.split(" - "):
+                if name not in self.units:
+                    names[name] = None
+        return list(names)
 
 
 class Measured:
@@ -120,7 +124,7 @@ def measure(
 
     - the seconds of the first call, and the median time of the variant in ms
     - the median and the quartiles of the paired ratios, and the number of rounds
-    - the bytes saved for the backward, as a share of the activation
+    - the bytes kept for the backward, as a share of the activation
     - the peak memory of a step in MB, above the memory in use before
     - the launches of a step, and their budget
     - the reason why a variant has no time
@@ -172,6 +176,7 @@ def _start(work: Work, measured: Measured, device: torch.device, deadline: float
 
 
 def _look(measured: Measured, names: Iterable[str], deadline: float) -> None:
+    """Run each variant for the first times, and keep its facts."""
     for name in names:
         facts = measured.call(name, measured.variants[name].look, deadline)
         if facts is not None:
@@ -192,26 +197,35 @@ def interleave(measured: Measured, rounds: int, least_seconds: float, most_secon
     """
     if rounds < 2:
         raise ValueError(f"rounds must be at least 2, got {rounds}")
-    warm = {}
-    for name, variant in list(measured.variants.items()):
-        timings = [measured.call(name, variant.seconds, 1)]
-        if name in measured.variants:
-            timings.append(measured.call(name, variant.seconds, 1))
-        if name in measured.variants:
-            warm[name] = min(timings)
+    warm = _warm_seconds(measured)
     if not warm:
         return
 
-    fewest = min(warm.values())
-    repeats = min(MOST_REPEATS, max(1, int(least_seconds / fewest)))
+    repeats = max(1, int(least_seconds / min(warm.values())))
+    repeats = min(MOST_REPEATS, repeats)
     round_seconds = repeats * sum(warm.values())
-    rounds = min(rounds, max(LEAST_ROUNDS, int(most_seconds / round_seconds)))
+    possible_rounds = int(most_seconds / round_seconds)
+    rounds = min(rounds, max(LEAST_ROUNDS, possible_rounds))
+
     measured.seconds = {name: [] for name in warm}
     for _ in range(rounds):
         for name, variant in list(measured.variants.items()):
             seconds = measured.call(name, variant.seconds, repeats)
             if seconds is not None:
                 measured.seconds[name].append(seconds)
+
+
+def _warm_seconds(measured: Measured) -> dict[str, float]:
+    """Return the seconds of a step of each variant that runs: the shorter one of two timings."""
+    warm = {}
+    for name, variant in list(measured.variants.items()):
+        first = measured.call(name, variant.seconds, 1)
+        if name not in measured.variants:
+            continue
+        second = measured.call(name, variant.seconds, 1)
+        if name in measured.variants:
+            warm[name] = min(first, second)
+    return warm
 
 
 def _compared(work: Work, pair: tuple[str, str], measured: Measured) -> dict[str, Any]:
@@ -226,9 +240,13 @@ def _compared(work: Work, pair: tuple[str, str], measured: Measured) -> dict[str
 
     cost = measured.seconds[name]
     if minus:
-        cost = [a - b for a, b in zip(cost, measured.seconds[above], strict=True)]
-    units = {unit: [value] * len(cost) for unit, value in work.units.items()}
-    compared_to = {**measured.seconds, **units}[reference]
+        base = measured.seconds[above]
+        cost = [a - b for a, b in zip(cost, base, strict=True)]
+
+    if reference in work.units:
+        compared_to = [work.units[reference]] * len(cost)
+    else:
+        compared_to = measured.seconds[reference]
     q25, ratio, q75 = paired_ratios(cost, compared_to)
     columns = {
         "ms": 1e3 * statistics.median(cost),
@@ -241,7 +259,7 @@ def _compared(work: Work, pair: tuple[str, str], measured: Measured) -> dict[str
     if not minus:
         facts = measured.facts[name]
         columns["first_s"] = facts.first_s
-        columns["saved"] = facts.saved
+        columns["kept"] = facts.kept
         columns["peak_mb"] = facts.peak_mb
     return _row(work, pair, columns)
 
@@ -269,7 +287,7 @@ def _row(work: Work, pair: tuple[str, str], columns: Mapping[str, Any]) -> dict[
 
 COLUMNS = (
     *("work", "shape", "variant", "reference", "first_s", "ms", "q25", "ratio", "q75"),
-    *("saved", "peak_mb", "launches", "budget", "rounds", "error"),
+    *("kept", "peak_mb", "launches", "budget", "rounds", "error"),
 )
 
 

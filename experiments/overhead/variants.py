@@ -24,9 +24,11 @@ from experiments.overhead.launches import launches_of
 from experiments.overhead.memory import Step, peak_bytes, saved_share, synchronize
 from experiments.overhead.replay import replayed
 
+Clock = Callable[[], float]
 Recipe = Callable[[torch.device], Step]
 """Makes a step in another process. It can be pickled, such as a `partial` of a function."""
 _LONGEST = 300  # characters of a reason
+_clock: Clock = time.perf_counter  # see `set_up`
 
 
 @dataclass(frozen=True)
@@ -35,13 +37,13 @@ class Facts:
 
     Attributes:
         first_s: seconds of the first call.
-        saved: bytes saved for the backward, as a share of the activation.
+        kept: bytes kept for the backward, as a share of the activation.
         peak_mb: peak memory of a step, above the memory in use before it.
         launches: kernels that a step starts.
     """
 
     first_s: float
-    saved: float | None = None
+    kept: float | None = None
     peak_mb: float | None = None
     launches: int | None = None
 
@@ -89,12 +91,12 @@ class Here:
     def look(self, deadline: float) -> Facts:
         """Run the step for the first times, and return the numbers that are measured once."""
         first = seconds_of(self.step, 1, self.device)
-        saved = saved_share(self.step, self.activation)
+        kept = saved_share(self.step, self.activation)
         peak = peak_bytes(self.step, self.device) / 1e6
         launches = launches_of(self.step, self.device) if self.counts else None
         if self.replays:
             self.timed, self.runs = replayed(self.step, self.device)
-        return Facts(first, saved, peak, launches)
+        return Facts(first, kept, peak, launches)
 
     def seconds(self, repeats: int) -> float:
         """Return the seconds of a call, as the mean of several calls."""
@@ -119,7 +121,7 @@ class Apart:
         self.cache = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         self.process = spawn.Process(
             target=serve,
-            args=(other_end, recipe, device, torch.get_num_threads()),
+            args=(other_end, recipe, device, torch.get_num_threads(), _clock),
             daemon=False,  # the compiler starts processes, too
         )
         of_compiler = {
@@ -192,10 +194,12 @@ def environment(values: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def serve(connection: Connection, recipe: Recipe, device: torch.device, threads: int) -> None:
+def serve(
+    connection: Connection, recipe: Recipe, device: torch.device, threads: int, clock: Clock
+) -> None:
     """Make a step, send the numbers that are measured once, and answer each request for a time."""
     try:
-        set_up(device, threads)
+        set_up(device, threads, clock)
         variant = Here(recipe(device), device)
         connection.send(variant.look(deadline=0.0))
         if device.type == "cuda":
@@ -209,8 +213,10 @@ def serve(connection: Connection, recipe: Recipe, device: torch.device, threads:
         connection.send(Failure(reason_of(error)))
 
 
-def set_up(device: torch.device, threads: int) -> None:
-    """Set the options of a whole process: threads, and the choice of convolutions."""
+def set_up(device: torch.device, threads: int, clock: Clock = time.perf_counter) -> None:
+    """Set the options of a whole process: threads, the choice of convolutions, and the clock."""
+    global _clock
+    _clock = clock
     torch.set_num_threads(threads)
     torch.backends.cudnn.benchmark = device.type == "cuda"
 
@@ -226,8 +232,8 @@ def reason_of(error: BaseException) -> str:
 def seconds_of(step: Step, repeats: int, device: torch.device) -> float:
     """Return the seconds of a call, as the mean of several calls."""
     synchronize(device)
-    began = time.perf_counter()
+    began = _clock()
     for _ in range(repeats):
         step()
     synchronize(device)
-    return (time.perf_counter() - began) / repeats
+    return (_clock() - began) / repeats

@@ -81,7 +81,7 @@ class Heads(nn.Module):
         (Heads, "attention.out_proj", "fused attention"),
         (CallsForward, "inner", r"without calling it .*forward\(\) directly"),
         (Loops, "blocks", "a container that the model loops over.*Name the layers"),
-        (Branch, "never.0", "a branch not taken"),
+        (Branch, "never.0", r"forward\(\) does not call it, or took another branch"),
     ],
     ids=["fused", "multihead", "forward", "container", "branch"],
 )

@@ -58,7 +58,7 @@ def test_step(net):
 def test_step_refuses(net, t):
     attached = attach(net, {"layer1.0": Dropout2d(RAMP)})
     attached.step(2)
-    with pytest.raises((ValueError, TypeError), match="^t must be"):
+    with pytest.raises((ValueError, TypeError), match="^epoch must be"):
         attached.step(t)
     assert (attached.epoch, attached.sites[0].rate) == (2.0, 0.2)
 
@@ -304,6 +304,18 @@ def test_the_state_is_read_without_pickled_code(net):
     attached.load_state_dict(torch.load(file, weights_only=True))
 
 
+def test_the_state_of_the_model_is_no_state_of_an_attachment(net):
+    attached = attach(net, {"fc": Dropout(0.1)})
+    returned = r"pass what attached.state_dict\(\) returned"
+    with pytest.raises(ValueError, match=f"^this is the state_dict of a model, .*{returned}$"):
+        attached.load_state_dict(net.state_dict())
+    for other in ({}, None, {"model": net.state_dict()}):
+        with pytest.raises(ValueError, match=f"^this is not the state_dict .*: {returned}$"):
+            attached.load_state_dict(other)
+    with pytest.raises(ValueError, match="in version 3, and this .* reads version 4$"):
+        attached.load_state_dict({**attached.state_dict(), "version": 3})
+
+
 WHOLE = {
     "regularizer": "Dropout(p=0.1)",
     "without_epochs": "Dropout(p=0.1)",
@@ -351,13 +363,14 @@ def test_state_of_another_spec(net):
     attached.remove()
     spec = {"layer1.0": Dropout2d(LinearSchedule(0.0, 0.2, epochs=9)), "fc": Dropout(0.1)}
     other = attach(net, spec)
-    with pytest.raises(ValueError, match="another spec") as caught:
+    with pytest.raises(ValueError, match="another model or spec") as caught:
         other.load_state_dict(state)
     for part in (
         "stop=0.1",
         "stop=0.2",
         "fc/Dropout: the state has none, the model has Dropout(p=0.1)",
         "layer1.1/Dropout2d: the state has Dropout2d(",
+        "To load only the sites that fit, pass strict=False",
     ):
         assert part in str(caught.value)
     assert other.epoch == 0
@@ -475,7 +488,7 @@ def test_a_longer_training_is_no_other_spec():
     made(10, epochs=10).load_state_dict(made(None, epochs=10).state_dict())
     made(20, delay=1.5).load_state_dict(made(10, delay=1.5).state_dict())
     for other in (made(9, delay=2), made(9, epochs=7)):
-        with pytest.raises(ValueError, match="the state is of another spec"):
+        with pytest.raises(ValueError, match="the state is of another model or spec"):
             other.load_state_dict(attached.state_dict())
 
 

@@ -226,14 +226,35 @@ for name, p, mode in (("never", 0.0, True), ("evaluated", 0.1, False), ("well", 
     kept += [model.train(mode), attach(model, {name: Dropout(p)})]
     for _ in range(12):
         model(torch.ones(2, 4)).sum().backward()
+
+model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+attached = attach(model, {"[01]": Dropout(0.1)})
+attached.step(0)
+model(torch.ones(2, 4)).sum().backward()
+attached.step(1)
+model[:1](torch.ones(2, 4)).sum().backward()
 """
 
 
+LAST_EPOCH = "1/Dropout: the layer was never called"
+
+
+def warnings_at_the_end(code):
+    command = [sys.executable, "-W", "always", "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stderr
+
+
 def test_it_is_told_when_the_process_ends():
-    command = [sys.executable, "-W", "always", "-c", CODE]
-    errors = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    errors = warnings_at_the_end(CODE)
     assert errors.count("never/Dropout: the rate was 0 in each of 12 active calls") == 1
     assert errors.count("12 forwards in evaluation mode and none in training mode") == 1
+    assert errors.count(LAST_EPOCH) == 1
+    assert errors.count("HookWarning:") == 3
+
+
+def test_an_error_may_have_interrupted_the_last_epoch():
+    errors = warnings_at_the_end(f"{CODE}\nraise KeyboardInterrupt")
+    assert errors.count(LAST_EPOCH) == 0
     assert errors.count("HookWarning:") == 2
 
 
@@ -290,3 +311,56 @@ def test_a_state_of_the_first_epoch_evaluates_no_epoch_before_it():
     attached = attach(model_of(), schedule)
     attached.load_state_dict(state)
     assert attached.epoch == 0
+
+
+def two_epochs(model, attached, optimizer, batches):
+    """The first epoch trains; then `model.train()` is forgotten after the validation."""
+    model.train()
+    for epoch in range(2):
+        attached.step(epoch)
+        for _ in range(batches):
+            optimizer.zero_grad()
+            train(model, batches=1)
+            optimizer.step()
+        found = attached.verify()
+        model.eval()
+        with torch.no_grad():
+            model(X)
+    return found
+
+
+@pytest.mark.parametrize("batches", [2, 20])
+def test_an_epoch_of_training_in_evaluation_mode_is_told_before_the_next(batches):
+    model = model_of()
+    attached = attach(model, {"0": Dropout(0.1)})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    found = two_epochs(model, attached, optimizer, batches)
+
+    assert kinds(found) == ["never_active"]
+    assert "evaluation mode" in str(found[0])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        attached.remove()
+    assert told(caught) == ["not_trained"]
+
+
+@pytest.mark.parametrize("use", ["evaluation", "other weights", "gradients of images"])
+def test_an_epoch_without_updates_is_no_training(use):
+    model = model_of()
+    attached = attach(model, {"0": Dropout(0.1)})
+    train(model)
+    attached.step()
+
+    model.eval()
+    if use == "other weights":
+        model.load_state_dict(copy.deepcopy(model.state_dict()))
+    result = model(X)
+    if use == "gradients of images":
+        result.sum().backward()
+
+    assert attached.verify() == []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        attached.remove()
+    assert told(caught) == []

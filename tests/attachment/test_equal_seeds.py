@@ -42,17 +42,17 @@ def test_other_seeds_are_silent(store):
         warnings.simplefilter("error")
         attached.step(0.1)
         attached.step(0.2)
-    assert attached._run.compared
+    assert attached._run.seeds_compared
 
 
 def test_a_later_attachment_does_not_read_the_seeds_of_an_earlier_one(store):
     first = attach(nn.Sequential(nn.ReLU()), {"0": Dropout(0.1)})
     store.set(KEY, str(torch.initial_seed() + 1))
     first.step(0)
-    assert first._run.compared
+    assert first._run.seeds_compared
     second = attach(nn.Sequential(nn.ReLU()), {"0": Dropout(0.1)})
     second.step(0)
-    assert not second._run.compared
+    assert not second._run.seeds_compared
     store.set("dropblock_hooks/seed/1/1", str(torch.initial_seed()))
     with pytest.warns(HookWarning, match="draw the same masks"):
         second.step(0.1)

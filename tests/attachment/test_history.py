@@ -288,6 +288,43 @@ def test_a_resumed_training_continues_it(way, begin):
     assert len(seen) == 16
 
 
+@pytest.mark.parametrize("removed", [False, True])
+def test_a_loaded_state_has_its_last_epoch_before_any_call(removed):
+    model = net()
+    attached = attach(model, SPEC)
+    run(attached, model, range(3))
+    other = attach(net(), SPEC)
+    other.load_state_dict(attached.state_dict())
+    expected = attached.history.to_dicts()
+    if removed:
+        other.remove()
+    assert {row["epoch"] for row in expected} == {0, 1, 2}
+    assert other.history.to_dicts() == expected
+
+
+def test_norms_of_an_epoch_with_a_break_are_rounded_once():
+    def clipped():
+        torch.manual_seed(0)
+        model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(20)))
+        return model, attach(model, {"param:**": ClipGradNorm(1.0)})
+
+    def steps(model, numbers):
+        for number in numbers:
+            x = torch.randn(8, 4, generator=torch.Generator().manual_seed(number))
+            model.zero_grad()
+            model(x).square().mean().backward()
+
+    model, whole = clipped()
+    steps(model, range(6))
+    first, interrupted = clipped()
+    steps(first, range(3))
+    second, resumed = clipped()
+    resumed.load_state_dict(interrupted.state_dict())
+    steps(second, range(3, 6))
+    assert len(whole.history) == 40
+    assert resumed.history.to_dicts() == whole.history.to_dicts()
+
+
 def test_a_state_in_the_first_epoch_keeps_its_calls():
     model = net()
     attached = attach(model, SPEC)
@@ -335,6 +372,32 @@ def test_an_epoch_that_comes_again_replaces_the_first_one():
     assert attached.history[-1].calls == 4
     attached.step(2)
     assert [(row.epoch, row.calls) for row in attached.history] == [(0, 3), (1, 4)]
+
+
+def test_an_epoch_that_comes_again_in_a_turn_that_is_left_out_replaces_the_first_one(monkeypatch):
+    monkeypatch.setattr("dropblock_hooks.sites.history.MOST_ROWS", 2)
+    monkeypatch.setattr("dropblock_hooks.sites.history.FEWEST_EPOCHS", 2)
+    model = net()
+    attached = attach(model, {"1": Dropout(0.1)})
+    for epoch, steps in [(0, 1), (1, 1), (2, 1), (0, 5)]:  # the fourth turn is left out
+        attached.step(epoch)
+        train(model, steps)
+    attached.remove()
+    assert sorted((row.epoch, row.calls) for row in attached.history) == [(0, 5), (2, 1)]
+
+
+def test_an_epoch_without_calls_of_a_layer_has_no_penalty():
+    model = net()
+    attached = attach(model, {"0": GaussianNoise(0.1), "2": ActivityL2(0.5)})
+    attached.step(0)
+    train(model)
+    attached.step(1)
+    model[0](batch()).sum().backward()
+    with pytest.warns(HookWarning, match="never called"):
+        attached.remove()
+    penalties = [row.penalty for row in attached.history if row.site == "2/ActivityL2"]
+    assert penalties[0] > 0
+    assert penalties[1:] == [None]
 
 
 def test_memory_is_bounded(monkeypatch):

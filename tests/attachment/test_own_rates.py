@@ -57,7 +57,7 @@ BAD = {
     "a parameter": ({"param:fc.weight": R}, "takes only regularizers of gradients"),
     "an Identity": (
         {"branches.0.drop_path": R},
-        r"on branches.0.drop_path: a Identity has no p .*of a drop path, put DropPath\(p=...\)$",
+        r"on branches.0.drop_path: an Identity has no p .*of a drop path, put DropPath\(p=...\)$",
     ),
     "in one list": ({"dropout": [R, R]}, "'dropout' and 'dropout': Retune and Retune can't both "),
     "in two entries": (
@@ -129,7 +129,7 @@ def test_what_is_on_already(case, hook_count):
     attached = attach(model, first)
     hooks = hook_count(model)
     rates = model.dropout.p, model.lstm.dropout
-    message = "^1 problem in the spec:\n.*a live Attachment and .* can't both be on .*remove"
+    message = "^1 problem in the spec:\n.*an earlier attach has put .* on .*remove"
     with pytest.raises(SpecError, match=message):
         attach(model, second)
     assert hook_count(model) == hooks

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from dropblock_hooks import ClampGrad, ClipGradNorm, Dropout, attach
+from dropblock_hooks import ClampGrad, ClipGradNorm, Dropout, ScaleGrad, Select, attach
 
 ERROR = 2 ** (1 / 8) - 1  # a bin of the norms is a quarter of an octave
 
@@ -85,7 +85,7 @@ def test_both_bounds_of_a_clamp_are_symmetric_and_others_are_left_out():
     assert low.changed == attached.sites[1].realized_rate
     assert [row.site for row in attached.suggest(which="2")] == ["2/ClampGrad"]
     assert len(attached.suggest(which=ClampGrad)) == 3
-    assert "0.1 of the norms" in str(attached.suggest())
+    assert "would have clipped 10 % of the measured gradients" in str(attached.suggest())
     assert "attached.set(" in attached.suggest()._repr_html_()
 
 
@@ -112,3 +112,30 @@ def test_what_can_not_be_answered():
     attached.remove()
     with pytest.raises(RuntimeError, match="was removed, so nothing acts"):
         attached.suggest()
+
+
+@pytest.mark.parametrize(
+    ("spec", "which"),
+    [
+        ({"param:**": ClipGradNorm(1e6, group=True)}, "'param:**'"),
+        ({Select("param:**"): ClipGradNorm(1e6, group=True)}, "Select(names='param:**')"),
+        ({"param:**": [ClipGradNorm(1e6, group=True), ScaleGrad(0.5)]}, "ClipGradNorm"),
+    ],
+    ids=["selector", "Select", "class"],
+)
+def test_the_call_for_a_group_sets_the_bound_of_all_its_sites(spec, which):
+    model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Tanh(), nn.Conv2d(4, 3, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    attached = attach(model, spec, optimizer=optimizer)
+    for _ in range(3):
+        optimizer.zero_grad()
+        train(model, times=1)
+        optimizer.step()
+    suggested = attached.suggest(0.3)
+    (call,) = {row.call for row in suggested}
+    assert call == f"attached.set({which}, max_norm={suggested[0].proposed})"
+    (line,) = [line for line in str(suggested).splitlines() if "max_norm  " in line]
+    assert line.startswith("4 sites ")
+    exec(call)
+    bounds = [rates["max_norm"] for rates in attached.rates.values() if "max_norm" in rates]
+    assert bounds == [suggested[0].proposed] * 4

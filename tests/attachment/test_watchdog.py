@@ -319,5 +319,5 @@ def test_the_table_and_errors_of_watch_say_all_layers():
     model = nn.Sequential(*[nn.ReLU() for _ in range(4)])
     attached = watch(model)
     assert "5 sites all layers/Watchdog" in str(attached)
-    with pytest.raises(SpecError, match="all layers: Watchdog and Watchdog can't both be on"):
+    with pytest.raises(SpecError, match="all layers: an earlier attach has put Watchdog on"):
         watch(model)

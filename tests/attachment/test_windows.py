@@ -365,7 +365,9 @@ def test_an_epoch_in_which_another_model_is_trained(net, evaluated, at):
     with pytest.warns(HookWarning) as caught:
         epoch(1)
     assert told(caught) == [(".", "not_trained")]
-    assert ("model.train()" if evaluated else "another model") in str(caught[0].message)
+    message = str(caught[0].message)
+    assert ("model.train()" if evaluated else "another model") in message
+    assert ("torch.compile" in message) is not evaluated  # compiled code runs no forward of it
     epoch(2)
 
 
@@ -413,20 +415,36 @@ def test_a_forgotten_step_is_told_at_the_end(net, leaves, mode):
     attached.remove()  # once
 
 
-FORGOTTEN = """
+FORGOTTEN_AND_STEPPED = """
 import torch
 from dropblock_hooks import Dropout, LinearSchedule, attach
-model = torch.nn.Sequential(torch.nn.Linear(2, 2))
-attached = attach(model, {"0": Dropout(LinearSchedule(0.0, 0.5, epochs=3))})
-model(torch.ones(1, 2))
+kept = []
+for name in ("forgotten", "stepped"):
+    model = torch.nn.Sequential()
+    model.add_module(name, torch.nn.Linear(2, 2))
+    attached = attach(model, {name: Dropout(LinearSchedule(0.0, 0.5, epochs=3))})
+    model(torch.ones(1, 2))
+    kept += [model, attached]
+attached.step(0)
 """
 
 
-@pytest.mark.parametrize("end", ["", "attached.step(0)"], ids=["forgotten", "stepped"])
-def test_a_forgotten_step_is_told_at_the_end_of_the_process(end):
-    code = [sys.executable, "-c", FORGOTTEN + end]
+def test_a_forgotten_step_is_told_at_the_end_of_the_process():
+    code = [sys.executable, "-c", FORGOTTEN_AND_STEPPED]
     done = subprocess.run(code, capture_output=True, text=True, check=True)
-    assert ("nobody has called step" in done.stderr) is not bool(end)
+    assert done.stderr.count("nobody has called step") == 1
+    assert "forgotten/Dropout" in done.stderr
+    assert "stepped/Dropout" not in done.stderr
+
+
+def test_a_forgotten_step_names_a_site_whose_rate_moves(net):
+    attached = attach(net, {"layer1.*": Dropout2d(ByDepth(0.0, RAMP))})
+    train(net)
+    [finding] = attached.verify()
+    assert attached[-1].key in finding.text
+    assert attached[0].key not in finding.text
+    with pytest.warns(HookWarning, match="1/Dropout2d is still 0.0"):
+        attached.remove()
 
 
 @pytest.mark.parametrize("how", ["end", "middle", "step(0)", "constant", "constant schedule"])
@@ -443,6 +461,115 @@ def test_who_steps_is_not_told(net, how):
         evaluate(net)
         if how in ("end", "middle"):
             attached.step()
+    assert attached.verify() == []
+    attached.remove()
+
+
+LATE = (
+    r"^step\(0\) came after 4 training calls, and step\(1\) after 4 more: .*before the first batch"
+)
+
+
+@pytest.mark.parametrize("mode", rest_slow(["eager", "compiled"]))
+def test_a_step_at_the_end_of_each_epoch_is_told_once(net, mode):
+    """Then epochs 0, 1, 2 and 3 have the rates of epochs 0, 0, 1 and 2."""
+    attached = attach(net, {"layer1.*": Dropout2d(RAMP), "fc": Dropout(0.1)})
+    torch._dynamo.reset()
+    call = net if mode == "eager" else torch.compile(net, backend="eager", fullgraph=True)
+    train(call, steps=4)
+    attached.step(0)
+    assert attached.verify() == []
+    train(call, steps=4)
+    evaluate(net, call)
+    with pytest.warns(HookWarning, match=LATE) as caught:
+        attached.step(1)
+    assert told(caught) == [(".", "not_stepped")]
+    for epoch in (2, 3):
+        train(call, steps=4)
+        attached.step(epoch)
+    train(call, steps=4)
+    assert ids(attached.verify()) == [(".", "not_stepped")]
+    for epoch in range(3):  # the fix, with the same attachment
+        attached.step(epoch)
+        train(call, steps=4)
+    assert attached.verify() == []
+    attached.remove()
+
+
+@pytest.mark.parametrize("before", [0, 1, 2, 3, 6, 40])
+@pytest.mark.parametrize("fractions", [False, True], ids=["epochs", "fractions"])
+def test_a_trial_before_the_training_is_no_late_step(net, before, fractions):
+    attached = attach(net, {"layer1.*": Dropout2d(RAMP)})
+    train(net, steps=before)
+    for epoch in range(4):
+        for batch in range(4):
+            if fractions or not batch:
+                attached.step(epoch + batch / 4 * fractions)
+            train(net, steps=1)
+        evaluate(net)
+    assert attached.verify() == []
+    attached.remove()
+
+
+@pytest.mark.parametrize("rate", [0.1, StepSchedule({0: 0.1, 3: 0.2})], ids=["constant", "later"])
+def test_a_late_step_that_changes_no_rate_is_not_told(net, rate):
+    attached = attach(net, {"layer1.*": Dropout2d(rate)})
+    for epoch in range(3):
+        train(net)
+        attached.step(epoch)
+    train(net)
+    assert attached.verify() == []
+    attached.remove()
+
+
+def test_a_second_step_within_epoch_0_is_no_late_step(net):
+    attached = attach(net, {"layer1.*": Dropout2d(RAMP)})
+    for epoch in (0, 0, 1, 1, 2):  # two loaders in each epoch
+        attached.step(epoch)
+        train(net)
+    assert attached.verify() == []
+    attached.remove()
+
+
+def test_a_training_that_is_resumed_within_epoch_0_is_no_late_step(net):
+    attached = attach(net, {"layer1.*": Dropout2d(RAMP)})
+    attached.step(0)
+    train(net)
+    state = attached.state_dict()
+    attached.remove()
+    attached = attach(net, {"layer1.*": Dropout2d(RAMP)})
+    attached.load_state_dict(state)
+    for epoch in range(3):
+        attached.step(epoch)
+        train(net)
+    assert attached.verify() == []
+    attached.remove()
+
+
+def test_a_trial_before_a_state_of_another_time_is_forgotten(net):
+    attached = attach(net, {"layer1.*": Dropout2d(RAMP)})
+    attached.step(3)
+    state = attached.state_dict()
+    attached.remove()
+    attached = attach(net, {"layer1.*": Dropout2d(RAMP)})
+    train(net, steps=4)
+    attached.step(0)
+    attached.load_state_dict(state)
+    attached.step(0)
+    train(net, steps=8)
+    attached.step(1)
+    assert attached.verify() == []
+    attached.remove()
+
+
+@pytest.mark.parametrize("jumps", [(3, 0), (2.5, 0)], ids=str)
+def test_a_trial_before_a_jump_of_the_time_is_forgotten(net, jumps):
+    attached = attach(net, {"layer1.*": Dropout2d(RAMP)})
+    train(net, steps=4)
+    for t in (0, *jumps):
+        attached.step(t)
+    train(net, steps=8)
+    attached.step(1)
     assert attached.verify() == []
     attached.remove()
 

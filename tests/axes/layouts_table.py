@@ -35,7 +35,7 @@ from tests.families import MEMBERS
 
 TABLE = Path(__file__).with_name("layouts.csv.gz")
 MOST = 60  # layers of one model, beside the ends of its stages
-_HELPS = r"layout=|grid=|needs (an axis|a \d-D tensor)|add one of length 1"
+_HELPS = r"layout=|grid=|needs (2 to 5 axes|a \d-D tensor)|add one of length 1"
 
 _SMALL = {
     "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,

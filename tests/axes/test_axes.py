@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from dropblock_hooks import (
+    ClipGradNorm,
     DropBlock2d,
     Dropout1d,
     Dropout2d,
@@ -186,6 +187,15 @@ def test_compiled_a_block_is_read_rightly_or_refused(how):
     model(before(taken, (5, 7)))  # one step in eager mode tells for good
     assert site.layout == given
     assert not compiled((C, C)).any()
+
+
+@pytest.mark.parametrize("shape", [(7,), (1, 2, 2, 2, 2, 7)], ids=str)
+def test_a_tensor_with_too_few_or_too_many_axes_is_refused(shape):
+    model = nn.Sequential(nn.Linear(7, 7))
+    attach(model, {"0": ClipGradNorm(1.0, per="channel")})
+    reason = "needs 2 to 5 axes, one of them the channels, got shape"
+    with pytest.raises(SiteError, match=rf"0/ClipGradNorm.*{reason} {re.escape(str(shape))}"):
+        model(torch.ones(shape))
 
 
 def test_volumes_and_sequences():

@@ -148,6 +148,19 @@ REFUSED = {
         Turned(6), {".": DropBlock2d(0.1, 3, layout="NLC")}, MAPS,
         r"needs a 3-D tensor \(N, L, C\), got shape \(2, 5, 7, 6\)",
     ),
+    "a map after the pooling": (
+        nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten()), {"1": BLOCK}, MAPS,
+        r"got shape \(2, 3\). The layer gives no map: choose an earlier layer, before the pooling$",
+    ),
+    "a map of a Linear": (
+        nn.Linear(4, 6), {".": BLOCK}, (2, 4), r"shape \(2, 6\). Use Dropout on a Linear layer$",
+    ),
+    "a class of another rank": (
+        nn.Conv2d(3, 6, 1), {".": DropBlock1d(0.1)}, MAPS, "Use DropBlock2d on a 4-D tensor$",
+    ),
+    "a dropout of another rank": (
+        nn.Conv3d(3, 6, 1), {".": Dropout2d(0.1)}, (*MAPS, 3), "Use Dropout3d on a 5-D tensor$",
+    ),
     "heads are no rows": (
         nn.Sequential(Attention()), {"0.drop": BLOCK}, (2, 9, 8),
         r"2x9 may be no map: .* has heads \(2\)",
@@ -255,8 +268,8 @@ def test_tokens_of_a_volume():
     [
         (lambda: DropBlock2d(0.1, grid=(3,)), "grid must have 2 axes for DropBlock2d"),
         (lambda: DropBlock2d(0.1, grid=(3, 0)), "each axis of grid must be an integer >= 1"),
-        (lambda: DropBlock1d(0.1, grid=(9,)), "needs no map"),
-        (lambda: Dropout(0.1, prefix_tokens=1), "needs no map"),
+        (lambda: DropBlock1d(0.1, grid=(9,)), "acts on the tokens themselves"),
+        (lambda: Dropout(0.1, prefix_tokens=1), "acts on the tokens themselves"),
         (lambda: DropBlock2d(0.1, prefix_tokens=-1), "prefix_tokens must be an integer >= 0"),
     ],
 )

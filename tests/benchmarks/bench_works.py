@@ -30,5 +30,5 @@ def test_variant(benchmark, work, variant):
         step = steps[variant]
     benchmark.group = f"{work.name} {list(work.shape)}"
     benchmark.extra_info["peak_mb"] = peak_bytes(step, CPU) / 1e6
-    benchmark.extra_info["saved"] = saved_share(step, activation)
+    benchmark.extra_info["kept"] = saved_share(step, activation)
     benchmark.pedantic(step, rounds=10, warmup_rounds=2)

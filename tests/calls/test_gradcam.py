@@ -230,6 +230,14 @@ def test_nothing_is_changed(net, x, options):
     assert torch.is_grad_enabled()
 
 
+def test_a_forward_in_the_same_autocast_still_trains(net, x):
+    """Up to torch 2.9, a cast that was made under no_grad() is used again, without its graph."""
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        gradcam(net, x)
+        net(x).float().sum().backward()
+    assert all(p.grad is not None for p in net.parameters())
+
+
 def test_tokens_before_the_last_attention():
     torch.manual_seed(0)
     model, x = Tokens(), torch.randn(2, 3, 16, 16)
@@ -241,7 +249,56 @@ def test_tokens_before_the_last_attention():
     with pytest.raises(ValueError, match=cause):
         gradcam(model, x, "layers.1")
     assert gradcam(model, x, "layers.0").raw.shape == (2, 4, 4)
-    assert gradcam(Tokens(pooled=True), x, "layers.1").raw.shape == (2, 4, 4)
+
+
+def test_tokens_whose_mean_is_read():
+    torch.manual_seed(0)
+    model, x = Tokens(pooled=True), torch.randn(2, 3, 16, 16)
+    cam = gradcam(model, x)
+    assert cam.layer == "layers.1"  # and not a norm on a branch inside it
+    assert torch.equal(cam.raw, gradcam(model, x, "layers.1").raw)
+
+
+class Residual(nn.Module):
+    """A residual block that returns a tuple; its branch returns a tensor."""
+
+    def __init__(self, passes_on):
+        super().__init__()
+        self.branch, self.passes_on = nn.Conv2d(4, 4, 3, padding=1), passes_on
+
+    def forward(self, x):
+        y = x + self.branch(x)
+        return (x, y) if self.passes_on else (y, None)
+
+
+class Blocks(nn.Module):
+    """A stem, a residual block that returns a tuple, and a head."""
+
+    def __init__(self, passes_on=False):
+        super().__init__()
+        self.stem, self.block = nn.Conv2d(3, 4, 3), Residual(passes_on)
+        self.fc = nn.Linear(4, 5)
+
+    def forward(self, x):
+        pair = self.block(self.stem(x))
+        return self.fc(pair[self.block.passes_on].mean((2, 3)))
+
+
+def test_a_block_that_returns_a_tuple_comes_before_its_branch(x):
+    torch.manual_seed(0)
+    model = Blocks()
+    cam = gradcam(model, x)
+    assert cam.layer == "block"
+    assert torch.equal(cam.raw, gradcam(model, x, "block", index=0).raw)
+    assert torch.equal(cam.raw, gradcam(model, x, index=0).raw)
+    with pytest.raises(ValueError, match="'block': .* tuple"):
+        gradcam(model, x, "block")
+
+
+def test_an_input_that_a_block_passes_on_is_not_its_map(x):
+    torch.manual_seed(0)
+    model = Blocks(passes_on=True)
+    assert gradcam(model, x).layer == "block.branch"
 
 
 def test_a_grid_that_must_be_told():
@@ -304,7 +361,7 @@ class Awkward(nn.Module):
 @pytest.mark.parametrize(
     ("layer", "why"),
     [
-        ("fc", "needs a 4-D tensor"),
+        ("fc", "needs a 4-D tensor .*choose an earlier layer, before the pooling"),
         ("pool", "it must give a map of several positions .* got 3 of 1x1"),
         ("unused", "does not reach the scores: it is not called"),
         ("aside", "does not reach the scores"),

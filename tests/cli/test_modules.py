@@ -1,6 +1,6 @@
 """The package and `collect_env` run as modules."""
 
-import subprocess
+import runpy
 import sys
 from importlib.metadata import PackageNotFoundError
 
@@ -11,20 +11,18 @@ import dropblock_hooks
 from dropblock_hooks import collect_env
 
 
-def run(module, *arguments):
-    command = [sys.executable, "-m", module, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+def test_the_package_is_the_command(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["dropblock_hooks", "--version"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("dropblock_hooks", run_name="__main__")
+    assert not ended.value.code
+    assert capsys.readouterr().out.split() == ["dropblock-hooks", dropblock_hooks.__version__]
 
 
-def test_the_package_is_the_command():
-    assert run("dropblock_hooks", "--version").split() == [
-        "dropblock-hooks",
-        dropblock_hooks.__version__,
-    ]
-
-
-def test_the_environment_has_the_versions():
-    lines = dict(line.split(None, 1) for line in run("dropblock_hooks.collect_env").splitlines())
+def test_the_environment_has_the_versions(monkeypatch, capsys):
+    monkeypatch.delitem(sys.modules, "dropblock_hooks.collect_env")  # as in a new process
+    runpy.run_module("dropblock_hooks.collect_env", run_name="__main__")
+    lines = dict(line.split(None, 1) for line in capsys.readouterr().out.splitlines())
     assert lines["dropblock-hooks"] == dropblock_hooks.__version__
     assert lines["Python"] == sys.version.split()[0]
     assert lines["torch"] == torch.__version__

@@ -35,6 +35,10 @@ class Net(nn.Sequential):
         super().__init__(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
 
 
+def parallel():
+    return nn.DataParallel(Net())
+
+
 def reads_numbers():
     torch.linspace(0, 1, 3).sum().item()  # there are none on the meta device
     return Net()
@@ -85,3 +89,15 @@ def test_factories(command, factory):
     code, out, err = command(f"layers mymodule:{factory} --json --input-size 4")
     assert code == 0, err
     assert json.loads(out)[0]["shape"] == [1, 2]
+
+
+@pytest.mark.parametrize("line", ["layers {}", "plan {} spec.yaml --import mymodule", "builtin {}"])
+def test_a_model_that_is_refused_is_one_line_and_exit_code_1(command, line):
+    code, out, err = command(line.format("mymodule:parallel"))
+    assert (code, out) == (1, "")
+    assert err.splitlines()[-1].startswith("dropblock-hooks: the model holds nn.DataParallel")
+
+
+def test_modules_before_and_after_the_command_are_imported(command):
+    code, _, err = command("--import mymodule --import os check --import json spec.yaml")
+    assert code == 0, err

@@ -7,6 +7,7 @@ import signal
 import socket
 import sys
 import time
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import torch
 
 from experiments.commands import begin_report, mixed_versions
 from experiments.config import Run
+from experiments.engine import UNWRITABLE, LaunchError, _check_answers, _Crew
 from experiments.runs import RunFolder, folders_of
 from experiments.study import read_study
 from experiments.train import Result
@@ -250,14 +252,58 @@ def test_wrong_options_are_one_message(write, command, arguments, told):
     assert "Traceback" not in err
 
 
+class Dying:
+    """A worker that dies after the launcher has looked at it once."""
+
+    def __init__(self, status):
+        self.statuses = [None, status]
+
+    @property
+    def exitcode(self):
+        return self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
+
+
+def test_a_worker_that_dies_between_two_looks_is_noticed(write, folder):
+    folders = [one for _, one in folders_of(read_study(write()), Path("runs/runs"))]
+    crew = _Crew(folders, jobs=1, workers=0, tests=True)
+    crew.processes.append(Dying(UNWRITABLE))
+    crew.check()
+    crew.fill()
+    with pytest.raises(LaunchError, match="no run can be written"):
+        crew.check()
+
+
+@contextmanager
+def workers_print_to(path):
+    """Let the processes that are started here print their errors into a file."""
+    kept = os.dup(2)
+    log = os.open(path, os.O_WRONLY)
+    os.dup2(log, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(log)
+
+
 @pytest.mark.slow
-def test_a_full_disk_is_one_message(write, command, folder):
+@pytest.mark.parametrize("log", [os.devnull, "/dev/full"])
+def test_a_full_disk_is_one_message(write, command, folder, log, monkeypatch):
+    """Also if the log of the workers is on the same disk."""
     resource = pytest.importorskip("resource", reason="Windows has no limit for the size of files")
+    if not Path(log).exists():
+        pytest.skip("this system has no device that is always full")
+    # Python writes too large bytecode only in part, and the workers would read this part
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     path = write(seeds=1)
     unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (8000, unlimited[1]))  # a checkpoint is larger
     try:
-        status, _, err = command("ablate.py", path, "--jobs", 1)
+        with workers_print_to(log):
+            status, _, err = command("ablate.py", path, "--jobs", 1)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
     assert status == 2
@@ -282,8 +328,6 @@ def test_a_local_ray_cluster_with_a_token(write, start, folder, monkeypatch):
 
 
 def test_a_port_without_an_answer_is_told_soon():
-    from experiments.engine import LaunchError, _check_answers
-
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         port = one.getsockname()[1]

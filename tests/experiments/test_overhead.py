@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import time
 from functools import partial
 from types import SimpleNamespace
@@ -12,7 +13,18 @@ import torch
 from torch import nn
 
 from dropblock_hooks import ClipGradNorm, Dropout
-from experiments.overhead import classes, gpu, layers, models, page, peers, resnet, timing
+from experiments.overhead import (
+    classes,
+    gpu,
+    gpu_page,
+    layers,
+    models,
+    page,
+    peers,
+    resnet,
+    timing,
+    variants,
+)
 from experiments.overhead.launches import launches_in, launches_of
 from experiments.overhead.machine import machine_of
 from experiments.overhead.memory import saved_bytes
@@ -82,12 +94,19 @@ def test_a_variant_that_fails_does_not_take_the_other_rows_with_it(command, fold
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        (["--set", "gpu", "--clock", "cpu"], "--clock cpu does not see the time of a GPU"),
         (["--model", "big:net"], "--model and --spec go together"),
         (["--model", "big:net", "--spec", "{'9': Dropout2d(0.1)}"], "'9'"),
         (["--model", "none", "--spec", "{'9': Dropout2d(0.1)}"], "no model of timm"),
         (["--set", "gpu", "--device", "cpu"], "--set gpu measures a GPU: leave out --device cpu"),
     ],
-    ids=["no spec", "no layer", "no model", "a CPU for the set of GPUs"],
+    ids=[
+        "the clock of the processor for a GPU",
+        "no spec",
+        "no layer",
+        "no model",
+        "a CPU for the set of GPUs",
+    ],
 )
 def test_a_wrong_option_is_named(command, own_model, options, message):
     status, _, err = command("bench_overhead.py", *options)
@@ -105,7 +124,7 @@ def test_without_a_gpu_an_error_says_so(command, monkeypatch, options):
     status, out, err = command("bench_overhead.py", *options)
     assert status == 2
     assert "there is no CUDA device that torch can use" in err
-    assert "kernels, formats" in err  # what can be measured here
+    assert "kernels, blocks" in err  # what can be measured here
     assert not out
 
 
@@ -164,18 +183,25 @@ def test_the_page_names_each_set():
 SMALL = {
     "activations": lambda: classes.on_activations((2, 3, 8, 8)),
     "logits": lambda: classes.z_loss((8, 5)),
+    "smaller blocks": lambda: layers.drop_block((2, 3, 8, 8), block_size=3),
+    "normalize": lambda: layers.normalized((2, 3, 8, 8), 3),
     "norm": lambda: classes.frozen_norm((4, 3, 8, 8)),
     "embedding": lambda: classes.embedding((2, 4), (10, 6)),
     "updates": lambda: classes.updates("test_resnet"),
+    "pulled": lambda: classes.pulled("test_resnet", (2, 3, 32, 32)),
     "watch": lambda: classes.watched("test_resnet", (2, 3, 32, 32)),
 }
 
 
-@pytest.mark.parametrize("name", rest_slow(SMALL, ["activations", "norm", "embedding"]))
+@pytest.mark.parametrize(
+    "name", rest_slow(SMALL, ["activations", "normalize", "norm", "embedding"])
+)
 def test_works_of_classes_run(name):
     rows = measure(SMALL[name](), 2)
     assert {row["error"] for row in rows} == {None}
-    assert all(row["ms"] > 0 for row in rows)
+    assert all(math.isfinite(row["ms"]) for row in rows)
+    # A difference of two variants is not a time: noise can make it negative.
+    assert all(row["ms"] > 0 for row in rows if " - " not in row["variant"])
 
 
 def test_an_update_is_regularized_each_time():
@@ -187,13 +213,38 @@ def test_an_update_is_regularized_each_time():
         update.gradients = [torch.ones_like(parameter) for parameter in update.parameters]
 
 
-def test_the_page_has_a_line_for_each_measured_class():
-    """A line is that of the measurements, and its work has the variant and the reference."""
-    assert page.PAGE.read_text("utf-8") == page.page()
-    for line in page.LINES:
+def test_the_numbers_of_the_pages_are_those_of_the_measurements():
+    for path, text in page.pages().items():
+        command = f"python -m experiments.overhead.page ({path.name})"
+        assert path.read_text("utf-8") == text, command
+    assert page.NOT_YET not in page.PAGE.read_text("utf-8")
+
+
+def test_the_page_names_the_machine_with_a_gpu():
+    machine = json.loads((gpu_page.FILES / "machine.json").read_text("utf-8"))
+    text = " ".join(page.PAGE.read_text("utf-8").split())
+    named = (machine["device"], f"triton {machine['triton']}", f"Python {machine['python']}")
+    assert all(name in text for name in named)
+    assert f"torch {machine['torch'].partition('+')[0]}" in text
+
+
+def test_the_page_names_the_machine():
+    machine = json.loads((page.FILES / "machine.json").read_text("utf-8"))
+    text = " ".join(page.PAGE.read_text("utf-8").split())
+    for package in ("torch", "torchvision", "timm"):
+        assert f"{package} {machine[package]}" in text
+    assert f"Python {machine['python']}" in text
+    assert f"`--threads {machine['threads']}`" in text
+
+
+def test_each_line_of_the_page_has_a_work():
+    """The work has the variant and the reference."""
+    for line in [*page.LINES, *page.DROP_BLOCK, *page.OTHERS, *page.OBSERVERS]:
         works = [work for work in SETS[line.file].works() if work.name == line.work]
         assert works, line
         assert all((line.variant, line.reference) in work.against for work in works), line
+    small = [work for work in SETS["blocks"].works() if work.name.startswith("drop_block2d")]
+    assert all(set(page.SMALL.values()) <= set(work.against) for work in small)
 
 
 def test_a_line_has_the_median_and_the_quartiles():
@@ -201,8 +252,14 @@ def test_a_line_has_the_median_and_the_quartiles():
     measured = {"work": line.work, "variant": line.variant, "reference": line.reference}
     numbers = {"shape": "2x3", "q25": 0.91, "ratio": 1.234, "q75": 12.0}
     frame = pd.DataFrame([{**measured, **numbers}])
-    assert page._rows(line, frame) == ["| `ActivityL1` | floor | 1.2 (.91 to 12) | 2×3 |"]
-    assert page._rows(page.LINES[1], frame) == ["| `ActivityL2` | floor | not measured yet | |"]
+    assert page._class_rows(line, frame) == ["| `ActivityL1` | floor | 1.2 (0.91 to 12) | 2×3 |"]
+    missing = page._class_rows(page.LINES[1], frame)
+    assert missing == ["| `ActivityL2` | floor | not measured yet | |"]
+
+
+def test_shares_are_written_in_percent():
+    shares = [1e-5, 0.0022, 0.0172, 0.25]
+    assert [page._percent(share) for share in shares] == ["0.001 %", "0.22 %", "1.7 %", "25 %"]
 
 
 # works for GPUs, on a CPU and with small tensors
@@ -216,7 +273,7 @@ def test_gpu_kernels_run(monkeypatch):
     assert set(columns(rows, "variant")) >= {("drop_block2d",), ("attached",), ("timm shared",)}
     assert ("drop_block2d", "torchvision") in columns(rows, "variant", "reference")
     assert rows[0]["work"] == "GPU time, block 7 bfloat16 channels_last"
-    assert all(row["saved"] is not None for row in rows)
+    assert all(row["kept"] is not None for row in rows)
 
 
 def test_a_step_is_replayed_on_a_gpu_only():
@@ -364,6 +421,22 @@ def test_the_compiled_model_with_sites_does_not_run_the_code_of_the_bare_one():
 
 
 # timings and rows
+
+
+def test_the_clock_of_the_processor_leaves_out_waiting(monkeypatch):
+    monkeypatch.setattr(variants, "_clock", time.perf_counter)  # which puts it back at the end
+    wait = partial(time.sleep, 0.05)
+    assert variants.seconds_of(wait, 1, CPU) >= 0.05
+    variants.set_up(CPU, torch.get_num_threads(), time.process_time)
+    assert variants.seconds_of(wait, 1, CPU) < 0.04
+
+
+def test_the_clock_is_in_the_file_of_the_machine(command, folder, monkeypatch):
+    monkeypatch.setattr(variants, "_clock", time.perf_counter)
+    monkeypatch.setitem(SETS, "sites", SETS["sites"]._replace(seconds=0.0))
+    command("bench_overhead.py", "--set", "sites", "--clock", "cpu")
+    assert json.loads((folder / "runs/overhead/machine.json").read_text())["clock"] == "cpu"
+    assert variants._clock is time.process_time
 
 
 def test_timings_are_in_turn(monkeypatch):

@@ -16,7 +16,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from dropblock_hooks.functional import gradients, measures, memory, operators
+from dropblock_hooks.functional import gradients, measures, memory, operators, outliers, residual
 from dropblock_hooks.functional.dropblock import distort_blocks, drop_blocks
 from dropblock_hooks.functional.dropout import drop_units
 from dropblock_hooks.functional.kernels import launch
@@ -74,6 +74,19 @@ def of_earlier_updates():
         memory.skip_update(norms, memory.new_memory("skip_update", 3), max_norm, z=2.0)
 
 
+def of_tails(dtype):
+    """Compile the kernels for outliers and for residual branches."""
+    x = torch.randn(2, 4, 8, 70).to(dtype)
+    state = torch.zeros(measures.SUMS, dtype=torch.float64)
+    for mapped in (x, None):
+        outliers.add_outliers(outliers.new_outliers(), x, mapped)
+        peaks = None if mapped is None else torch.zeros(x.shape[1], dtype=torch.float64)
+        outliers.add_tails(x, mapped, True, 3, state, outliers.new_tails(), peaks)
+    for shortcut in (x, x.float()):
+        residual.add_squares(residual.new_branch(), x, shortcut)
+        residual.add_branch(x, shortcut, True, 3, state, residual.new_branch())
+
+
 def main(dtype):
     """Compile the kernels for tensors of a type; print how many there are."""
     launch.Launch.start = compile_only
@@ -112,7 +125,7 @@ def main(dtype):
                 state = {
                     "sums": torch.zeros(measures.BINS + 43, dtype=torch.float64),
                     "largest": torch.zeros((), dtype=torch.float64),
-                    "looked": 0,
+                    "all_values": 0,
                 }
                 measures.add_measured(state, grad, scale, (-27, 14))
                 row = torch.zeros(measures.SUMS + measures.BINS + 43, dtype=torch.float64)
@@ -130,6 +143,7 @@ def main(dtype):
     for normalize in ("batch", "sample", "expected", None):
         given = arguments(torch.randn(2, 4, 8, 8).to(dtype), normalize=normalize)
         operators.drop_blocks(*given)
+    of_tails(dtype)
     of_earlier_updates()
     print(len(compiled), "kernels")
 

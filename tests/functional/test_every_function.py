@@ -247,6 +247,20 @@ def test_the_number_of_axes_is_checked(training, name):
             function(torch.ones([2] * rank), 0.5, training=training)
 
 
+@pytest.mark.parametrize("name", [*DROPS, "disout", "gaussian_noise", "gaussian_dropout"])
+@pytest.mark.parametrize("value", [[1.0], "abc", None], ids=repr)
+@in_both_modes
+def test_what_is_no_tensor_is_refused(training, value, name):
+    with pytest.raises(TypeError, match="input must be a tensor, got"):
+        FUNCTIONS[name][0](value, 0.5, training=training)
+
+
+@pytest.mark.parametrize("function", [f.gaussian_noise, f.neftune], ids=lambda f: f.__name__)
+def test_torch_fx_traces_noise_in_evaluation(function):
+    traced = torch.fx.symbolic_trace(lambda x: function(x, 0.1, training=False) + 1)
+    assert torch.equal(traced(torch.ones(3)), torch.full((3,), 2.0))
+
+
 @each_function
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool], ids=str)
 def test_integers_are_refused(dtype, name):

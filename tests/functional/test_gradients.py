@@ -38,7 +38,16 @@ def norm_of(x, norm_type, axes=None):
 
 # clamp_grad -----------------------------------------------------------------------------------
 
-BOUNDS = [(-1.0, 1.0), (None, 0.5), (-0.5, None), (0.25, 0.75), (-2, 0), (0.3, 0.3)]
+BOUNDS = [
+    (-1.0, 1.0),
+    (None, 0.5),
+    (-0.5, None),
+    (0.0, None),
+    (None, 0.0),
+    (0.25, 0.75),
+    (-2, 0),
+    (0.3, 0.3),
+]
 
 
 @pytest.mark.parametrize("bounds", BOUNDS, ids=str)
@@ -214,6 +223,8 @@ def test_clip_anywhere(values, max_norm, norm_type):
 
 BAD = [
     (lambda g: clamp_grad(g), ValueError, "min or max must be given"),
+    (lambda g: clamp_grad(g, 1.0), ValueError, "min=1 without another bound.*min=-1 and max=1"),
+    (lambda g: clamp_grad(g, max=-1.0), ValueError, "max=-1 without another bound.*max=1"),
     (lambda g: clamp_grad(g, 1.0, -1.0), ValueError, "min must be <= max, got min=1, max=-1"),
     (lambda g: clamp_grad(g, math.nan, 1.0), ValueError, "min must be a finite number, got nan"),
     (lambda g: clamp_grad(g, "0", 1.0), TypeError, "min must be a number.*'0'"),

@@ -6,13 +6,13 @@ Triton's interpreter runs them on a CPU. On a machine with a GPU they run there.
 counts them.
 """
 
+import contextlib
 import gc
 import itertools
 import math
 import random
 import subprocess
 import sys
-import threading
 import types
 
 import pytest
@@ -21,11 +21,13 @@ from scipy import stats
 from torch import nn
 
 from dropblock_hooks import HookWarning, functional
+from dropblock_hooks._torch import COMPILING
 from dropblock_hooks.functional import dropblock, gradients, measures, operators
 from dropblock_hooks.functional.dropout import drop_units
 from dropblock_hooks.functional.kernels import launch
 from dropblock_hooks.functional.masks import generator_on
-from tests.conftest import INTERPRETED, KERNEL_DEVICE
+from tests.cases import rest_slow
+from tests.conftest import KERNEL_DEVICE
 
 TYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 FORMATS = {
@@ -124,8 +126,25 @@ def test_a_bound_beyond_the_type_is_its_largest_value(both):
     same("1e6", dense[:2], fast[:2])
 
 
+@pytest.fixture(params=["one kernel", "two kernels"])
+def steps(request, monkeypatch):
+    """Small tensors are clipped in one step, or in several."""
+    if request.param == "one kernel":
+        yield
+        return
+    from dropblock_hooks.functional.kernels import clip
+
+    caches = (clip.units_of, clip._plan)
+    monkeypatch.setattr(clip, "_SIZE", 32)
+    for cache in caches:
+        cache.cache_clear()
+    yield
+    for cache in caches:
+        cache.cache_clear()
+
+
 @pytest.mark.parametrize("per", ["tensor", "sample", "channel"])
-def test_clip(per, both):
+def test_clip(per, both, steps):
     types_of = [torch.float32, torch.bfloat16, torch.float16]
     shapes = SHAPES if per != "channel" else SHAPES[2:]
     for (name, x), scale in zip(tensors(14, shapes, types=types_of), itertools.cycle(SCALES)):
@@ -135,7 +154,7 @@ def test_clip(per, both):
         same(name, [dense[0], dense[1], norms], [fast[0], fast[1], fast[2]])
 
 
-def test_clip_by_weights(both):
+def test_clip_by_weights(both, steps):
     types_of = [torch.float32, torch.bfloat16, torch.float16]
     for (name, x), scale in zip(tensors(14, types=types_of), itertools.cycle(SCALES)):
         weights = torch.randn(x.shape) * 0.1
@@ -144,6 +163,14 @@ def test_clip_by_weights(both):
         dense, fast = both(gradients.clip_adaptive_counted, *given)
         norms = dense[2].reshape(-1)
         same(name, [dense[0], dense[1], norms], [fast[0], fast[1], fast[2]])
+
+
+@pytest.mark.parametrize(("numel", "number"), [(4096, 1), (4097, 2)])
+def test_a_small_gradient_is_clipped_by_one_kernel(numel, number, kernels):
+    x = torch.ones(numel, device=KERNEL_DEVICE)
+    before = launch.launched
+    gradients.clip_measured(x, 1.0, 2.0, "tensor")
+    assert launch.launched == before + number
 
 
 def test_squares_do_not_overflow(both):
@@ -172,7 +199,7 @@ def sums_of(x, scale):
     state = {
         "sums": torch.zeros(measures.BINS + 43, dtype=torch.float64),
         "largest": torch.zeros((), dtype=torch.float64),
-        "looked": 0,
+        "all_values": 0,
     }
     for _ in range(2):
         measures.add_measured(state, x, scale, (-27, 14))
@@ -186,7 +213,7 @@ def test_moments(both):
         tolerance = {"rtol": 1e-5, "atol": 1e-5 * size}
         assert torch.allclose(dense["sums"], fast["sums"], **tolerance), (name, dense, fast)
         assert torch.allclose(dense["largest"], fast["largest"], rtol=1e-6), name
-        assert dense["looked"] == fast["looked"]
+        assert dense["all_values"] == fast["all_values"]
 
 
 def test_the_deviation_is_right_where_the_mean_is_large(both):
@@ -250,17 +277,27 @@ def test_numbers_that_are_finite_if_all_values_are(both):
                 assert fast[0] == pytest.approx(largest), name
 
 
-@pytest.fixture(params=["read", "not read"])
-def reading(request, monkeypatch):
-    """On a GPU, torch operations decide without reading a tensor; here they do so on the CPU."""
-    if request.param == "not read":
-        monkeypatch.setattr(measures, "READ", set())
+@pytest.fixture
+def three_ways(both, monkeypatch):
+    """Run a function with torch operations that read tensors, with others, and with kernels.
+
+    On a GPU, torch operations decide without reading a tensor. Here they do so on the CPU.
+    """
+
+    def run(function, *args):
+        with monkeypatch.context() as patch:
+            patch.setattr(launch, "DEVICES", set())
+            patch.setattr(measures, "READ", set())
+            not_reading = function(*args)
+        reading, fast = both(function, *args)
+        return reading, not_reading, fast
+
+    return run
 
 
-@pytest.mark.usefixtures("reading")
-@pytest.mark.parametrize("on", [(0.0, 1.0), (1.0, 1.0), (0.0, 0.0)], ids=str)
+@pytest.mark.parametrize("on", [(0.0, 1.0), (1.0, 0.0)], ids=["on in training", "on in evaluation"])
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
-def test_statistics_of_compiled_code(on, training, both):
+def test_statistics_of_compiled_code(on, training, three_ways):
     def run(calls):
         torch.manual_seed(0)
         state = torch.zeros(measures.SUMS + measures.BINS + 43, dtype=torch.float64)
@@ -278,11 +315,14 @@ def test_statistics_of_compiled_code(on, training, both):
         return state, alive, batches
 
     for calls in (True, False):
-        dense, fast = both(run, calls)
-        same("", [*dense[:2], dense[2]], fast, ulps=10)
+        reading, not_reading, fast = three_ways(run, calls)
+        same("with reading", reading, fast, ulps=10)
+        same("without reading", not_reading, fast, ulps=10)
+        state, alive, _ = reading
+        assert alive.any() == bool(on[training])
+        assert state[measures.SUMS :].any() == bool(on[training])
 
 
-@pytest.mark.usefixtures("reading")
 @pytest.mark.parametrize(
     ("on", "bad"),
     [
@@ -295,7 +335,7 @@ def test_statistics_of_compiled_code(on, training, both):
     ],
     ids=str,
 )
-def test_notes_of_compiled_code(on, bad, both):
+def test_notes_of_compiled_code(on, bad, three_ways):
     def run(training, bounds, distance):
         torch.manual_seed(0)
         state = torch.zeros(measures.WATCHED, dtype=torch.float64)
@@ -322,13 +362,15 @@ def test_notes_of_compiled_code(on, bad, both):
             measures.add_watched_gradient(grad, scale, training, of_gradients)
         return state, of_gradients, alive
 
-    for training, bounds in [(True, []), (True, [0.0, 1.0]), (False, [0.0, 1.0])]:
-        dense, fast = both(run, training, bounds, 0)
-        same("", dense, fast, ulps=10)
+    for training in (True, False):
+        dense, not_reading, fast = three_ways(run, training, [0.0, 1.0], 0)
+        same("with reading", dense, fast, ulps=10)
+        same("without reading", not_reading, fast, ulps=10)
         if on[training]:
             assert dense[0][measures.MEASURED] == dense[1][measures.GRADIENTS] == 4
-    dense, fast = both(run, True, [], 3)
-    same("", dense, fast, ulps=10)
+    dense, not_reading, fast = three_ways(run, True, [], 3)
+    same("with reading", dense, fast, ulps=10)
+    same("without reading", not_reading, fast, ulps=10)
     if on[1]:
         state, of_gradients, _ = dense
         assert state[measures.TURN] == of_gradients[measures.TURN] == 7
@@ -348,11 +390,11 @@ def rows_of(values, is_bad, keep):
     return torch.tensor([[0, 0]] * (keep - len(rows)) + rows, dtype=torch.float64)
 
 
-@pytest.mark.usefixtures("reading")
-@pytest.mark.parametrize("is_on", [True, False], ids=["on", "off"])
-@pytest.mark.parametrize("is_bad", [True, False], ids=["bad", "finite"])
-@pytest.mark.parametrize("keep", [1, 3])
-def test_rows_of_compiled_code(is_on, is_bad, keep, both):
+@pytest.mark.parametrize(
+    ("is_on", "is_bad", "keep"),
+    [(True, True, 1), (True, True, 3), (True, False, 1), (True, False, 3), (False, True, 3)],
+)
+def test_rows_of_compiled_code(is_on, is_bad, keep, three_ways):
     torch.manual_seed(0)
     outputs = torch.randn(9, 2, 3)
     grads = torch.randn(9, 2, 3)
@@ -376,7 +418,7 @@ def test_rows_of_compiled_code(is_on, is_bad, keep, both):
     norms = [(g.norm() / scale).item() for g, scale in zip(grads, scales, strict=True)]
     begin = measures.WATCHED
     middle = begin + 2 * keep
-    for state, of_gradients in both(run):
+    for state, of_gradients in three_ways(run):
         rows = state[begin:middle].view(keep, 2)
         assert not state[middle:].any()
         rows_of_gradients = of_gradients[middle:].view(keep, 2)
@@ -396,7 +438,7 @@ def live_tensors():
 
 def test_no_memory_of_compiled_code_lives_on(kernels, monkeypatch):
     """A CUDA graph is an error if memory of its first run is still in use afterwards."""
-    monkeypatch.setattr(launch, "_counts", threading.local())
+    monkeypatch.setattr(launch, "_thread", launch._Thread())
     x = torch.randn(2, 6, 5, 5)
     watched = torch.zeros(measures.WATCHED, dtype=torch.float64)
     statistics = torch.zeros(measures.SUMS + measures.BINS + 43, dtype=torch.float64)
@@ -459,44 +501,46 @@ def test_dropped_inf_and_nan_disappear(name, kernels):
     assert torch.equal(function(x, 1.0), torch.zeros_like(x))
 
 
+def assert_chance(events, chance):
+    """Check by an exact binomial test at 1e-4 that independent events have a chance."""
+    assert stats.binomtest(int(events.sum()), events.numel(), chance).pvalue > 1e-4
+
+
 @pytest.mark.parametrize("p", [1e-4, 0.1, 0.97])
-def test_elements_are_dropped_independently_at_the_rate(p, kernels):
-    """Chi-square of the pairs of neighbors, and of their counts, at 1e-4."""
+def test_elements_are_dropped_independently_at_the_rate(p, large_programs):
+    """The rate of 400,000 elements, and that of pairs with a distance of 1 to 8, each at 1e-4.
+
+    The numbers of eight elements come from one draw. For p = 0.1, the test finds a rate that is
+    larger by 2.5 % in 9 of 10 runs, and pairs that are dropped together 12 % more often. For 1e-4
+    it finds a rate that is twice as large, and for 0.97 one that is larger by 0.15 %.
+    """
     torch.manual_seed(1)
-    y, dropped = drop_units(torch.ones(40_000), p)
+    y, dropped = drop_units(torch.ones(400_000), p)
     zeros = y == 0
     assert dropped == zeros.sum()
-    pairs = zeros.view(-1, 2)
-    counted = [(pairs == torch.tensor(pair)).all(1).sum() for pair in ((1, 1), (1, 0), (0, 1))]
-    counted = [*map(int, counted), int((~pairs).all(1).sum())]
-    expected = [p * p, p * (1 - p), p * (1 - p), (1 - p) ** 2]
-    kept = [i for i in range(4) if expected[i] * len(pairs) > 5]
-    observed = [counted[i] for i in kept] + [len(pairs) - sum(counted[i] for i in kept)]
-    wanted = [expected[i] * len(pairs) for i in kept]
-    wanted.append(max(len(pairs) - sum(wanted), 1e-9))
-    if wanted[-1] < 1e-3:
-        observed, wanted = observed[:-1], wanted[:-1]
-        wanted = [each * sum(observed) / sum(wanted) for each in wanted]
-    assert stats.chisquare(observed, wanted).pvalue > 1e-4
+    assert_chance(zeros, p)
+    for distance in (1, 2, 4, 8):
+        pairs = zeros.view(-1, 2, distance)
+        assert_chance(pairs.all(1), p**2)
 
 
-@pytest.mark.parametrize("steps", [0.4, 1.5], ids=["below 2^-16", "between two steps"])
-def test_small_rates_of_elements_are_exact(steps, kernels, monkeypatch):
-    """A number of 16 bits decides, so a rate between two of its steps is rounded at random."""
-    from dropblock_hooks.functional.kernels import units
+def test_a_rate_between_two_steps_is_rounded_at_random(large_programs):
+    """A number of 16 bits decides, so the steps of a rate are 2^-16.
 
-    if INTERPRETED:
-        monkeypatch.setattr(units, "_STRIPS", 2**13)  # fewer programs, which it runs in a loop
+    Of 4 million elements, 24 are dropped on average. They would be 0 or 61 if the rate were always
+    rounded down or up. The test finds the first for certain, and the second in 98 of 100 runs.
+    """
     torch.manual_seed(1)
-    _, dropped = drop_units(torch.ones(4_000_000), steps / 2**16)
-    assert stats.binomtest(int(dropped), 4_000_000, steps / 2**16).pvalue > 1e-4
+    p = 0.4 / 2**16
+    _, dropped = drop_units(torch.ones(4_000_000), p)
+    assert stats.binomtest(int(dropped), 4_000_000, p).pvalue > 1e-4
 
 
 def test_channels_are_dropped_at_the_rate(kernels):
+    """Of 20,000 channels, at 1e-4: finds a rate that is larger by 6 % in 9 of 10 runs."""
     torch.manual_seed(1)
     y = functional.dropout2d(torch.ones(200, 100, 1, 1), 0.3)
-    number = int((y == 0).sum())
-    assert stats.binomtest(number, 20_000, 0.3).pvalue > 1e-4
+    assert_chance(y == 0, 0.3)
 
 
 # blocks ---------------------------------------------------------------------------------------
@@ -551,22 +595,28 @@ def test_blocks_are_whole(name, kernels):
 
 
 @pytest.mark.parametrize("layout", FORMATS)
-def test_a_mask_is_the_same_in_all_formats_and_types(layout, kernels):
+def test_a_mask_is_that_of_the_backward_in_all_formats_and_types(layout, kernels):
+    masks = []
     for dtype in TYPES:
         x = FORMATS[layout](torch.randn(2, 4, 6, 7) + 5).to(dtype).detach().requires_grad_()
+        torch.manual_seed(0)
         y, dropped = drop_blocks(x, 0.3, [3, 3], normalize="sample")
         grad = FORMATS["transposed"](torch.ones(2, 4, 6, 7, dtype=dtype))
         y.backward(grad)
         assert y.stride() == torch.empty_like(x).stride()
         zeros = y == 0
+        masks.append(zeros)
         assert dropped == zeros.sum()
         kept = (~zeros).sum((1, 2, 3), keepdim=True)
         factor = torch.where(kept > 0, zeros[0].numel() / kept.clamp(min=1), 0.0)
         tolerance = {"rtol": 2e-2 if dtype.itemsize == 2 else 1e-6}
         assert torch.allclose(y.float(), x.float() * ~zeros * factor, **tolerance)
         assert torch.allclose(x.grad.float(), (~zeros * factor).float(), **tolerance)
+    for mask in masks:  # one seed gives one mask for all types
+        assert torch.equal(mask, masks[0])
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("share_channels", [False, True], ids=["own", "shared"])
 @pytest.mark.parametrize("keeps_blocks", [False, True], ids=["drop", "keep"])
 @pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels_last"])
@@ -609,50 +659,90 @@ def test_blocks_drop_inf_and_nan(kernels):
         assert not y[y != 0].isfinite().any()
 
 
-def test_blocks_begin_everywhere_with_the_same_chance(kernels):
-    """Chi-square of the positions of single blocks, at 1e-4."""
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("share_channels", rest_slow([False, True]))
+@pytest.mark.parametrize("size", [(9,), (8, 14), (5, 70), (3, 4, 6)], ids=str)
+def test_a_graph_applies_blocks_alike(size, share_channels, dtype, kernels):
+    """In torch operations, to Inf and NaN, too, with one factor and with one for each sample."""
+    from dropblock_hooks.functional.kernels import blocks
+
+    shape = (3, 4, *size)
+    torch.manual_seed(0)
+    values = torch.randn(shape)
+    values.view(-1)[::7] = math.inf
+    values.view(-1)[3::7] = math.nan
+    for layout in ("contiguous", "channels_last"):
+        x = FORMATS[layout](values).to(dtype)
+        last = layout == "channels_last"
+        plan = blocks.plan_of(shape, (2,) * len(size), share_channels, last, False)
+        words, _ = blocks.draw_words(plan, x.device, 2**40 + 1, 0.1)
+        for factors in (torch.tensor([1.5]), torch.tensor([1.5, 0.5, 2.0])):
+            factors = factors.double()
+            expected = blocks.apply_words(x, plan, words, factors)
+            y = blocks.apply_traced(x, plan, words, factors)
+            torch.testing.assert_close(y, expected, equal_nan=True)
+            assert y.stride() == expected.stride()
+            assert (y == 0).any()
+
+
+def test_blocks_begin_everywhere_with_the_same_chance(large_programs):
+    """Chi-square of the places of the single blocks in 20,000 maps, at 1e-4.
+
+    About 70 blocks begin at each of the 35 places. The test finds one place where blocks begin
+    never, or twice as often as elsewhere, in 9 of 10 runs.
+    """
     torch.manual_seed(3)
     gamma_of_few = 0.004
-    y, _ = drop_blocks(torch.ones(1, 6000, 6, 9), gamma_of_few * 6, [2, 3])
-    starts = torch.zeros(5, 7)
-    for one in (y == 0)[0]:
-        if one.sum() == 6:  # one block
-            row, column = one.nonzero()[0].tolist()
-            starts[row, column] += 1
-    assert starts.sum() > 500
-    assert stats.chisquare(starts.flatten().tolist()).pvalue > 1e-4
+    y, _ = drop_blocks(torch.ones(1, 20_000, 6, 9), gamma_of_few * 6, [2, 3])
+    zeros = (y == 0)[0].flatten(1)
+    maps_with_one_block = zeros[zeros.sum(1) == 6]
+    first_places = maps_with_one_block.int().argmax(1)
+    starts = torch.bincount(first_places, minlength=6 * 9).view(6, 9)
+    assert not starts[5].any()
+    assert not starts[:, 7:].any()
+    assert starts.sum() > 2000
+    assert stats.chisquare(starts[:5, :7].flatten().tolist()).pvalue > 1e-4
 
 
 @pytest.mark.parametrize("gamma", [0.004, 0.3, 0.95])
-def test_seeds_are_independent_of_their_neighbors(gamma, kernels):
-    """Chi-square of the pairs in a row, of those in a column, and of the columns, at 1e-4."""
+def test_seeds_are_independent_of_their_neighbors(gamma, large_programs):
+    """The rate of 84,000 places, that of pairs of neighbors, and of columns, each at 1e-4.
+
+    A row of 70 places has two words. For γ = 0.3, the test finds a rate that is larger by 3 % in 9
+    of 10 runs, and pairs that are seeds together 9 % more often. For 0.004 it finds a rate that is
+    larger by 30 %, and for 0.95 one that is larger by 0.5 %.
+    """
     torch.manual_seed(2)
-    channels = 60 if gamma > 0.5 else 300  # the interpreter needs time for each seed
-    y, _ = drop_blocks(torch.ones(1, channels, 4, 70), gamma, [1, 1])
+    y, _ = drop_blocks(torch.ones(1, 300, 4, 70), gamma, [1, 1])
     seeds = (y == 0)[0]
-    in_rows = torch.stack([seeds[..., :-1], seeds[..., 1:]], -1)
-    in_columns = torch.stack([seeds[:, :-1], seeds[:, 1:]], -1)
-    for pairs in (in_rows, in_columns):
-        both_of_them = int(pairs.all(-1).sum())
-        number = pairs[..., 0].numel()
-        assert stats.binomtest(both_of_them, number, gamma**2).pvalue > 1e-4
+    assert_chance(seeds, gamma)
+
+    in_rows = seeds.view(300, 4, 35, 2)
+    from_the_second_place = seeds[..., 1:-1].reshape(300, 4, 34, 2)
+    in_columns = seeds.view(300, 2, 2, 70)
+    assert_chance(in_rows.all(-1), gamma**2)
+    assert_chance(from_the_second_place.all(-1), gamma**2)
+    assert_chance(in_columns.all(2), gamma**2)
+
     counts = seeds.sum((0, 1)).double()
     expected = seeds[..., 0].numel() * gamma
     statistic = float(((counts - expected) ** 2).sum() / (expected * (1 - gamma)))
     assert stats.chi2.sf(statistic, len(counts)) > 1e-4
-    assert stats.binomtest(int(seeds.sum()), seeds.numel(), gamma).pvalue > 1e-4
 
 
 @pytest.mark.parametrize(("size", "block"), [((7, 7), 3), ((5, 70), 3), ((20,), 7)], ids=str)
-def test_realized_rate_of_blocks(size, block, kernels):
+def test_realized_rate_of_blocks(size, block, large_programs):
+    """Within 4 standard errors over 3000 maps, which are independent of each other.
+
+    This finds a rate that is larger by 8 %, 3 % and 11 % in the three cases, in 9 of 10 runs.
+    """
     torch.manual_seed(0)
-    shares = []
-    for _ in range(15):
-        x = torch.ones(4, 2, *size)
-        _, dropped = drop_blocks(x, 0.2, [block] * len(size))
-        shares.append(int(dropped) / x.numel())
-    shares = torch.tensor(shares)
-    assert abs(shares.mean() - 0.2) < 4 * shares.std() / len(shares) ** 0.5
+    y, dropped = drop_blocks(torch.ones(1500, 2, *size), 0.2, [block] * len(size))
+    zeros = y == 0
+    assert dropped == zeros.sum()
+    shares = zeros.double().flatten(2).mean(2).flatten()
+    error = shares.std() / len(shares) ** 0.5
+    assert abs(shares.mean() - 0.2) < 4 * error
 
 
 def test_shared_channels_have_one_mask(kernels):
@@ -736,18 +826,24 @@ class Compiled:
         return run
 
 
-def test_the_compiled_form_of_a_kernel_is_kept(monkeypatch):
-    """For other seeds too, but not for another type, and not for an address of another kind."""
+@pytest.fixture
+def compiled(monkeypatch):
+    """A kernel on a GPU, with a version of Triton whose compiled forms can be kept."""
     monkeypatch.setattr(launch, "current_cuda_device", lambda: 0)
     monkeypatch.setattr(launch, "raw_cuda_stream", lambda index: 7)
     monkeypatch.setattr(launch, "_version_of_triton", lambda: (3, 3))
     launch._keeps_forms.cache_clear()
-    kernel = Compiled()
+    yield Compiled()
+    launch._keeps_forms.cache_clear()
+
+
+def test_the_compiled_form_of_a_kernel_is_kept(compiled):
+    """For other seeds too, but not for another type, and not for an address of another kind."""
     device = torch.device("cuda", 0)
 
     def grid_of(x, seed):
-        launch.start(kernel, 5, device, x, seed, 0.5, 3, STEP=4)
-        grid, arguments, options = kernel.calls.pop()
+        launch.start(compiled, 5, device, x, seed, 0.5, 3, STEP=4)
+        grid, arguments, options = compiled.calls.pop()
         whole = grid == (5, 1, 1)
         assert arguments == ((x, seed, 0.5, 3, 4) if whole else (x, seed, 0.5, 3))
         assert options == ({"stream": 7} if whole else {"STEP": 4})
@@ -761,7 +857,85 @@ def test_the_compiled_form_of_a_kernel_is_kept(monkeypatch):
     assert grid_of(x[2:], 2**40) == (5, 1, 1)
     assert grid_of(x.double(), 2**40) == (5,)
     assert grid_of(x, torch.zeros(1)) == (5,)
-    launch._keeps_forms.cache_clear()
+
+
+def test_a_kernel_starts_on_the_device_of_its_tensors(compiled, monkeypatch):
+    current = [0]
+
+    @contextlib.contextmanager
+    def on(device):
+        current.append(device.index)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(launch, "current_cuda_device", lambda: current[-1])
+    monkeypatch.setattr(launch, "raw_cuda_stream", lambda index: 10 + index)
+    monkeypatch.setattr(torch.cuda, "device", on)
+    before = launch.launched
+    for expected in ((5,), (5, 1, 1)):
+        launch.start(compiled, 5, torch.device("cuda", 1), torch.zeros(8), 2**40, 0.5, 3, STEP=4)
+        (call,) = compiled.calls
+        assert call[0] == expected
+        compiled.calls.clear()
+    assert call[2] == {"stream": 11}
+    assert launch.launched == before + 2
+    assert current == [0]
+
+
+def test_arguments_that_do_not_vary_are_not_told_apart(compiled):
+    prepared = launch.Launch(compiled, 5, (3,), varies=False, STEP=4)
+    for x, expected in ((torch.zeros(8), (5,)), (torch.ones(8), (5, 1, 1))):
+        prepared.start(torch.device("cuda", 0), x, 2**40, 0.5)
+        grid, arguments, _ = compiled.calls.pop()
+        assert grid == expected
+        assert arguments[0] is x
+
+
+@pytest.mark.parametrize("function", [functional.dropout, functional.dropout2d, blocks_of_3])
+def test_another_address_has_a_launch_of_its_own(function, kernels, monkeypatch):
+    """Triton compiles for whether 16 divides the address, and a kept form must fit."""
+    launches = {}
+
+    def see(self, device, kinds, arguments):
+        x = arguments[0]
+        if x.dtype == torch.float32:
+            launches.setdefault(id(self), set()).add(launch.is_aligned(x))
+
+    monkeypatch.setattr(launch.Launch, "_start_first", see)
+    whole = torch.ones(1 + 2 * 4 * 8 * 8, device=KERNEL_DEVICE)
+    for x in (whole[:-1], whole[1:]):
+        function(x.view(2, 4, 8, 8), 0.3)
+    assert all(len(kinds) == 1 for kinds in launches.values())
+    assert set().union(*launches.values()) == {True, False}
+
+
+@pytest.mark.parametrize("function", [functional.dropout2d, blocks_of_3])
+def test_another_address_of_a_saved_tensor_has_a_launch_of_its_own(function, kernels, monkeypatch):
+    """A hook that stores tensors may load a mask to any address."""
+    launches = {}
+    start = launch.Launch.start
+
+    def see(self, device, *arguments):
+        kinds = [launch._kind(x) for x in arguments if isinstance(x, torch.Tensor)]
+        launches.setdefault(id(self), set()).add(tuple(kinds))
+        start(self, device, *arguments)
+
+    def store(x):
+        flat = torch.empty(x.numel() + 1, dtype=x.dtype)
+        flat[1:] = x.reshape(-1)
+        return flat, x.shape
+
+    def load(stored):
+        flat, shape = stored
+        return flat[1:].view(shape)
+
+    monkeypatch.setattr(launch.Launch, "start", see)
+    x = FORMATS["channels_last"](torch.ones(2, 32, 8, 8)).requires_grad_()
+    with torch.autograd.graph.saved_tensors_hooks(store, load):
+        y = function(x, 0.3)
+    (grad,) = torch.autograd.grad(y, x, torch.ones_like(y))
+    torch.testing.assert_close(grad, y.detach())
+    assert all(len(kinds) == 1 for kinds in launches.values())
 
 
 def test_the_switch_needs_no_warning(kernels, monkeypatch):
@@ -776,7 +950,7 @@ def test_the_switch_needs_no_warning(kernels, monkeypatch):
 @pytest.mark.parametrize("when", ["forward", "backward"])
 def test_a_kernel_that_fails_is_told_once_and_replaced(when, kernels, monkeypatch):
     monkeypatch.setattr(launch, "_failed", False)
-    start = launch.Launch._start_here
+    start = launch.Launch._start_first
 
     def fail(self, *arguments):
         if self.kernel.__name__ in ("_apply_kernel", "_drop_elements_kernel"):
@@ -785,7 +959,7 @@ def test_a_kernel_that_fails_is_told_once_and_replaced(when, kernels, monkeypatc
 
     x = torch.ones(4, 6, 8, 8, requires_grad=True)
     y = drop_blocks(x, 0.3, [3, 3])[0] if when == "backward" else None
-    monkeypatch.setattr(launch.Launch, "_start_here", fail)
+    monkeypatch.setattr(launch.Launch, "_start_first", fail)
 
     def act(y):
         y = drop_blocks(x, 0.3, [3, 3])[0] if y is None else y
@@ -873,7 +1047,7 @@ def test_no_kernel_sees_tensors_that_are_traced(kernels, monkeypatch):
     monkeypatch.setattr(launch, "is_tracing", lambda: True)
     seen.append(launch.takes(x))
     monkeypatch.setattr(launch, "is_tracing", lambda: False)
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    monkeypatch.setattr(torch.compiler, COMPILING, True)
     seen.append(launch.takes(x))
     assert seen == [False, False, False]
 
@@ -890,15 +1064,17 @@ MEMORIES = {
 }
 
 
-@pytest.mark.parametrize("number", [1, 3, 161, 1500])
+@pytest.mark.parametrize("number", [1, 1500])
 @pytest.mark.parametrize("name", MEMORIES)
 def test_norms_are_judged_and_remembered_alike(name, number, both):
+    """A program judges 1024 norms. The first four updates are the warmup."""
+
     def run():
-        generator = torch.Generator().manual_seed(number)
+        generator = torch.Generator("cpu").manual_seed(number)
         memory = functional.new_memory(name.partition(",")[0], number, KERNEL_DEVICE)
         results = []
-        for update in range(14):
-            norms = torch.rand(number, generator=generator, dtype=torch.float64) * 2
+        for update in range(11):
+            norms = torch.rand(number, generator=generator, dtype=torch.float64, device="cpu") * 2
             norms = norms.to(KERNEL_DEVICE) * (10.0 if update % 5 == 4 else 1.0)
             if update in (2, 8):  # in the first updates, and later
                 norms[number // 2] = (math.inf, math.nan)[update == 8]

@@ -65,6 +65,23 @@ def test_masks_are_unions_of_blocks_that_fit_and_are_counted(shape, block, order
     assert y.stride() == torch.empty_like(x).stride()
 
 
+@hypothesis.given(
+    shape=st.tuples(*[st.integers(1, 3)] * 2, *[st.integers(1, 9)] * 2),
+    block=st.tuples(st.integers(1, 9), st.integers(1, 9)),
+    order=st.permutations(range(4)),
+    border=st.sampled_from(["inside", "across"]),
+    share=st.booleans(),
+)
+@hypothesis.settings(max_examples=100, deadline=None)
+def test_masks_are_the_same_in_each_memory_format(shape, block, order, border, share):
+    """An axis of size 1 may lie anywhere in memory, because its stride means nothing."""
+    masks = []
+    for x in (torch.ones(shape), laid(shape, order).fill_(1.0)):
+        y = drop_block2d(x, 0.2, block, border=border, share_channels=share, generator=seeded())
+        masks.append(y == 0)
+    assert torch.equal(*masks)
+
+
 @pytest.mark.parametrize("p", [1e-5, 0.0007, 0.01, 0.1, 0.39, 0.41, 0.9])
 def test_gaps_are_geometric(p):
     """By a chi-square test of the gaps between dropped elements."""
@@ -125,6 +142,7 @@ DROPS = {
     "blocks, seldom": lambda x, **o: drop_block2d(x, 0.1, 7, normalize="expected", **o),
     "blocks, often": lambda x, **o: drop_block2d(x, 0.5, 2, **o),
     "blocks by sample": lambda x, **o: drop_block2d(x, 0.3, 3, normalize="sample", **o),
+    "blocks across the border": lambda x, **o: drop_block2d(x, 0.2, 5, border="across", **o),
     "blocks, shared": lambda x, **o: drop_block2d(x, 0.3, 3, share_channels=True, **o),
 }
 each_drop = pytest.mark.parametrize("drop", DROPS.values(), ids=DROPS.keys())

@@ -1,5 +1,7 @@
 """The driver that all callbacks share, as a callback calls it."""
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
@@ -109,3 +111,18 @@ def test_findings_are_told_once_and_only_after_a_tick():
 def test_a_length_that_is_not_known(length):
     with pytest.raises(SpecError, match="the schedule has no length"):
         TrainerDriver(SPEC).begin(network(), length)
+
+
+def test_a_model_in_evaluation_mode_is_told_once():
+    """At the end of the epoch by ``verify``; the step to the next epoch says nothing more."""
+    driver, model = TrainerDriver(SPEC), network().eval()
+    driver.begin(model, 3)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for epoch in range(3):
+            for _ in range(2):
+                driver.tick(epoch, batches=2)
+                model(X).sum().backward()
+            driver.end_epoch()
+        driver.end()
+    assert told(caught) == [("1/Dropout", "never_active")]

@@ -19,6 +19,7 @@ from dropblock_hooks import (
     HookWarning,
     LinearSchedule,
     SkipUpdate,
+    SpecError,
 )
 from tests.conftest import hook_count
 
@@ -190,6 +191,11 @@ def test_time_comes_from_the_trainer(pl, arguments, options, expected):
     assert "removed" in repr(callback.attached)
 
 
+def test_a_length_in_steps_only_asks_for_the_unit(pl):
+    with pytest.raises(SpecError, match="no length.*the number of its steps, pass unit='step'"):
+        fitted(pl, drop(), options={"max_epochs": -1, "max_steps": 3})
+
+
 class Interrupted(Exception):
     pass
 
@@ -330,7 +336,7 @@ def saved(pl, tmp_path):
 
 def test_a_checkpoint_of_another_spec(pl, tmp_path):
     path, net = saved(pl, tmp_path), module(pl)
-    with pytest.raises(ValueError, match="another spec") as caught:
+    with pytest.raises(ValueError, match="another model or spec") as caught:
         fitted(pl, drop(0.3), net=net, ckpt_path=path)
     assert "DropBlock2d(p=0.2" in str(caught.value)
     assert hook_count(net) == 0
@@ -425,14 +431,14 @@ def test_the_number_of_findings_is_logged(pl, tmp_path):
 
 def test_the_scaler_of_the_precision_plugin(pl):
     notes = rates_seen(pl)
-    fitted(pl, {"model.4": ClampGrad(1.0)}, notes)
+    fitted(pl, {"model.4": ClampGrad(-1.0, 1.0)}, notes)
     assert notes.scaler is False
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     plugin = pl.plugins.MixedPrecision("16-mixed", "cpu", scaler)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         options = {"plugins": plugin, "max_epochs": 1}
-        fitted(pl, {"model.4": ClampGrad(1e-8)}, notes, options=options)
+        fitted(pl, {"model.4": ClampGrad(-1e-8, 1e-8)}, notes, options=options)
     assert notes.scaler is scaler
 
 

@@ -37,7 +37,7 @@ def normed(pl):  # noqa: F811
 def test_the_epoch_that_weight_averaging_adds(pl):  # noqa: F811
     notes, options = rates_seen(pl), {"max_epochs": 3}
     averaging = pl.callbacks.StochasticWeightAveraging(0.1, swa_epoch_start=1)
-    spec = {**drop(), "model.0": ClampGrad(1.0)}
+    spec = {**drop(), "model.0": ClampGrad(-1.0, 1.0)}
     callback, net, runner = fitted(
         pl, spec, notes, averaging, net=normed(pl), data=in_order(), options=options
     )
@@ -66,11 +66,11 @@ def test_two_callbacks(pl):  # noqa: F811
     class Own(Regularize):
         """Another class has another state."""
 
-    clamp = {"model.0": ClampGrad(1.0)}
+    clamp = {"model.0": ClampGrad(-1.0, 1.0)}
     with pytest.raises(ValueError, match=r"2 Regularize .*put all entries into the spec of a "):
         trainer(pl, Regularize(drop()), Regularize(clamp)).fit(module(pl), in_order())
     trainer(pl, Regularize(drop()), Own(clamp)).fit(module(pl), in_order())
     first = Regularize({"1": drop()["model.1"]}, root="model")
-    second = Regularize({"model.0": ClampGrad(1.0)})
+    second = Regularize({"model.0": ClampGrad(-1.0, 1.0)})
     trainer(pl, first, second).fit(module(pl), in_order())
     assert [each.attached.sites[0].calls for each in (first, second)] == [8, 8]

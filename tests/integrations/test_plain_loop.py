@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.utils.data import DataLoader
 
-from dropblock_hooks import ClipGradNorm, DropBlock2d, LinearSchedule, attach
+from dropblock_hooks import ClipGradNorm, DropBlock2d, Dropout, LinearSchedule, attach
 
 SPEC = {
     "layer2.*": DropBlock2d(p=LinearSchedule(0.0, 0.3), block_size=3),
@@ -71,3 +72,31 @@ def test_a_resumed_training_is_the_uninterrupted_one(tmp_path, net, batches, sto
         assert (site.calls, site.active_calls) == (one.calls, one.active_calls)
         assert site.total_realized_rate == one.total_realized_rate
     assert resumed.verify() == []
+
+
+def drawn_by(p, generator):
+    """The order of the data, an augmentation, and the model's own dropout in two epochs."""
+    torch.manual_seed(0)
+    loader = DataLoader(range(12), batch_size=4, shuffle=True, generator=generator)
+    own_dropout = nn.Dropout(0.5)
+    attached = attach(own_dropout, {".": Dropout(p, at="input")})
+    order, noise, masks = [], [], []
+    for epoch in range(2):
+        attached.step(epoch)
+        for batch in loader:
+            order += batch.tolist()
+            noise.append(torch.rand(()).item())
+            masks.append((own_dropout(torch.ones(64)) == 0).sum().item())
+    return order, noise, masks
+
+
+@pytest.mark.filterwarnings("ignore:.*drop the same values")
+def test_a_generator_of_the_loader_keeps_the_order_of_the_data():
+    def generator():
+        return torch.Generator().manual_seed(1)
+
+    bare, regularized = drawn_by(0.0, generator()), drawn_by(0.5, generator())
+    assert bare[0] == regularized[0]
+    assert bare[1] != regularized[1]
+    assert bare[2] != regularized[2]
+    assert drawn_by(0.0, None)[0] != drawn_by(0.5, None)[0]

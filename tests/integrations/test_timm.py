@@ -143,7 +143,7 @@ def test_a_training_may_become_longer(tmp_path):
     assert next(iter(rates[2].values()))["p"] == LinearSchedule(0.0, 0.2, epochs=8)(2)
     assert attached.sites[0].calls == 3 * 4
     other = {"layer3": DropBlock2d(p=0.3, block_size=2), "param:fc.weight": ClipGradNorm(0.01)}
-    with pytest.raises(ValueError, match="another spec"):
+    with pytest.raises(ValueError, match="another model or spec"):
         main(args_of(tmp_path, resume=last, spec=other))
     model = timm.create_model("resnet10t", num_classes=4, stem_width=8, channels=(8, 8, 16, 16))
     attached = attach(model, other)

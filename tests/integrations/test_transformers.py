@@ -262,7 +262,7 @@ def test_a_checkpoint_of_another_spec(tmp_path, hook_count):
     checkpoint = str(tmp_path / "checkpoint-3")
     other = {"bert.encoder.layer.*.output.dense": r.Dropout(p=0.2)}
     made = trainer(tmp_path, Regularize(other), **options)
-    with pytest.raises(ValueError, match="state is of another spec"):
+    with pytest.raises(ValueError, match="state is of another model or spec"):
         made.train(resume_from_checkpoint=checkpoint)
     assert hook_count(made.model) == 0
     callback = Regularize(other, strict=False)

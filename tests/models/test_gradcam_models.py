@@ -113,8 +113,9 @@ GIVEN = {  # what these families do not tell
 }
 HEAD_OF_ZEROS = {"hiera", "mlp_mixer", "sequencer"}  # as timm initializes them
 DEFAULTS = {
-    "beit": "blocks.11.norm1",
-    "cait": "blocks.23.norm1",
+    "beit": "blocks.11",
+    "cait": "blocks.23",
+    "coat": "parallel_blocks.5.norm12",
     "convnext": "stages.3",
     "crossvit": "blocks.2.fusion.1.norm1",
     "densenet": "features.norm5",
@@ -122,9 +123,9 @@ DEFAULTS = {
     "mambaout": "stages.3",
     "resnet": "layer4.0",
     "swin_transformer": "layers.3",
-    "twins": "blocks.3.3.norm1",
+    "twins": "blocks.3.3",
     "vision_transformer": "blocks.5.norm1",
-    "xcit": "blocks.11.norm1",
+    "xcit": "blocks.11",
 }
 
 

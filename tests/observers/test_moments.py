@@ -152,6 +152,27 @@ def test_parts_add_up_to_the_whole():
         assert (total.calls, total.dead) == (2, both.dead)
 
 
+@pytest.mark.parametrize("bad", [None, math.nan, math.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_outliers_of_large_tensors_are_measured_in_chunks(memory_format, dtype, bad, monkeypatch):
+    monkeypatch.setattr(outliers, "_CHUNK", 5000)
+    x = torch.randn(3, 8, 40, 30).pow(5).to(dtype, memory_format=memory_format)
+    if bad is not None:
+        x[-1, 0, 0, 0] = bad
+    state = outliers.new_outliers()
+    outliers.add_outliers(state, x, x)
+    if bad is not None:
+        assert not any(number.any() for number in state.values())
+        return
+    values = x.double().numpy()
+    distances = values - values.mean()
+    wanted = (distances**4).mean() / values.var() ** 2
+    assert outliers.kurtosis(state["moments"]) == pytest.approx(wanted, rel=1e-6)
+    assert state["outliers"] == (np.abs(distances) > 6 * values.std()).sum() > 0
+    assert state["peaks"].tolist() == np.abs(values).max((0, 2, 3)).tolist()
+
+
 @pytest.mark.parametrize("on", [(0.0, 1.0), (1.0, 0.0)], ids=str)
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
 def test_a_device_that_is_not_read_counts_the_same(on, training, monkeypatch):

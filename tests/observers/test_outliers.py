@@ -15,7 +15,7 @@ from tests.pair import run_pair
 
 scipy_stats = pytest.importorskip("scipy.stats")
 OBSERVER = ActivationStats(every=1, outliers=True)
-CHANNELS_FIRST = SimpleNamespace(take=lambda x: x)
+CHANNELS_FIRST = SimpleNamespace(to_maps=lambda x: x)
 
 
 def state_of(*calls, channels=True):
@@ -104,6 +104,26 @@ def test_a_call_with_a_value_that_is_not_finite_is_left_out(bad):
     assert measured(found) == pytest.approx(reference(calls), rel=1e-6)
     only = OBSERVER.compute(state_of(worse))
     assert measured(only) == (None, None, None)
+
+
+def test_a_call_whose_powers_exceed_float64_is_left_out():
+    good = torch.randn(8, 50).double()
+    worse = 1e90 * good
+    worse[0, 0] = 1e93
+    found = OBSERVER.compute(state_of(good, worse))
+    assert measured(found) == pytest.approx(reference([good]), rel=1e-6)
+
+
+def test_a_value_that_is_almost_an_outlier_where_values_differ_in_their_last_digit():
+    """The mean is no number of float32; from the nearest one, there would be two outliers."""
+    digits = torch.zeros(2, 10_000)
+    digits[0, :8000] = 1.0
+    digits[1, 0] = 3.0
+    digits[1, 1] = 8.0
+    x = 1 + digits * 2.0**-23
+    found = OBSERVER.compute(state_of(x))
+    assert measured(found)[:2] == pytest.approx(reference([x])[:2], rel=1e-6)
+    assert found.outliers == 1 / 20_000
 
 
 def test_values_that_have_no_ratio():

@@ -227,7 +227,7 @@ CAUSES = {
     "a wrong scale of the first weights": ("fc1", "exploding"),
     "branches that grow late": ("stem", "exploding"),
     "a recurrent net whose gradients explode": ("rnn", "nonfinite"),
-    "gradients that are never cleared": ("act3", "dead"),
+    "gradients that are never cleared": ("fc1", "accumulating"),
     "detach between two blocks": ("block1.mlp.branch.fc2", "no_gradient"),
     "no_grad around a block": ("block1.branch.bn2", "no_gradient"),
 }

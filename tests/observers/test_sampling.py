@@ -1,5 +1,6 @@
-"""Calls that are not measured start no operator of torch."""
+"""Calls that are not measured start no operator of torch, and are counted like others."""
 
+import copy
 import itertools
 import math
 import random
@@ -12,7 +13,17 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from dropblock_hooks import ActivationStats, GradientStats, Watchdog, attach, watch
+from dropblock_hooks import (
+    ActivationStats,
+    GradientStats,
+    Observer,
+    Rate,
+    Watchdog,
+    attach,
+    attachments,
+    register,
+    watch,
+)
 from dropblock_hooks.diagnosis import sights
 from dropblock_hooks.functional.kernels import launch
 from dropblock_hooks.functional.measures import DISTANCE
@@ -391,8 +402,9 @@ def test_beside_compiled_code_each_forward_is_measured():
     train(model, 20)
     attached.alerts  # takes the counts of compiled code  # noqa: B018
     eager, compiled = (attached[f"{name}/Watchdog"]._live.watch.open["watched"] for name in "01")
-    assert eager.calls == 6 + 19, "from the second forward on with compiled code"
-    assert compiled.calls == 6 + len([1, 2, 4, 8, 16, 20]), "the forwards that it measures itself"
+    assert eager.measured == 6 + 19, "from the second forward on with compiled code"
+    own = [1, 2, 4, 8, 16, 20]
+    assert compiled.measured == 6 + len(own), "the forwards that it measures itself"
     attached.remove()
 
 
@@ -406,18 +418,18 @@ def test_compiled_code_measures_some_forwards_and_tells_between_which_nan_came()
     run.take_counts()
     watched = attached["layers.2/Watchdog"]._live.watch.open["watched"]
     observed = attached["layers.2/Watchdog"]._live.observed
-    before = watched.calls
+    before = watched.measured
     train(model, 2)
     model.spoil(math.nan)
     train(model, 12)
     assert "came between forward 50 and forward 60," in found[0].text
     assert "parameter 'weight' of layers.2" in found[0].cure
-    assert watched.calls - before == len([60, 64])
+    assert watched.measured - before == len([60, 64])
     assert observed.state[DISTANCE] == observed.gradients[DISTANCE] == 1
     model.spoil(0.1)
     train(model, 35)
     run.take_counts()
-    assert watched.calls - before == 2 + 35, "each forward is measured"
+    assert watched.measured - before == 2 + 35, "each forward is measured"
     attached.remove()
 
 
@@ -544,8 +556,172 @@ def test_reading_numbers_does_not_change_which_calls_are_measured(compiled, read
 def test_a_frozen_layer_has_no_update_after_a_new_beginning():
     layer = nn.Linear(2, 2)
     updates = Updates()
-    updates.note(layer)
+    updates.after_measured_forward(layer)
     updates.forget()
     layer.requires_grad_(False)
-    updates.note(layer)
+    updates.after_measured_forward(layer)
     assert updates.updates == 0
+
+
+class Repeats(nn.Module):
+    """Calls one of its layers three times, and two layers in a checkpoint."""
+
+    def __init__(self, reentrant):
+        super().__init__()
+        self.first, self.norm, self.act = nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU()
+        self.inner = nn.Sequential(nn.Linear(4, 4), nn.Sigmoid())
+        self.reentrant = reentrant
+
+    def forward(self, x):
+        x = self.act(self.norm(self.act(self.first(x))))
+        return self.act(checkpoint(self.inner, x, use_reentrant=self.reentrant))
+
+
+class Usage:
+    """A training in which everything happens that decides how a call is counted."""
+
+    def __init__(self, active, reentrant):
+        torch.manual_seed(0)
+        self.model, self.found, self.seen = Repeats(reentrant), [], []
+        dog = Watchdog(every=25, keep=2, min_calls=4, active=active, action=self.found.append)
+        statistics = [ActivationStats(every=3, active=active), GradientStats(every=4)]
+        self.attached = attach(self.model, {"**": [dog, *statistics]})
+        self.waiting = None
+
+    def step(self):
+        self.model(torch.randn(3, 4)).square().mean().backward()
+
+    def forward(self):
+        self.waiting = self.model(torch.randn(3, 4))
+
+    def backward(self):
+        """The backward of a forward that others may have followed."""
+        if self.waiting is not None:
+            self.waiting.sum().backward()
+        self.waiting = None
+
+    def without_gradients(self):
+        with torch.no_grad():
+            self.model(torch.randn(3, 4))
+
+    def evaluate(self):
+        self.model.eval()
+        self.without_gradients()
+        self.model.train()
+
+    def evaluate_always(self):
+        with self.attached.always():
+            self.evaluate()
+
+    def pause(self):
+        with self.attached.paused():
+            self.step()
+
+    def part(self):
+        """A call that no forward of the model makes."""
+        self.model.first(torch.randn(3, 4))
+
+    def read(self):
+        self.seen += [[site.calls, site.active_calls] for site in self.attached]
+
+    def report(self):
+        self.seen.append(repr(self.attached.report()))
+
+    def save(self):
+        self.seen.append(repr(self.attached.state_dict()["sites"]))
+
+    def copy(self):
+        self.model = copy.deepcopy(self.model)
+        (self.attached,) = attachments(self.model)
+        self.found = self.attached.sites[0].regularizer.action.__self__
+
+    def epoch(self):
+        self.attached.step()
+        self.seen.append(repr(self.attached.history))
+
+    def end(self):
+        self.report()
+        self.seen.append(repr(self.attached.history))
+        for site in self.attached:
+            watch = site._live.watch
+            self.seen.append([site.calls, watch.turn, watch.was_due, repr(watch.open)])
+        return self.seen, [finding.text for finding in self.found]
+
+
+COMMON = ["step"] * 12 + ["forward", "backward", "evaluate"] * 2
+RARE = ["without_gradients", "evaluate_always", "pause", "part", "read", "report", "save", "copy"]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of the misuse that some orders are
+@pytest.mark.parametrize("reentrant", rest_slow([False, True]))
+@pytest.mark.parametrize("active", ["train", "always"])
+def test_a_call_that_is_only_counted_makes_no_difference(active, reentrant, monkeypatch):
+    generator = random.Random(f"{active} {reentrant}")
+    for _ in range(4):
+        names = generator.choices([*COMMON, *RARE, "epoch"], k=60)
+        results = []
+        for pauses in (True, False):
+            if not pauses:
+                for observer in Watchdog, ActivationStats, GradientStats:
+                    monkeypatch.setattr(observer, "pause_at", Observer.pause_at)
+            usage = Usage(active, reentrant)
+            for name in names:
+                getattr(usage, name)()
+            results.append(usage.end())
+            usage.attached.remove()
+        monkeypatch.undo()
+        for counted, ran in zip(*map(flat, results), strict=True):
+            assert counted == ran, names
+
+
+def flat(result):
+    seen, texts = result
+    return [*seen, *texts]
+
+
+def test_an_own_plan_of_measurements_is_asked_for_each_call():
+    @register
+    class Irregular(ActivationStats):
+        def is_due(self, state, turn, training, shared):
+            return turn in (0, 1, 4)
+
+    model = nn.Sequential(nn.Linear(4, 4))
+    attached = attach(model, {"0": Irregular()})
+    train(model, 7)
+    assert attached.report()[0].observed.calls == 3
+    assert attached.sites[0].calls == attached.sites[0].active_calls == 7
+
+
+class EachCall:
+    """A mixin for observers that measure each call."""
+
+    def is_due(self, state, turn, training, shared):
+        return True
+
+
+@pytest.mark.parametrize("bases", [(ActivationStats,), (EachCall, ActivationStats)])
+def test_a_pause_is_that_of_the_class_that_decides(bases):
+    """Whether the class itself or a mixin of it decides."""
+    methods = {} if EachCall in bases else {"is_due": EachCall.is_due}
+    own = register(type("Own", bases, {"__doc__": "Measures each call.", **methods}))
+    model = nn.Sequential(nn.Linear(4, 4))
+    attached = attach(model, {"0": own(every=5)})
+    for _ in range(10):
+        model(torch.randn(3, 4))
+    assert attached.report()[0].observed.calls == 10
+
+
+def test_set_keeps_the_calls_that_were_not_measured():
+    @register
+    class Levelled(ActivationStats):
+        """Has a rate."""
+
+        level: Rate = 1.0
+
+    model = nn.Sequential(nn.Linear(4, 4))
+    attached = attach(model, {"0": Levelled(every=5)})
+    for _ in range(9):
+        model(torch.randn(3, 4))
+    attached.set("0", level=2.0)
+    (row,) = attached.report()
+    assert row.calls == row.active_calls == 9

@@ -2,6 +2,7 @@
 
 import functools
 import random
+import warnings
 
 import pytest
 import torch
@@ -24,6 +25,7 @@ from dropblock_hooks import (
     attach,
     plan,
 )
+from dropblock_hooks.presets import drop_block_resnet
 
 IMAGE = torch.ones(2, 3, 16, 16)
 
@@ -171,7 +173,7 @@ def test_spec_faults_are_raised(net):
     with pytest.raises(SpecError, match="layr1"):
         plan(net, {"layr1": Dropout(0.1)}, IMAGE)
     attached = attach(net, {"layer1.0": Dropout(0.1), "param:fc.bias": ClampGrad(-1, 1)})
-    with pytest.raises(SpecError, match="a live Attachment"):
+    with pytest.raises(SpecError, match="an earlier attach has put Dropout on layer1.0"):
         plan(net, {"layer1.0": Dropout(0.1)}, IMAGE)
     assert plan(net, {"layer1.1": Dropout(0.1)}, IMAGE).findings == ()
     assert attached.sites[0].calls == 0
@@ -190,6 +192,12 @@ def test_without_an_example(net):
     assert kinds(planned) == ["no_pass"]
     shape = plan(net, {"layer1.*": Dropout2d(0.1)}, (2, 3, 16, 16))
     assert "Give a tensor in place of its shape" in line(shape, "no_pass")
+    for nothing in ((), {}):
+        told = line(plan(net, {"layer1.*": Dropout2d(0.1)}, nothing), "no_pass")
+        assert told.endswith("missing 1 required positional argument: 'x'")
+    for batch in ((IMAGE, torch.ones(2)), [IMAGE, torch.ones(2)]):
+        meant = "an argument of the model. Of a batch (x, y), give only x"
+        assert meant in line(plan(net, {"layer1.*": Dropout2d(0.1)}, batch), "no_pass")
     for example in (IMAGE, (IMAGE,), {"x": IMAGE}):
         assert plan(net, {"layer1.*": Dropout2d(0.1)}, example)[0].shape == (2, 8, 8, 8)
     net.pretrained_cfg = {"input_size": (3, 32, 32)}
@@ -354,6 +362,14 @@ def test_a_rate_that_begins_at_0_is_planned_as_any_other():
     assert "say grid=" in planned.problems[0]
 
 
+def warned(action):
+    """The texts of the findings that an action warns of."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        action()
+    return [finding.text for warning in caught for finding in warning.message.findings]
+
+
 @pytest.mark.parametrize(("block_size", "mark"), [(7, "whole map"), (9, "clipped")])
 def test_a_block_as_large_as_the_map_is_reported(block_size, mark):
     def model():
@@ -365,12 +381,79 @@ def test_a_block_as_large_as_the_map_is_reported(block_size, mark):
     assert [finding.kind for finding in planned.findings] == ["clipped"]
     assert told in planned.warnings[0]
     assert f"7x7 ({mark})" in str(planned)
-    with pytest.warns(HookWarning, match="as large as the map"):
-        attach(model(), spec, example_input=x)
+    is_larger = block_size > 7  # a block of exactly the map may be meant, as in the paper
+    assert planned.findings[0].severity == ("warning" if is_larger else "note")
+    assert warned(lambda: attach(model(), spec, example_input=x)) == [told] * is_larger
+
     net = model()
     attached = attach(net, spec)
-    net(x)
+    net(x).sum().backward()
     assert f"7x7 ({mark})" in str(attached.report())
+    assert [finding.text for finding in attached.verify()] == [told] * is_larger
+    assert warned(lambda: attached.step(1)) == [told] * is_larger
+    net(x).sum().backward()
+    assert warned(lambda: attached.step(2)) == []  # once
+    net(torch.randn(2, 3, 12, 12))
+    net(x)
+    assert attached.verify() == []  # some maps are larger
+
+
+def test_the_preset_of_the_paper_is_silent_at_the_size_of_its_images():
+    model = nn.Sequential()
+    for name, stride in (("stem", 16), ("layer3", 1), ("layer4", 2)):
+        block = nn.Sequential()
+        block.add_module("bn1", nn.Conv2d(3, 3, 1, stride))
+        model.add_module(name, nn.Sequential(block))
+    attached = attach(model, drop_block_resnet(model), example_input=torch.randn(2, 3, 224, 224))
+    for epoch in range(2):
+        attached.step(epoch)
+        model(torch.randn(2, 3, 224, 224)).sum().backward()
+    assert attached["layer4.0.bn1"].map_size == (7, 7)
+    assert attached.verify() == []
+
+
+@pytest.mark.parametrize("block_size", [7, 9])
+def test_blocks_across_the_border_leave_a_part_of_a_map_of_their_size(block_size):
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1))
+    x = torch.randn(2, 3, 7, 7)
+    spec = {"0": DropBlock2d(0.1, block_size, border="across")}
+    assert "whole channels" not in str(plan(model, spec, x).warnings)
+    attached = attach(model, spec)
+    model(x)
+    assert attached.verify() == []
+
+
+@pytest.mark.parametrize(
+    ("p", "noted"), [(0.9, True), (LinearSchedule(0.0, 0.8, epochs=3), True), (0.5, False)], ids=str
+)
+def test_a_rate_above_a_half_is_noted_for_dropblock(p, noted):
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3))
+    planned = plan(model, {"0": DropBlock2d(p, 3), "1": Dropout(0.9)}, torch.randn(2, 3, 16, 16))
+    texts = [f"{finding.sites} {finding.text}" for finding in planned.findings]
+    assert len(texts) == noted
+    assert all(text.startswith("('0/DropBlock2d',) with p=0.") for text in texts)
+
+
+def test_the_row_of_a_site_with_an_error_shows_no_map_of_an_earlier_call():
+    class SharedReLU(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(3, 8, 3, padding=1)
+            self.fc = nn.Linear(8 * 49, 8)
+            self.relu = nn.ReLU()
+
+        def forward(self, x):
+            return self.relu(self.fc(self.relu(self.conv(x)).flatten(1)))
+
+    planned = plan(SharedReLU(), {"*": DropBlock2d(0.1, 3)}, torch.randn(2, 3, 7, 7))
+    conv, fc, relu = planned
+    assert (conv.layout, conv.block_size, conv.expected_share) == ("NCHW", (3, 3), 0.1)
+    for row in (fc, relu):
+        unknown = (row.layout, row.map_size, row.block_size, row.clipped, row.expected_share)
+        assert unknown == (None, None, None, False, None)
+    first, second = planned.problems
+    assert "Use Dropout on a Linear layer" in first
+    assert "this layer is called at several places. Put the regularizer on a layer" in second
 
 
 def test_a_rate_that_compiled_code_holds_is_noted_if_it_moves():
@@ -378,3 +461,23 @@ def test_a_rate_that_compiled_code_holds_is_noted_if_it_moves():
     ramp = LinearSchedule(0.1, 0.3, epochs=3)
     planned = plan(model, {"[01]": Retune(ramp), "2": Retune(0.2)}, torch.ones(2, 3))
     assert found(planned, "recompiles").sites == ("1/Retune",)
+
+
+class WithToken(nn.Module):
+    """A model with a parameter of its own, beside those of a layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.token = nn.Parameter(torch.zeros(1, 3))
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.layer(x + self.token)
+
+
+@pytest.mark.parametrize(("selector", "is_noted"), [("param:*", True), ("param:**", False)])
+def test_a_selector_of_the_models_own_parameters_is_noted(selector, is_noted):
+    planned = plan(WithToken(), {selector: ClipGradNorm(1.0)}, torch.ones(2, 3))
+    noted = "'param:*' selects 1 of 3 parameters, those of the model itself: 'param:**' selects"
+    assert (noted in str(planned)) is is_noted
+    assert [finding.severity for finding in planned.findings] == ["note"] * is_noted

@@ -42,6 +42,16 @@ def test_gradients_stand_in_the_order_of_the_model_with_their_bounds():
     assert ax.get_yscale() == "log"
 
 
+def test_a_layer_that_is_gone_comes_last():
+    attached = trained({"*": GradientStats()})
+    model = attached._base
+    del model[3]
+    figure = plot_gradient_flow(attached)
+    assert names(figure.axes[0]) == ["0", "1", "2", "3"]
+    sites = attached.select(GradientStats)
+    assert [site.name for site in sites] == ["0", "1", "2", "3"]
+
+
 def test_gradients_that_are_all_zero_can_be_drawn():
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     attached = attach(model, {"*": GradientStats()})

@@ -1,5 +1,7 @@
 """Peers' layers, modules and functions in the place of a regularizer."""
 
+from typing import ClassVar
+
 import pytest
 import torch
 from torch import nn
@@ -71,6 +73,59 @@ class AddsBuffer(nn.Module):
         return x + self.shift
 
 
+class ShapeSeen(nn.Module):
+    """A peer's dropout, which drops nothing, and notes the shape that it gets."""
+
+    shapes: ClassVar[list[tuple[int, ...]]] = []
+
+    def forward(self, x):
+        self.shapes.append(tuple(x.shape))
+        return x + 0
+
+
+class ShapeSeenDropout2d(ShapeSeen):
+    """Its name says that it drops channels."""
+
+
+@pytest.mark.parametrize("layout", ["auto", "NHWC"])
+def test_a_dropout_of_channels_drops_channels_in_a_layout_with_channels_last(layout):
+    model = nn.Sequential(nn.LayerNorm(16))
+    attached = attach(model, {"0": Foreign(nn.Dropout2d, p=0.5, layout=layout)})
+    y = model(torch.randn(8, 5, 6, 16))
+    is_zero = y == 0
+    assert torch.equal(is_zero.all(dim=(1, 2)), is_zero.any(dim=(1, 2)))
+    assert 0 < is_zero.float().mean() < 1
+    assert attached.sites[0].layout == "NHWC"
+
+
+SHAPES = {
+    "channels last": (Foreign(ShapeSeenDropout2d), (2, 4, 6, 8), (2, 8, 4, 6)),
+    "channels last, stated": (
+        Foreign(ShapeSeenDropout2d, layout="NHWC"),
+        (2, 8, 6, 8),
+        (2, 8, 8, 6),
+    ),
+    "vectors": (Foreign(ShapeSeenDropout2d), (2, 8), (2, 8)),
+    "a map of tokens": (Foreign(ShapeSeen, grid=(4, 3)), (2, 12, 8), (2, 8, 4, 3)),
+    "tokens behind a class token": (
+        Foreign(ShapeSeen, grid=(4, 3), prefix_tokens=1),
+        (2, 13, 8),
+        (2, 8, 4, 3),
+    ),
+    "no channels needed": (Foreign(ShapeSeen), (2, 4, 6, 8), (2, 4, 6, 8)),
+}
+
+
+@pytest.mark.parametrize("case", SHAPES)
+def test_the_shape_that_a_module_gets(case):
+    regularizer, given, expected = SHAPES[case]
+    model = nn.Sequential(nn.LayerNorm(8))
+    attach(model, {"0": regularizer})
+    ShapeSeen.shapes.clear()
+    assert model(torch.randn(given)).shape == given
+    assert ShapeSeen.shapes == [expected]
+
+
 def test_buffers_follow_the_layer_to_another_device():
     model = nn.Sequential(nn.Linear(4, 4, device="meta"))
     attach(model, {"0": Foreign(AddsBuffer)})
@@ -99,6 +154,15 @@ def test_a_bare_module_is_copied_and_a_function_taken_as_it_is():
         (lambda: Foreign(dict), TypeError, "takes a module, its class or a function"),
         (lambda: Foreign(nn.Dropout(0.1), p=0.2), TypeError, "no arguments"),
         (lambda: Foreign(nn.Dropout, p=0.1, at="nowhere"), ValueError, "at must be"),
+        (lambda: Foreign(torch.square, layout="NHWC"), ValueError, "layout='NHWC' has no effect"),
+        *[
+            (
+                lambda grid=grid: Foreign(nn.Dropout2d, grid=grid),
+                ValueError,
+                "grid must have 2 axes",
+            )
+            for grid in (7, (), (7,), (1, 2, 3, 4))
+        ],
     ],
 )
 def test_refuses(make, error, text):

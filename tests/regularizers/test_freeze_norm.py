@@ -286,7 +286,7 @@ def test_other_norms_with_statistics():
 REFUSED = {
     "LayerNorm": (nn.LayerNorm(4), "0", r"a LayerNorm has no running statistics \(running_mean\)"),
     "GroupNorm": (nn.GroupNorm(2, 4), "0", "a GroupNorm has no running statistics"),
-    "InstanceNorm": (nn.InstanceNorm2d(4), "0", "a InstanceNorm2d has no running statistics"),
+    "InstanceNorm": (nn.InstanceNorm2d(4), "0", "an InstanceNorm2d has no running statistics"),
     "without statistics": (
         nn.BatchNorm2d(4, track_running_stats=False),
         "0",

@@ -22,8 +22,8 @@ def run(regularizer, grad, layout="NCHW", grad_scale=1.0, t=0.0):
     if not regularizer.channelwise:
         return regularizer.apply(grad, now)
     view = View(layout)
-    regularized, changed = regularizer.apply(view.take(grad), now)
-    return view.put(regularized, grad), changed
+    regularized, changed = regularizer.apply(view.to_maps(grad), now)
+    return view.from_maps(regularized, grad), changed
 
 
 # Class against function -------------------------------------------------------------------------

@@ -201,7 +201,7 @@ REFUSED = {
     ),
     "bag": (
         lambda: attach(nn.Sequential(nn.EmbeddingBag(5, 4)), {"0": NEFTune(5.0)}),
-        "a EmbeddingBag is no embedding of tokens",
+        "an EmbeddingBag is no embedding of tokens",
     ),
 }
 
@@ -217,8 +217,9 @@ def test_refused(case):
 def test_bad_arguments():
     with pytest.raises(ValueError, match="alpha must be >= 0, got -1"):
         NEFTune(-1.0)
-    with pytest.raises(ValueError, match="output of an embedding: it takes no at or index"):
-        NEFTune(5.0, at="input")
+    for option in ({"at": "input"}, {"index": 0}, {"layout": "NHWC"}):
+        with pytest.raises(ValueError, match="of an embedding: it takes no at, index or layout"):
+            NEFTune(5.0, **option)
     with pytest.raises(TypeError, match="must be a floating-point tensor, got torch.int64"):
         functional.neftune(tokens().unsqueeze(2), 5.0)
     with pytest.raises(ValueError, match=r"embeddings of the shape \(N, L, d\), got shape \(3, 4"):

@@ -1,6 +1,7 @@
 """Penalties of activations: the gradients of ``loss + weight * penalty``, by autograd."""
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from dropblock_hooks import (
     attach,
     functional,
 )
+from tests.cases import rest_slow
 from tests.pair import one_process
 from tests.sites.test_graph import calls_of_the_package
 
@@ -77,7 +79,7 @@ def test_the_function_in_float64(name, shape):
     wanted = formula(x)
     torch.testing.assert_close(function(x), wanted, rtol=1e-12, atol=1e-12)
     (gradient,) = torch.autograd.grad(wanted, x)
-    mine, value = make(WEIGHT).gradient(x.detach())
+    mine, value = make(WEIGHT).penalty_gradient(x.detach())
     torch.testing.assert_close(mine, gradient, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(value, wanted.detach(), rtol=1e-12, atol=1e-12)
     assert torch.autograd.gradcheck(function, x)
@@ -86,14 +88,14 @@ def test_the_function_in_float64(name, shape):
 def test_the_axis_of_z_loss():
     x = torch.randn(2, 5, 3, dtype=torch.float64)
     torch.testing.assert_close(functional.z_loss(x, 1), functional.z_loss(x.transpose(1, 2)))
-    mine, _ = ZLoss(1.0, dim=1).gradient(x)
-    other, _ = ZLoss(1.0).gradient(x.transpose(1, 2))
+    mine, _ = ZLoss(1.0, dim=1).penalty_gradient(x)
+    other, _ = ZLoss(1.0).penalty_gradient(x.transpose(1, 2))
     torch.testing.assert_close(mine, other.transpose(1, 2))
 
 
 def test_z_loss_of_large_and_masked_logits():
     x = torch.tensor([[1e4, -torch.inf, 0.0]], requires_grad=True)
-    mine, value = ZLoss(1.0).gradient(x.detach())
+    mine, value = ZLoss(1.0).penalty_gradient(x.detach())
     assert value == 1e8
     assert torch.equal(mine, torch.tensor([[2e4, 0.0, 0.0]]))
 
@@ -311,11 +313,14 @@ def test_two_processes(tmp_path):
     run_pair(tmp_path, "tests.regularizers.test_penalties", ["in_two_processes"])
 
 
-@each_penalty
-@pytest.mark.parametrize("scaled", [False, True], ids=["unscaled", "scaled"])
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
-def test_compiled(name, scaled, backend):
+COMPILED = [*itertools.product(PENALTIES, ["unscaled", "scaled"], ["aot_eager", "inductor"])]
+SOON = [("ZLoss", "unscaled", "aot_eager"), ("ZLoss", "scaled", "aot_eager")]
+
+
+@pytest.mark.parametrize(("name", "loss", "backend"), rest_slow(COMPILED, SOON))
+def test_compiled(name, loss, backend):
     """One graph for all weights, and no Python in a warm step."""
+    scaled = loss == "scaled"
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0) if scaled else None
     scale = 256.0 if scaled else 1.0
     net = make_net()

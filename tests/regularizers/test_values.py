@@ -3,6 +3,7 @@
 import copy
 import math
 import pickle
+import re
 from dataclasses import FrozenInstanceError, fields
 
 import numpy as np
@@ -51,6 +52,7 @@ INSTANCES = [
     r.ScaleGrad(r.StepSchedule({0: 0.0, 5: -1.0}), active="always"),
     r.ZeroGrad(),
     r.AdaptiveClipGrad(r.LinearSchedule(0.1, 0.01, 5), eps=0.1, norm_type=math.inf),
+    r.AdaptiveClipGrad(0.02, group=True),
     r.CentralizeGrad(),
     r.AdaGC(r.LinearSchedule(2.0, 1.05, 5), group=True, decay=0.9),
     r.ZClip(3.0, max_norm=1.0, group=False),
@@ -115,6 +117,7 @@ def test_copies_are_equal_others_are_not_and_all_are_frozen(regularizer):
         (r.DropBlock2d(0.1, (7, 7)), r.DropBlock2d(0.1, 7)),
         (r.DropBlock2d(0.1, [3, 5]), r.DropBlock2d(0.1, (3, 5))),
         (r.DropBlock2d(0.1, np.int64(3)), r.DropBlock2d(0.1, 3)),
+        (r.Dropout(index=np.int64(1)), r.Dropout(index=1)),
         (r.Disout(0.1, [3, 3], 1), r.Disout(0.1, 3, 1.0)),
         (r.Dropout(np.float64(0.25)), r.Dropout(0.25)),
         (r.Dropout(1), r.Dropout(1.0)),
@@ -131,12 +134,13 @@ def test_the_same_in_other_words_is_equal(one, other):
 @each_class
 def test_rates(cls):
     name, others = RATES[cls]
-    schedule, one = r.LinearSchedule(0.1, 0.5, 6), cls(0.1, active="always")
-    assert cls(0.1).rates == {name: 0.1, **others}
+    low, middle, high = (0.1, 0.4, 0.5) if cls is not r.ClampGrad else (-0.1, -0.4, -0.5)
+    schedule, one = r.LinearSchedule(low, high, 6), cls(low, active="always")
+    assert cls(low).rates == {name: low, **others}
     assert cls(schedule).rates == {name: schedule, **others}
-    assert [cls(schedule).values(t)[name] for t in (0, 5)] == [0.1, 0.5]
-    assert one.with_rates(**{name: 0.4}) == cls(0.4, active="always")
-    assert one == cls(0.1, active="always")
+    assert [cls(schedule).values(t)[name] for t in (0, 5)] == [low, high]
+    assert one.with_rates(**{name: middle}) == cls(middle, active="always")
+    assert one == cls(low, active="always")
     with pytest.raises(ValueError, match="has no rate 'q'; its rates: " + name):
         one.with_rates(q=0.4)
     with pytest.raises(ValueError, match=f"{name} must be"):
@@ -177,6 +181,10 @@ def test_rates_are_checked(rate, error, message, cls):
         (lambda: r.Dropout(None), TypeError, "must be a number.*None"),
         (r.ClampGrad, ValueError, "min or max must be given"),
         (lambda: r.ClampGrad(1.0, -1.0), ValueError, "min must be <= max, got min=1, max=-1"),
+        (lambda: r.ClampGrad(0.5), ValueError, "^min=0.5 without.*write.*min=-0.5 and max=0.5"),
+        (lambda: r.ClampGrad(max=-2.0), ValueError, "^max=-2 without.*write.*min=-2 and max=2"),
+        (lambda: r.DropBlock2d(p=10), ValueError, r"p must be .*got 10 \(10 % is 0.1\)"),
+        (lambda: r.DropBlock2d(p=1.3), ValueError, r"p must be in \[0, 1\], got 1.3$"),
         (lambda: r.GaussianDropout(1.0), ValueError, r"p must be in \[0, 1\), got 1"),
         (lambda: r.ClipGradNorm(0), ValueError, "max_norm must be > 0, got"),
         (lambda: r.ClipGradNorm(r.LinearSchedule(1.0, 0.0, 5)), ValueError, "max_norm must be > 0"),
@@ -186,6 +194,10 @@ def test_rates_are_checked(rate, error, message, cls):
         (lambda: r.StochasticDepth(0.1, at="input"), ValueError, "output of a block: at='output'"),
         (lambda: r.DropBlock2d(0.1, share_channels="false"), TypeError, "share_channels must be"),
         (lambda: r.DropBlock2d(normalize="bacth"), ValueError, "normalize must be .*'bacth'"),
+        *[
+            (lambda i=i: r.Dropout(index=i), TypeError, "^index must be an integer or a key, got")
+            for i in (1.5, True, b"x", [0], (0, 1), torch.ones(2))
+        ],
     ],
 )
 def test_arguments_are_checked(make, error, message):
@@ -277,3 +289,40 @@ def test_a_class_must_define_its_methods():
 
     with pytest.raises(TypeError, match=r"WithoutCompute must define compute\(\)"):
         WithoutCompute()
+
+
+@pytest.mark.parametrize("names", ["self, x", "self", "self, x, now, more"])
+def test_apply_takes_the_tensor_and_now(names):
+    methods = {}
+    exec(f"def apply({names}): pass", methods)
+    message = f"Mine.apply must take (self, x, now), got ({names}): write `def apply(self, x, now)`"
+    with pytest.raises(TypeError, match=f"^{re.escape(message)}"):
+        type("Mine", (r.Regularizer,), {"apply": methods["apply"]})
+
+
+def test_apply_may_have_other_parameters():
+    class Mine(r.Regularizer):
+        def apply(self, x, *rest, scale=1):
+            return x, None
+
+    assert Mine().apply(1, None) == (1, None)
+
+
+def test_an_assignment_is_answered_with_what_to_write():
+    @r.register(name="TestWithInit")
+    class WithInit(r.Regularizer):
+        def __init__(self, p=0.1):
+            self.p = p
+
+        def apply(self, x, now):
+            return x, None
+
+    class Grown(r.Dropout):
+        pass
+
+    with pytest.raises(FrozenInstanceError, match=r"'p' of WithInit, .*`p: Probability = 0.1`"):
+        WithInit()
+    for cls in (r.Dropout, Grown):
+        with pytest.raises(FrozenInstanceError, match=r"write attached.set\(\.\.\., p=\.\.\.\)"):
+            cls().p = 0.2
+    Grown().more = 1  # only fields are frozen in a subclass that is not registered

@@ -71,7 +71,7 @@ NOTHING = {
     "attr:drop_rato": r"'attr:drop_rato' matches nothing.* \(closest: attr:drop_rate",
     "attr:re:(": "'attr:re:\\(' is not a pattern",
     "attr:": "'attr:' matches nothing",
-    "attr:lstm": "closest: .*lstm",
+    "attr:lstm": r"write .attr:lstm\.\*\*., because",
     "atr:dropout": r"unknown prefix atr: \(closest: attr\)",
     Select(names="attr:drop_*", expect=7): "expected 7 layers, got 1: drop_rate",
 }

@@ -172,6 +172,12 @@ def test_stages(resnet):
         ("Conv2d", "closest: type:Conv2d"),
         ("1.conv", "closest: .*layer1.1.conv"),
         ("layr1.*", "closest: .*layer1"),
+        ("layer(1|2)", r"write 're:layer\(1\|2\)'; without re:"),
+        ("layer{1,2}.*", r"write 're:layer\(1\|2\)\[.\]\[\^.\]\*'; without re:"),
+        ("param:layer(1|2).**", r"write 'param:re:layer\(1\|2\)\[.\].\+'"),
+        ("layer(7|8)", r"closest: .*layer1"),
+        ("type:DropPath", "no such layer. timm .*drop_path_rate=0.1, or attach presets.drop_path"),
+        ("type:timm.layers.DropPath", "no such layer. timm makes drop paths only"),
         ("re:(", "is not a pattern"),
     ],
 )

@@ -78,6 +78,13 @@ def test_the_exact_name_counts_before_similar_names():
     assert target(model, 1) == "repeat_1"
 
 
+def test_entries_that_count_from_1_stop_no_other_selector():
+    model = Net("blocks", ("block.1", "block.2"))
+    attached = attach(model, {"stem": DropBlock2d(0.1, 3)})
+    model(torch.randn(2, 3, 5, 5))
+    assert attached.sites[0].calls == 1
+
+
 @pytest.mark.parametrize(
     ("model", "selector", "message"),
     [
@@ -85,6 +92,7 @@ def test_the_exact_name_counts_before_similar_names():
         (timm.create_model("tresnet_m"), "stage:0", "which the model does not have"),
         (Net(), "stage:last", "takes an integer, got 'last'"),
         (Net(named=("stem2", "stages.1")), "stage:0", "names 'stem2', which the model does not"),
+        (Net("blocks", ("block.1", "block.2")), "stage:0", "names 'block.1', which the model does"),
         (Wrapped(a=Net(), b=Net()), "stage:0", "several submodules have it: a, b; .* root="),
         (nn.Sequential(nn.Conv2d(3, 8, 1)), "stage:0", r"no module has it; name the layers \(0\)"),
     ],

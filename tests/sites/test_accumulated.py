@@ -1,16 +1,19 @@
 """Gradients that accumulate: regularized once per update, at the step of the optimizer."""
 
 import copy
+import gc
 import pickle
+import weakref
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import distributed, nn
-from torch.nn.utils import clip_grad_norm_, get_total_norm
+from torch.nn.utils import clip_grad_norm_, get_total_norm, prune
 
 from dropblock_hooks import (
+    AdaptiveClipGrad,
     CentralizeGrad,
     ClampGrad,
     ClipGradNorm,
@@ -108,6 +111,54 @@ def test_what_acts_once_acts_on_the_sum(name, parts):
     optimizer.step()
     torch.testing.assert_close(layer.weight.grad, by_hand(whole))
     assert (attached.sites[0].calls, attached.sites[0].active_calls) == (len(parts), 1)
+
+
+def other_type(layer):
+    layer.double()
+
+
+def other_parameter(layer):
+    layer.weight = nn.Parameter(torch.zeros(2, 4))
+
+
+def pruned(layer):
+    prune.l1_unstructured(layer, "weight", 1)
+
+
+def other_shape(layer):
+    layer.weight.data = torch.zeros(2, 5)
+    layer.weight.grad = None
+
+
+@pytest.mark.parametrize("change", [other_type, other_parameter, pruned, other_shape])
+def test_a_parameter_that_changes_between_two_updates(change):
+    """An update remembers the parameters of the update before."""
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(3, 2))
+    optimizer = SGD(model.parameters(), lr=0.0)
+    attached = attach(model, {"param:*.weight": ClipGradNorm(0.5, **ONCE)}, optimizer=optimizer)
+    for update in range(3):
+        if update == 1:
+            change(model[0])
+            optimizer.param_groups[0]["params"] = list(model.parameters())
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+        for layer in model:
+            grad = getattr(layer, "weight_orig", layer.weight).grad
+            torch.testing.assert_close(grad.norm().item(), 0.5)
+    assert [site.active_calls for site in attached] == [3, 3]
+    assert [site.norms.count for site in attached] == [3, 3]
+
+
+def test_a_sparse_gradient_after_a_dense_one():
+    layer = nn.Embedding(4, 2)
+    optimizer = SGD(layer.parameters(), lr=0.0)
+    attach(layer, {"param:weight": ClipGradNorm(0.5, **ONCE)}, optimizer=optimizer)
+    layer.weight.grad = torch.ones(4, 2)
+    optimizer.step()
+    layer.weight.grad = torch.ones(4, 2).to_sparse()
+    with pytest.raises(SiteError, match="dense"):
+        optimizer.step()
 
 
 @pytest.mark.parametrize("norm_type", [2.0, 1.0, 3.0, float("inf")])
@@ -301,9 +352,9 @@ def test_several_optimizers():
 def test_an_optimizer_of_another_model_is_refused():
     model = net()
     with pytest.raises(ValueError, match=r"holds none of the parameters of 0.weight/ClampGrad"):
-        attach(model, {"param:**": ClampGrad(1, **ONCE)}, optimizer=SGD(net().parameters()))
+        attach(model, {"param:**": ClampGrad(-1, 1, **ONCE)}, optimizer=SGD(net().parameters()))
     assert not attachments(model)
-    attached = attach(model, {"param:**": ClampGrad(1, **ONCE)})
+    attached = attach(model, {"param:**": ClampGrad(-1, 1, **ONCE)})
     mine = SGD(model.parameters())
     attached.optimizer = mine
     with pytest.raises(ValueError, match="holds none"):
@@ -389,11 +440,21 @@ def test_a_layer_in_evaluation_mode_is_the_cause(now):
     assert all("optimizer" not in finding.text for finding in found)
 
 
-@pytest.mark.parametrize("given", ["adam", SGD, 3, [3]])
-def test_what_is_no_optimizer_is_refused(given):
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("adam", r"got 'adam' \(str\): write optimizer=torch.optim.SGD\(model.parameters\(\), lr="),
+        (SGD, r"got the class SGD: write optimizer=SGD\(model.parameters\(\), lr=...\)"),
+        (net().parameters(), r"got <generator .*write optimizer=torch.optim.SGD\(model.parameters"),
+        (3, r"got 3 \(int\)"),
+        ([3], r"got 3 \(int\)"),
+    ],
+    ids=["a name", "a class", "parameters", "a number", "a list"],
+)
+def test_what_is_no_optimizer_is_refused(given, message):
     model = net()
-    with pytest.raises(TypeError, match=r"optimizer must be a torch.optim.Optimizer.*got"):
-        attach(model, {"param:**": ClampGrad(1, **ONCE)}, optimizer=given)
+    with pytest.raises(TypeError, match=f"^optimizer must be a torch.optim.Optimizer.*{message}"):
+        attach(model, {"param:**": ClampGrad(-1, 1, **ONCE)}, optimizer=given)
     assert not attachments(model)
 
 
@@ -465,10 +526,55 @@ def test_an_update_without_the_optimizer_is_told_once():
     assert attached.verify() == []
 
 
-def test_it_is_for_parameters():
-    for regularizer in (ClampGrad(-1, 1, **ONCE), ClipGradNorm(1.0, group=True)):
-        with pytest.raises(SpecError, match="acts once per update is for parameters: write param:"):
-            attach(net(), {"0": regularizer})
+@pytest.mark.parametrize(
+    ("selector", "meant"),
+    [
+        ("0", "param:0.**"),
+        ("0.*", "param:0.**"),
+        ("[0]", "param:[0].**"),
+        ("**", "param:**"),
+        (".", "param:**"),
+        ("type:Linear", "param:NAME.**"),
+    ],
+)
+@pytest.mark.parametrize("regularizer", [ClampGrad(-1, 1, **ONCE), ClipGradNorm(1.0, group=True)])
+def test_it_is_for_parameters(regularizer, selector, meant):
+    model = nn.Sequential(nn.Sequential(nn.Linear(2, 2)))
+    with pytest.raises(SpecError) as caught:
+        attach(model, {selector: regularizer})
+    assert f"acts once per update is for parameters: write '{meant}'" in str(caught.value)
+    if "NAME" not in meant:
+        assert len(attach(model, {meant: ClipGradNorm(1.0)})) == 2
+
+
+def updated_model():
+    """A model after an update whose gradients were clipped together, and its optimizer."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    optimizer = SGD(model.parameters(), lr=0.1)
+    attached = attach(model, {"param:**": ClipGradNorm(1.0, group=True)}, optimizer=optimizer)
+    model(torch.ones(3, 4)).sum().backward()
+    optimizer.step()
+    return model, optimizer, attached
+
+
+def test_an_optimizer_keeps_no_parameter_of_a_deleted_model():
+    model, optimizer, attached = updated_model()
+    parameter = weakref.ref(model[0].weight)
+    optimizer.param_groups[0]["params"] = [nn.Parameter(torch.ones(1))]
+    optimizer.state.clear()
+    del model, attached
+    gc.collect()
+    assert parameter() is None
+
+
+def test_a_module_that_is_sharded_after_an_update_is_refused():
+    """Its parameter stays the same object, as with FSDP(use_orig_params=True)."""
+    model, optimizer, _ = updated_model()
+    model[0]._is_fsdp_managed_module = True
+    model[0].weight._fsdp_flattened = True
+    model(torch.ones(3, 4)).sum().backward()
+    with pytest.raises(SiteError, match="FSDP shards the parameter"):
+        optimizer.step()
 
 
 def test_a_sparse_gradient_is_refused():
@@ -504,6 +610,26 @@ def ddp_clips_the_mean(rank):
         assert attached.verify(distributed=True) == []
 
 
+def ddp_compares_the_mean_with_the_weights(rank):
+    """One norm of the averaged gradients against one norm of the weights."""
+    model = net()
+    wrapped = nn.parallel.DistributedDataParallel(model)
+    optimizer = SGD(wrapped.parameters(), lr=0.1)
+    spec = {"param:**": AdaptiveClipGrad(0.02, group=True)}
+    attached = attach(wrapped, spec, optimizer=optimizer)
+    loss_of(wrapped, rank).backward()
+    plain = net()
+    for i in range(2):
+        (loss_of(plain, i) / 2).backward()
+    weight_norm = get_total_norm(plain.parameters()).item()
+    norm = clip_grad_norm_(plain.parameters(), 0.02 * weight_norm).item()
+    assert norm > 0.02 * weight_norm
+    optimizer.step()
+    close(gradients(model), gradients(plain), rtol=1e-4)
+    assert attached.sites[0].norms.mean == pytest.approx(norm / weight_norm, rel=1e-4)
+    assert attached.verify(distributed=True) == []
+
+
 def ddp_refuses_other_noise_in_each_process(rank):
     wrapped = nn.parallel.DistributedDataParallel(net())
     optimizer = SGD(wrapped.parameters(), lr=0.1)
@@ -535,8 +661,13 @@ def fsdp1_is_refused(rank):
     reason="this torch has no gloo",
 )
 def test_two_processes(tmp_path):
-    calls = "ddp_clips_the_mean", "ddp_refuses_other_noise_in_each_process", "fsdp1_is_refused"
-    run_pair(tmp_path, "tests.sites.test_accumulated", [*calls])
+    calls = [
+        "ddp_clips_the_mean",
+        "ddp_compares_the_mean_with_the_weights",
+        "ddp_refuses_other_noise_in_each_process",
+        "fsdp1_is_refused",
+    ]
+    run_pair(tmp_path, "tests.sites.test_accumulated", calls)
 
 
 def split_group(*optimizers_of, spec):

@@ -270,6 +270,74 @@ def test_several_forwards_before_their_backward():
     assert [site.active_calls for site in attached] == [6, 6]
 
 
+def in_a_checkpoint(regularizer):
+    """A compiled function with a checkpoint, whose backward needs the result of the site again."""
+    block = nn.Sequential(nn.Identity())
+    attached = attach(block, {"0": regularizer})
+
+    def squared(x):
+        return block(x * 1.0).square()
+
+    def call(x):
+        return torch.utils.checkpoint.checkpoint(squared, x, use_reentrant=False)
+
+    return call, attached
+
+
+DROPPED_TWICE = [DropBlock2d(0.3, 3), DropBlock2d(0.3, 3, normalize="sample"), Dropout2d(0.3)]
+
+
+@pytest.mark.parametrize("regularizer", DROPPED_TWICE, ids=str)
+def test_several_forwards_of_a_checkpoint_before_their_backward(regularizer):
+    """The forward, the recomputation and the backward of each call have the same mask."""
+    checkpointed, attached = in_a_checkpoint(regularizer)
+    call = compiled(checkpointed)
+    several = [(torch.rand(4, 4, 9, 9) + 0.5).requires_grad_() for _ in range(3)]
+    results = [call(x) for x in several]
+    with torch.no_grad():
+        call(several[0])
+    for x, y in zip(several, results, strict=True):
+        y.sum().backward()
+        torch.testing.assert_close(x.grad, 2 * y.detach() / x.detach())
+    (site,) = attached.sites
+    assert (site.calls, site.active_calls) == (4, 4)
+    assert site.map_size == (9, 9)
+
+
+@pytest.mark.parametrize(
+    "setting", [{"activation_memory_budget": 0.5}, {"aggressive_recomputation": True}], ids=str
+)
+def test_torch_may_recompute_more_to_save_memory(setting):
+    """The recomputation and the backward have the mask of the forward."""
+    block = nn.Sequential(nn.Conv2d(4, 4, 1, bias=False))
+    nn.init.dirac_(block[0].weight)  # the identity, whose result takes memory
+    attach(block, {"0": DropBlock2d(0.3, 3)})
+    x = (torch.rand(4, 4, 9, 9) + 0.5).requires_grad_()
+    with torch._functorch.config.patch(**setting):
+        y = compiled(lambda x: block(x).square())(x)
+        y.sum().backward()
+    torch.testing.assert_close(x.grad, 2 * y.detach() / x.detach())
+
+
+@pytest.mark.parametrize("regularizer", [DropBlock2d(0.3, 3), Dropout(0.3)], ids=str)
+def test_a_checkpoint_with_the_eager_backend_is_right_or_refused(regularizer):
+    """In torch 2.14, its recomputation does not restore the random generator."""
+    checkpointed, _ = in_a_checkpoint(regularizer)
+    call = compiled(checkpointed, backend="eager")
+    x = (torch.rand(4, 4, 9, 9) + 0.5).requires_grad_()
+    y = call(x)
+    refusal = None
+    try:
+        y.sum().backward()
+    except RuntimeError as error:
+        refusal = str(error)
+
+    if refusal is None:
+        torch.testing.assert_close(x.grad, 2 * y.detach() / x.detach())
+    else:
+        assert "modified by an inplace operation" in refusal
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_300_rates_in_a_checkpoint(backend):

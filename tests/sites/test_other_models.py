@@ -28,7 +28,7 @@ class Net(nn.Module):
 
     def __init__(self, breaks=False):
         super().__init__()
-        self.blocks = nn.ModuleList(Block() for _ in range(4))
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
         self.breaks = breaks
 
     def forward(self, x):
@@ -63,14 +63,14 @@ ORDERS = ["BA", "AB", "BAB", "ABA", "BBAA", "ABBA"]
 
 
 @pytest.mark.pairwise
-@pytest.mark.parametrize("order", rest_slow(ORDERS, ["BAB", "ABA"]))
-@pytest.mark.parametrize("breaks", [False, True], ids=["one graph", "graph breaks"])
+@pytest.mark.parametrize("order", rest_slow(ORDERS, ["BAB"]))
+@pytest.mark.parametrize("breaks", rest_slow([False, True]), ids=["one graph", "graph breaks"])
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 def test_a_bare_and_an_attached_model_in_one_process(way, breaks, order):
     torch._dynamo.reset()
     bare, model = Net(breaks), Net(breaks)
     attached = attach(
-        model, {"blocks.1": [Dropout(0.5), ClampGrad(-1, 1)], "blocks.3": Dropout(1.0)}
+        model, {"blocks.1": [Dropout(0.5), ClampGrad(-1, 1)], "blocks.2": Dropout(1.0)}
     )
     calls = {"B": way(bare), "A": way(model)}
     x = torch.rand(4, 8)
@@ -105,7 +105,7 @@ def test_blocks_that_are_compiled_one_by_one(backend, every):
     assert attached.verify() == []
 
 
-@pytest.mark.parametrize("first", rest_slow(["attached", "bare"]))
+@pytest.mark.parametrize("first", rest_slow(["attached", "bare"], 0))
 def test_a_model_that_is_attached_before_dynamo_is_imported(first):
     """The setting of dynamo is changed when it is imported, and `attach` imports it not."""
     code = f"""

@@ -98,6 +98,18 @@ def test_capture_of_a_packed_sequence():
     assert state.shape == cell.shape == (2, 4, 8)
 
 
+class WithObject(nn.Module):
+    def forward(self, x):
+        return 2 * x, object()
+
+
+def test_capture_beside_a_plain_object():
+    values = capture(WithObject(), torch.ones(2), ".")
+    doubled, nothing = values["."]
+    assert torch.equal(doubled, torch.full((2,), 2.0))
+    assert nothing is None
+
+
 @pytest.mark.parametrize(("model", "layer"), [(Recurrent(), "lstm"), (Counts(), "pair")])
 def test_watching_leaves_the_output(model, layer):
     wanted = model(X, LENGTHS)

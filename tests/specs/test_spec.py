@@ -2,6 +2,8 @@
 
 import json
 import pickle
+import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -118,6 +120,13 @@ def test_forms(text, expected):
     assert Spec.from_yaml(f"a: {text}") == Spec({"a": expected})
 
 
+def test_the_forms_of_the_page_are_equal():
+    page = Path(__file__).parents[2] / "docs/specs.md"
+    forms = re.findall(r"^\| (?:text|mapping)\b.* \| `(.*)` \|$", page.read_text("utf-8"), re.M)
+    text, mapping = [Spec.from_yaml(f"a: {form}") for form in forms]
+    assert text == mapping == Spec({"a": Dropout2d(LinearSchedule(0.0, 0.1))})
+
+
 def test_several_and_none():
     spec = Spec.from_yaml(
         "a: [Dropout, {Dropout2d: {p: 0.1}}]\nb: null\nc: {Dropout: , ZeroGrad: }"
@@ -143,9 +152,15 @@ def test_a_list_with_selects():
 BAD_YAML = {
     "a: DropBlock2d(p=0.1, layout=NCHW)": ["line 1", "the word NCHW needs quotes", "as in 'NCHW'"],
     "a: {Mine: {p: 0.1}}": [
-        "unknown regularizer 'Mine'",
-        "import the module of a class",
+        "unknown regularizer 'Mine': import the module of a class of your own first",
+        " and ",
+        " more)",
     ],
+    "a: torch.nn.Dropout(0.1)": ["; write Dropout(0.1), without torch.nn."],
+    "a: nn.Dropout": ["; write Dropout, without nn."],
+    "a: {torch.nn.Dropout: {p: 0.1}}": ["'torch.nn.Dropout' (write Dropout)"],
+    "a: Dropout(p=dbh.LinearSchedule(0.0, 0.1))": ["; write LinearSchedule(0.0, 0.1), without"],
+    "a: mine.Own(0.1)": ["line 1: a: can't read 'mine.Own(0.1)' (str): expected Name(field=value"],
     "a: {DropBlok2d: {p: 0.1}}": ["line 1", "a → DropBlok2d", "unknown regularizer", "DropBlock2d"],
     "a:\n  DropBlock2d:\n    blok_size: 3": ["line 3", "blok_size", "block_size"],
     "a:\n  DropBlock2d:\n    p: 1.3": ["line 3", "p must be in [0, 1], got 1.3"],
@@ -155,11 +170,27 @@ BAD_YAML = {
         "LinearSchedule",
     ],
     "a: Dropout(__import__('os'))": ["unknown schedule '__import__'"],
-    "a: 0.1": ["0.1", "{Name: {field: value}}"],
+    "a: 0.1": [
+        "0.1",
+        "{Name: {field: value}}",
+        "write the class of the rate, such as Dropout(p=0.1)",
+    ],
+    "a: 3": ["got 3 (int): write a class with its arguments, such as Dropout(p=0.1)"],
+    "a: {p: 0.2}": ["1 problem", "a: the name of the class is missing: write Dropout(p=0.2)"],
+    "a: {p: 0.2, block_size: 3}": ["1 problem", "write DropBlock2d(p=0.2, block_size=3)"],
+    "a: {max_norm: 1.0}": ["missing: write ClipGradNorm(max_norm=1.0)"],
+    "a: {Dropout: {p: {start: 0.0, stop: 0.1}}}": ["write LinearSchedule(start=0.0, stop=0.1)"],
     "a: Dropout\nb: Dropout\na: Dropout2d": ["line 3", "'a' stands twice", "line 1"],
     "**.conv: Dropout": ["needs quotes"],
-    "": ["empty"],
-    "- a": ["(selector, regularizers)"],
+    "a: Dropout(p={LinearSchedule: {start: 0.0, stop: 0.1}})": [
+        "line 1",
+        "write its schedule as a text, too",
+    ],
+    "": ["empty", 'a spec is a mapping, such as {"conv2": '],
+    "- a": ["(selector, regularizers)", "got 'a': a spec is a mapping, such as"],
+    "- a: Dropout": [
+        "write {'a': 'Dropout'} without the list around it; in YAML, without the dash"
+    ],
     **{
         f"a: {{Dropout: {{p: {value}}}}}": ["can't be read"]
         for value in ("2001-99-99", "!!int abc", "!!bool x", "!!timestamp foo")

@@ -18,8 +18,9 @@ not ask each place. From one seed to the next it skips floor(E * gap) places, wh
 and gap = -1 / log(1 - γ); this is the geometric distribution. The random numbers are of Philox4x32
 with 7 rounds, the fewest that pass BigCrush (Salmon et al. 2011, Parallel random numbers).
 
-The words are all that a backward needs. They take 3.6 % of the memory of a float32 activation with
-rows of 28 elements. The mask does not depend on the memory format of a tensor.
+A backward needs the words and the factor of the kept elements. The words take 3.6 % of the memory
+of a float32 activation with rows of 28 elements. The mask does not depend on the memory format of a
+tensor.
 """
 
 import functools
@@ -31,11 +32,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..masks import Mask, count_ratio
+from ..masks import Mask, count_ratio, in_format_of
 from . import launch
 
 # the kinds of factors of the kept elements in `_apply_kernel`
 NUMBER, COUNTED, GIVEN = range(3)
+_SEED_WORDS = 128  # the words that a program of `_draw_kernel` draws
+_WORDS = 512  # the words of a program of `_grow_kernel`
 _STRIPS = 512  # the strips of a program of `_apply_flat_kernel`
 LONGEST = 64  # edge of a block along a row; a longer one would reach over more than two words
 _BITS = ((8, torch.int8), (16, torch.int16), (32, torch.int32), (64, torch.int64))
@@ -88,9 +91,9 @@ def _log1p(x):
 def _mean_gap(rate, table, ON_DEVICE: tl.constexpr, NODES: tl.constexpr):
     """Return -1 / log(1 - γ), about the number of places between two seeds; at most 1e30.
 
-    The rate is the seed rate γ. A rate on the device is p. If the table is a number (the paper's
-    γ), p is multiplied by it. If the table has `NODES`, γ is looked up there: see
-    `dropblock.gamma_on`.
+    Without ON_DEVICE, `rate` is the seed rate γ. With it, `rate` is p in a tensor. If the table is
+    a number (the paper's γ), p is multiplied by it. If the table has `NODES`, it has the ratios of
+    log(1 - γ) and log(1 - p): see `dropblock.gamma_table`.
     """
     if ON_DEVICE:
         chance = tl.load(rate).to(tl.float32)
@@ -406,9 +409,9 @@ def _factor_at(
     The factor is a number, or follows from the counts of dropped elements, or is the product of a
     number and a value in a tensor.
     """
-    if FACTOR == 0:
+    if FACTOR == 0:  # NUMBER
         factor = tl.full([], number, WIDE)
-    elif FACTOR == 1:
+    elif FACTOR == 1:  # COUNTED
         factor = _counted_factor(dropped + sample, n_elements, WIDE)
     else:
         factor = tl.load(factors + sample).to(WIDE) * tl.full([], number, WIDE)
@@ -586,7 +589,7 @@ def _finish_kernel(
 
     The cells have the rows of `functional.cells`.
     """
-    p = tl.load(cells + 1)
+    p = tl.load(cells + 1)  # the first rate
     total = tl.zeros([1], dtype=tl.int64)
     for first in range(0, n_counts, COLUMNS):
         column = first + tl.arange(0, COLUMNS)
@@ -604,6 +607,7 @@ def _finish_kernel(
     tl.store(factors, p)
 
     place = tl.arange(0, WIDTH)
+    # the rows CALLED, ELEMENTS and CHANGED
     called = tl.load(cells + WIDTH + place)
     elements = tl.load(cells + 3 * WIDTH + place)
     changed = tl.load(cells + 4 * WIDTH + place)
@@ -679,7 +683,7 @@ class Plan:
 
     @functools.cached_property
     def rows_together(self) -> int:
-        """How many rows of seeds are drawn by one thread, a power of two: at most 64 places."""
+        """The largest power of two of rows that have at most 64 places; a thread draws them."""
         if self.words_per_row > 1:
             return 1
         return launch.power_of_two(64 // max(self.places[-1], 1) + 1) // 2
@@ -730,12 +734,21 @@ def plan_of(
     return Plan(whole, shape[2:], (depth, height, width), channels, last, across)
 
 
-def is_channels_last(x: Tensor) -> bool:
-    """Return whether channels of a tensor (N, C, ...) lie closer together than its last axis."""
-    return _channels_are_last(x.shape, x.stride())
+@functools.lru_cache(maxsize=4096)
+def _plan_for(
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    edges: tuple[int, ...],
+    share_channels: bool,
+    across: bool,
+) -> Plan:
+    """Return `plan_of` a tensor with this shape and these strides."""
+    last = _channels_are_last(shape, strides)
+    return plan_of(tuple(shape), edges, share_channels, last, across)
 
 
 def _channels_are_last(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Return whether channels of a tensor (N, C, ...) lie closer together than its last axis."""
     return shape[1] > 1 and strides[1] < strides[-1]
 
 
@@ -756,12 +769,12 @@ def draw_words(
         rate: the seed rate γ; or the rate p, as a tensor on the device.
         table: for a tensor `rate`: `dropblock.gamma_table`, or the number that the rate is
             multiplied by.
-        per_sample: True counts each sample by itself.
+        per_sample: True counts each sample by itself, on one axis; otherwise there is no axis.
     """
     n_counts = plan.shape[0] if per_sample else 1
     seeds = torch.empty(plan.n_seeds, dtype=plan.dtype, device=device)
     words = torch.empty(plan.n_words, dtype=plan.dtype, device=device)
-    dropped = torch.empty(n_counts, dtype=torch.int64, device=device)
+    dropped = torch.empty((n_counts,) if per_sample else (), dtype=torch.int64, device=device)
     nodes = table.numel() - 1 if isinstance(table, Tensor) else 0
     drawing = _drawing(plan, n_counts, isinstance(seed, Tensor), isinstance(rate, Tensor), nodes)
     drawing.start(device, seeds, dropped, seed, rate, table)
@@ -780,14 +793,15 @@ def _drawing(
     is_short = plan.words_per_row == 1 and width * rows <= 32
     return launch.Launch(
         _draw_kernel,
-        launch.parts(plan.n_seeds, 128 * rows),
+        launch.parts(plan.n_seeds, _SEED_WORDS * rows),
         (plan.n_seeds, n_counts, plan.words_per_row, width),
+        varies=seed_on_device or rate_on_device,
         SEED_ON_DEVICE=seed_on_device,
         RATE_ON_DEVICE=rate_on_device,
         NODES=nodes,
         ROWS=rows,
         BITS=32 if is_short else 64,
-        GROUP=128,
+        GROUP=_SEED_WORDS,
         BIG=launch.is_big(plan.n_seeds),
     )
 
@@ -810,8 +824,9 @@ def _growing(plan: Plan, per_sample: bool) -> launch.Launch:
     )
     return launch.Launch(
         _grow_kernel,
-        launch.parts(plan.n_words, 512),
+        launch.parts(plan.n_words, _WORDS),
         numbers,
+        varies=False,
         DEPTH_EDGE=plan.edges[0],
         HEIGHT_EDGE=plan.edges[1],
         WIDTH_EDGE=plan.edges[2],
@@ -821,7 +836,7 @@ def _growing(plan: Plan, per_sample: bool) -> launch.Launch:
         SOLID=plan.shape[2] > 1,
         SEVERAL=plan.words_per_row > 1,
         PER_SAMPLE=per_sample,
-        GROUP=512,
+        GROUP=_WORDS,
         BIG=launch.is_big(max(plan.n_words, plan.n_seeds)),
     )
 
@@ -842,20 +857,43 @@ def apply_words(
         words: the words from `draw_words`.
         factor: a number, a tensor with one number, or one with a number for each sample.
         dropped: the counts from `draw_words`. Then the factor is the ratio of all and kept
-            elements.
+            elements, and `factor` is not used.
         keeps_blocks: True multiplies in the blocks, and writes 0 outside of them.
     """
     y = torch.empty_like(x)
-    source = _factor_of(x, words, factor, dropped)
+    kind, number, factors, per_sample = _factor_of(x, words, factor, dropped)
     applying = _applying(
-        plan, x.dtype, x.stride(), y.stride(), source.kind, source.per_sample, keeps_blocks
+        plan,
+        x.dtype,
+        x.stride(),
+        y.stride(),
+        kind,
+        per_sample,
+        keeps_blocks,
+        launch.alignment(x, words),
     )
     if applying is None:
         contiguous = x.contiguous()
         return y.copy_(apply_words(contiguous, plan, words, factor, dropped, keeps_blocks))
-    counts = words if dropped is None else dropped
-    applying.start(x.device, x, y, words, counts, source.factors, source.number)
+    counts = words if dropped is None else dropped  # any tensor, if the kernel reads none
+    applying.start(x.device, x, y, words, counts, factors, number)
     return y
+
+
+def apply_traced(x: Tensor, plan: Plan, words: Tensor, factors: Tensor) -> Tensor:
+    """As `apply_words`, in torch operations, which a compiler fuses with those around them.
+
+    Args:
+        x: tensor (N, C, ...) of the shape of the plan.
+        plan: the plan that the words were drawn by.
+        words: the words from `draw_words`.
+        factors: one number, or one for each sample.
+    """
+    wide = torch.promote_types(x.dtype, torch.float32)
+    others = [1] * (x.ndim - 1)
+    scaled = x.to(wide) * factors.to(wide).view(-1, *others)
+    kept = torch.where(mask_of(plan, words), 0.0, scaled)
+    return in_format_of(x, kept.to(x.dtype))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -867,8 +905,12 @@ def _applying(
     factor: int,
     per_sample: bool,
     keeps_blocks: bool,
+    alignment: int,
 ) -> launch.Launch | None:
-    """Return the start of a kernel that applies words; None if no kernel can read the strides."""
+    """Return the start of a kernel that applies words; None if no kernel can read the strides.
+
+    `alignment` tells launches apart, because Triton compiles another form for other addresses.
+    """
     shape = (*plan.shape[:2], *plan.size)
     numel = math.prod(shape)
     of_sample = numel // max(plan.shape[0], 1)
@@ -889,6 +931,7 @@ def _applying(
                 n_counted,
                 of_sample,
             ),
+            varies=factor == GIVEN,
             FACTOR=factor,
             PER_SAMPLE=per_sample,
             KEEPS_BLOCKS=keeps_blocks,
@@ -924,6 +967,7 @@ def _applying(
         _apply_kernel,
         launch.parts(n_words, group),
         numbers,
+        varies=factor == GIVEN,
         FACTOR=factor,
         PER_SAMPLE=per_sample,
         KEEPS_BLOCKS=keeps_blocks,
@@ -935,26 +979,23 @@ def _applying(
     )
 
 
-@dataclass(frozen=True)
-class _Factor:
-    """Where `_apply_kernel` finds the factor of the kept elements."""
+def _factor_of(
+    x: Tensor, words: Tensor, factor: float | Tensor, dropped: Tensor | None
+) -> tuple[int, float, Tensor, bool]:
+    """Return where a kernel finds the factor of the kept elements.
 
-    kind: int  # NUMBER, COUNTED or GIVEN
-    number: float
-    factors: Tensor  # any tensor, unless it is GIVEN
-    per_sample: bool
-
-
-def _factor_of(x: Tensor, words: Tensor, factor: float | Tensor, dropped: Tensor | None) -> _Factor:
-    """Return the factor of `apply_words` for the kernel."""
+    Returns:
+        NUMBER, COUNTED or GIVEN; the number; the factors, or any tensor unless they are GIVEN; and
+        whether each sample has a factor.
+    """
     if dropped is not None:
-        return _Factor(COUNTED, 1.0, words, per_sample=dropped.numel() > 1)
+        return COUNTED, 1.0, words, dropped.ndim > 0
     if not isinstance(factor, Tensor):
         if x.dtype != torch.float64:
-            return _Factor(NUMBER, float(factor), words, per_sample=False)
+            return NUMBER, float(factor), words, False
         # arguments of kernels are float32
         factor = torch.full((1,), factor, dtype=torch.float64, device=x.device)
-    return _Factor(GIVEN, 1.0, factor, per_sample=factor.numel() > 1)
+    return GIVEN, 1.0, factor, factor.numel() > 1
 
 
 def finish(
@@ -1019,11 +1060,19 @@ def draw(
     generator: torch.Generator | None,
     per_sample: bool,
     across: bool,
-) -> tuple["Words", Tensor]:
-    """Draw the blocks of a tensor (N, C, ...); return the object that applies them, and words."""
-    plan = plan_of(tuple(x.shape), block, share_channels, is_channels_last(x), across)
+) -> tuple["Words", Tensor] | None:
+    """Draw the blocks of a tensor (N, C, ...); return the object that applies them, and words.
+
+    Returns None if the kernels can't draw such blocks, or can't be compiled.
+    """
+    plan = _plan_for(x.shape, x.stride(), block, share_channels, across)
+    if not can_grow(plan.size, block, across):
+        return None
     seed = launch.draw_seed(x.device, generator)
-    words, dropped = draw_words(plan, x.device, seed, gamma, per_sample=per_sample)
+    try:
+        words, dropped = draw_words(plan, x.device, seed, gamma, per_sample=per_sample)
+    except launch.KernelError:
+        return None
     return Words(plan, dropped), words
 
 
@@ -1042,7 +1091,7 @@ class Words:
         self.dropped = dropped
 
     def count(self, drawn: Tensor) -> Tensor:
-        return self.dropped.view(()) if self.dropped.numel() == 1 else self.dropped.sum()
+        return self.dropped.sum() if self.dropped.ndim else self.dropped
 
     def mask(self, drawn: Tensor) -> Tensor:
         return mask_of(self.plan, drawn)
@@ -1051,10 +1100,10 @@ class Words:
         """Return ``x * scale`` with 0 in the dropped blocks."""
         dropped = self.dropped if scale is None else None
         factor = 1.0 if scale is None else scale
-        return launch.or_else(
-            lambda: apply_words(x, self.plan, drawn, factor, dropped),
-            lambda: self._drop_densely(x, scale, drawn),
-        )
+        try:
+            return apply_words(x, self.plan, drawn, factor, dropped)
+        except launch.KernelError:
+            return self._drop_densely(x, scale, drawn)
 
     def _drop_densely(self, x: Tensor, scale: float | Tensor | None, drawn: Tensor) -> Tensor:
         """Do the work of `drop` in torch operations."""
@@ -1077,16 +1126,18 @@ class Words:
 def mask_of(plan: Plan, words: Tensor) -> Tensor:
     """Return the dropped places as a boolean tensor (N, C, ...); C is 1 if channels share them."""
     samples, *_, width = plan.shape
-    shape = (samples, plan.channels, plan.rows, plan.words_per_row)
-    strides = (*plan.strides(plan.rows), 1)
-    rows = words.as_strided(shape, strides)
+    channels = plan.channels
+    if plan.last:
+        rows = words.view(samples, plan.rows, channels, plan.words_per_row).transpose(1, 2)
+    else:
+        rows = words.view(samples, channels, plan.rows, plan.words_per_row)
 
-    wide = rows.to(torch.int64)
-    bit = torch.arange(min(width, 64), device=words.device, dtype=torch.int64)
+    wide = rows.to(torch.int64 if plan.bits == 64 else torch.int32)
+    bit = torch.arange(min(width, 64), device=words.device, dtype=wide.dtype)
     bits = (wide[..., None] >> bit) & 1
     places = bits.flatten(3)
     mask = places[..., :width].bool()
-    return mask.reshape(samples, plan.channels, *plan.size)
+    return mask.reshape(samples, channels, *plan.size)
 
 
 def words_of(plan: Plan, mask: Tensor) -> Tensor:

@@ -3,7 +3,8 @@
     y = clamp(x, low * scale, high * scale)     scale is the factor of the loss
     changed = number of values with y != x
 
-In torch operations, the same is `functional.gradients.clamp_counted`.
+In torch operations, the same is `functional.gradients.clamp_counted`. ``functional.gradients``
+calls `clamp`.
 """
 
 import torch

@@ -1,20 +1,22 @@
-"""Bounds of gradients by norms on a GPU: two kernels.
+"""Bounds of gradients by norms on a GPU: two kernels, or one for small tensors.
 
     norm = sqrt(sum(x ** 2))                    of each unit
     y = x * min(1, bound / norm)
 
-In torch operations, the same is `functional.gradients.scale_counted`.
+In torch operations, the same is `functional.gradients.scale_counted`. ``functional.gradients``
+calls `clip`.
 
 squares   sums of squares of parts of a tensor, in float64
 clip      y = x * min(1, bound / norm), the norms, and how many elements were changed
 
 Both read a tensor as units: the whole tensor, samples, or channels. Each unit has a norm. A unit
 has several sums, so that enough programs run. The sums are added in a fixed order, so results
-repeat.
+repeat. If a program reads whole units at once, `clip` computes their sums itself.
 """
 
 import functools
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 import triton
@@ -23,6 +25,8 @@ from torch import Tensor
 
 from . import launch
 
+_Kind: TypeAlias = tuple[torch.dtype, bool]
+"""The dtype of a tensor, and whether its address is aligned: Triton compiles a form for each."""
 _PROGRAMS = 512  # the most programs that measure a tensor
 _SIZE = 4096  # elements in a step of a program
 
@@ -140,12 +144,14 @@ def _clip_kernel(
     COLUMNS: tl.constexpr,
     SPLITS: tl.constexpr,
     WEIGHT_SPLITS: tl.constexpr,
+    WHOLE: tl.constexpr,
     BIG: tl.constexpr,
 ):
     """Clip units, write the norms of the unscaled gradient, and count the changed elements.
 
     The bound of a unit is `bound`, or this share of the norm of its weights, which is at least
-    `least`. Norms that are not finite pass.
+    `least`. Norms that are not finite pass. With WHOLE, each program reads whole units, and
+    computes the sums of squares itself.
     """
     program = tl.program_id(0)
     parts = outer * n_columns
@@ -156,7 +162,16 @@ def _clip_kernel(
     inside = unit < units
     factor = loss_scale(scale, SCALE_ON_DEVICE)
 
-    norm = _norms_of(sums, unit, units, splits, UNITS, SPLITS)
+    place, column = tile_of(step, n_columns, COLUMNS, BIG)
+    exists = inside[:, None] & (column < columns)[None, :]
+    of_x = (unit * x_unit + place * x_outer)[:, None] + column[None, :] * x_column
+    of_y = (unit * y_unit + place * y_outer)[:, None] + column[None, :] * y_column
+    value = tl.load(x + of_x, mask=exists, other=0.0).to(tl.float32)
+
+    if WHOLE:
+        norm = tl.sqrt(square_sum(value))
+    else:
+        norm = _norms_of(sums, unit, units, splits, UNITS, SPLITS)
     unit_norm = tl.zeros([UNITS], dtype=tl.float64) + factor
     if BY_WEIGHTS:
         of_weights = _norms_of(weights, unit, units, weight_splits, UNITS, WEIGHT_SPLITS)
@@ -169,11 +184,6 @@ def _clip_kernel(
     first = most.to(tl.float32)
     second = (ratio / most).to(tl.float32)
 
-    place, column = tile_of(step, n_columns, COLUMNS, BIG)
-    exists = inside[:, None] & (column < columns)[None, :]
-    of_x = (unit * x_unit + place * x_outer)[:, None] + column[None, :] * x_column
-    of_y = (unit * y_unit + place * y_outer)[:, None] + column[None, :] * y_column
-    value = tl.load(x + of_x, mask=exists, other=0.0).to(tl.float32)
     clipped = value * first[:, None] * second[:, None]
     tl.store(y + of_y, clipped.to(y.dtype.element_ty), mask=exists)
 
@@ -216,6 +226,11 @@ class UnitLayout:
     def steps(self) -> int:
         """How many steps the columns take."""
         return launch.parts(self.columns, self.step)
+
+    @functools.cached_property
+    def is_whole(self) -> bool:
+        """Whether a program reads whole units at once."""
+        return self.outer * self.steps == 1
 
     @functools.cached_property
     def splits(self) -> int:
@@ -273,14 +288,14 @@ def squares(
         sums = launch.zeros(x.device, read.units).view(torch.float64)
     else:
         sums = torch.empty((read.units, read.splits), dtype=torch.float64, device=x.device)
-    squaring = _squaring(read, isinstance(scale, Tensor), add, launch.is_big(0, x))
+    kind = x.dtype, launch.is_aligned(x)
+    squaring = _squaring(read, kind, isinstance(scale, Tensor), add, launch.is_big(0, x))
     squaring.start(x.device, x, sums, scale)
     return sums
 
 
 def clip(
     x: Tensor,
-    sums: Tensor,
     bound: float,
     axis: int | None = None,
     scale: float | Tensor = 1.0,
@@ -291,39 +306,92 @@ def clip(
 
     Args:
         x: the gradient.
-        sums: the sums from `squares`.
         bound: the largest norm; with `weights`, as a share of the norm of the weights of a unit.
         axis: the axis of the units; None for the whole tensor.
         scale: the factor of the loss. The norms are divided by it.
-        weights: the sums from `squares` of the parameter.
+        weights: the parameter, of the same shape; None if the bound does not depend on it.
         least: the smallest norm of weights.
     """
-    read = units_of(tuple(x.shape), x.stride(), axis)
+    parts_of_weight = None
+    if weights is not None:
+        squares_of_weights = squares(weights, axis)
+        parts_of_weight = squares_of_weights.shape[1]
+
     y = torch.empty_like(x)
-    written = units_of(tuple(y.shape), y.stride(), axis)
-    if read is None or written is None or _shape(read) != _shape(written):
+    kind = x.dtype, launch.is_aligned(x)
+    is_on_device = isinstance(scale, Tensor)
+    plan = _plan(x.shape, x.stride(), y.stride(), kind, axis, parts_of_weight, is_on_device)
+    if plan is None:
         x = torch.empty_like(y, memory_format=torch.contiguous_format).copy_(x)
-        clipped, changed, norms = clip(x, sums, bound, axis, scale, weights, least)
+        clipped, changed, norms = clip(x, bound, axis, scale, weights, least)
         return y.copy_(clipped), changed, norms
-    norms = torch.empty(read.units, dtype=torch.float64, device=x.device)
-    changed = launch.zeros(x.device)
-    parts_of_weight = None if weights is None else weights.shape[1]
-    is_big = launch.is_big(0, x, y)
-    clipping = _clipping(
-        read, written, sums.shape[1], parts_of_weight, isinstance(scale, Tensor), is_big
-    )
-    of_weights = sums if weights is None else weights
-    clipping.start(x.device, x, y, sums, of_weights, norms, changed, scale, bound, least)
-    return y, changed.view(()), norms
+
+    device = x.device
+    norms = torch.empty(plan.units, dtype=torch.float64, device=device)
+    sums = norms  # any tensor, because a program that reads whole units computes the sums
+    if plan.squaring is not None:
+        sums = torch.empty(plan.sums, dtype=torch.float64, device=device)
+        plan.squaring.start(device, x, sums, 1.0)
+
+    of_weights = sums if weights is None else squares_of_weights
+    changed = launch.count(device)
+    plan.clipping.start(device, x, y, sums, of_weights, norms, changed, scale, bound, least)
+    return y, changed, norms
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """How tensors with the same shape, strides and kind are clipped.
+
+    Attributes:
+        units: the number of units.
+        sums: the number of sums of squares.
+        squaring: the start of `_squares_kernel`; None if one kernel is enough.
+        clipping: the start of `_clip_kernel`.
+    """
+
+    units: int
+    sums: int
+    squaring: launch.Launch | None
+    clipping: launch.Launch
 
 
 @functools.lru_cache(maxsize=4096)
-def _squaring(read: UnitLayout, scale_on_device: bool, add: bool, is_big: bool) -> launch.Launch:
-    """Return the start of `_squares_kernel` for tensors that are read alike."""
+def _plan(
+    shape: tuple[int, ...],
+    x_strides: tuple[int, ...],
+    y_strides: tuple[int, ...],
+    kind: _Kind,
+    axis: int | None,
+    parts_of_weight: int | None,
+    scale_on_device: bool,
+) -> _Plan | None:
+    """Return how a tensor is clipped; None if it can't be read like its result."""
+    shape = tuple(shape)
+    read = units_of(shape, x_strides, axis)
+    written = units_of(shape, y_strides, axis)
+    if read is None or written is None or _shape(read) != _shape(written):
+        return None
+
+    squaring = None
+    if not read.is_whole:
+        is_x_big = launch.is_far(0, shape, x_strides)
+        squaring = _squaring(read, kind, False, False, is_x_big)
+    is_big = launch.is_far(0, shape, x_strides, y_strides)
+    clipping = _clipping(read, written, parts_of_weight, scale_on_device, is_big)
+    return _Plan(read.units, read.units * read.splits, squaring, clipping)
+
+
+@functools.lru_cache(maxsize=4096)
+def _squaring(
+    read: UnitLayout, kind: _Kind, scale_on_device: bool, add: bool, is_big: bool
+) -> launch.Launch:
+    """Return the start of `_squares_kernel` for tensors of one kind that are read alike."""
     return launch.Launch(
         _squares_kernel,
         launch.parts(read.units, read.together) * read.splits,
         (read.units, read.outer, read.columns, read.splits, read.steps, *read.strides),
+        varies=scale_on_device,
         SCALE_ON_DEVICE=scale_on_device,
         UNITS=read.together,
         COLUMNS=read.step,
@@ -332,22 +400,20 @@ def _squaring(read: UnitLayout, scale_on_device: bool, add: bool, is_big: bool) 
     )
 
 
-@functools.lru_cache(maxsize=4096)
 def _clipping(
     read: UnitLayout,
     written: UnitLayout,
-    n_sums: int,
     parts_of_weight: int | None,
     scale_on_device: bool,
     is_big: bool,
 ) -> launch.Launch:
-    """Return the start of `_clip_kernel` for tensors that are read alike, and written alike."""
+    """Return the start of `_clip_kernel` for tensors of one kind, read alike and written alike."""
     weight_sums = 1 if parts_of_weight is None else parts_of_weight
     numbers = (
         read.units,
         read.outer,
         read.columns,
-        n_sums,
+        read.splits,
         weight_sums,
         read.steps,
         *read.strides,
@@ -357,12 +423,14 @@ def _clipping(
         _clip_kernel,
         launch.parts(read.units, read.together) * read.outer * read.steps,
         numbers,
+        varies=scale_on_device,
         BY_WEIGHTS=parts_of_weight is not None,
         SCALE_ON_DEVICE=scale_on_device,
         UNITS=read.together,
         COLUMNS=read.step,
-        SPLITS=launch.power_of_two(n_sums),
+        SPLITS=launch.power_of_two(read.splits),
         WEIGHT_SPLITS=launch.power_of_two(weight_sums),
+        WHOLE=read.is_whole,
         BIG=is_big,
     )
 

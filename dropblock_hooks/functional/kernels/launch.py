@@ -1,5 +1,8 @@
 """Where Triton kernels run, how they are started, and their seeds and counts.
 
+The functions of ``functional`` ask `takes` whether a tensor can go to a kernel. The kernels are
+started by `start` or a `Launch`.
+
 Triton comes with torch on Linux. Where a kernel can't run, the functions of this package use torch
 operations, which give the same results with more launches.
 """
@@ -16,7 +19,14 @@ import torch
 from torch import Tensor
 
 from ... import messages
-from ..._torch import current_cuda_device, is_tracing, raw_cuda_stream, transforming
+from ..._torch import (
+    COMPILING,
+    current_cuda_device,
+    is_tracing,
+    raw_cuda_stream,
+    stream_is_captured,
+    transforming,
+)
 from ...warn import warn
 
 Result = TypeVar("Result")
@@ -30,13 +40,28 @@ launched = 0
 """The number of kernels that were started by this process."""
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-_MOST_PLACES = 2**31 - 2**17  # places that 32 bits can count, less the places of a program
+# places that 32 bits can count, less what the last program may count beyond the end
+_MOST_PLACES = 2**31 - 2**17
+# seeds are above all sizes, so `_kind` can tell them apart, and all are int64
 _LEAST_SEED = 2**32
 _CHUNK = 4096  # counts that are allocated together, which takes one launch
 _failed = False  # whether a kernel could not be compiled
-_counts = threading.local()
-_thread = threading.local()
 _ours: set[int] = set()  # the kernels that were written into a graph
+_kernels: dict[int, Any] = {}  # the kernels that `start` has started, by their id
+
+
+class _Thread(threading.local):
+    """What each thread has by itself."""
+
+    traced = False  # whether kernels are written into a graph
+
+    def __init__(self) -> None:
+        # by device and stream: a chunk of counts, its length, and how many of them are in use
+        self.chunks: dict[Any, tuple[Tensor, int, int]] = {}
+        self.counts: dict[Any, list[Tensor]] = {}  # counts that are not in use
+
+
+_thread = _Thread()
 
 
 class KernelError(RuntimeError):
@@ -44,17 +69,24 @@ class KernelError(RuntimeError):
 
 
 def takes(x: Tensor) -> bool:
-    """Return whether kernels are used for a tensor on a GPU: a plain one, or one of `tracing`."""
+    """Return whether kernels are used for a tensor on a GPU.
+
+    It is a plain tensor, or any while `tracing` writes a graph.
+    """
     if x.device.type not in DEVICES:  # first, because most tensors on a CPU end here
         return False
-    if is_traced():
+    if _thread.traced:
         return is_on(x.device, x.dtype)
+    # the function is_compiling() would take longer
+    if torch.compiler.is_dynamo_compiling() or getattr(torch.compiler, COMPILING, False):
+        return False
     return (
-        not torch.compiler.is_compiling()
-        and type(x) in (Tensor, torch.nn.Parameter)
+        type(x) in (Tensor, torch.nn.Parameter)
         and not is_tracing()
         and not transforming()
-        and is_on(x.device, x.dtype)
+        and x.dtype in _FLOATS
+        and not _failed
+        and is_available()
     )
 
 
@@ -102,15 +134,25 @@ class Launch:
         kernel: a kernel of Triton.
         programs: the number of programs; with 0 nothing is started.
         numbers: the parameters behind the arguments of `start`.
+        varies: whether calls can have arguments of several kinds; see `_kind`. Without it, starting
+            takes less time. Then there must be one `Launch` for each type and each alignment of the
+            tensors that other code has allocated, or has stored and loaded.
         constants: the parameters behind the numbers, by name.
     """
 
     def __init__(
-        self, kernel: Any, programs: int, numbers: tuple[int, ...], **constants: Any
+        self,
+        kernel: Any,
+        programs: int,
+        numbers: tuple[int, ...],
+        *,
+        varies: bool = True,
+        **constants: Any,
     ) -> None:
         self.kernel = kernel
         self.programs = programs
         self.numbers = numbers
+        self.varies = varies
         self.constants = constants
         # for kinds of arguments: what starts the compiled form, and the parameters behind them
         self.forms: dict[Any, tuple[Callable[..., None], tuple[Any, ...]]] = {}
@@ -128,57 +170,83 @@ class Launch:
         global launched
         if self.programs == 0:
             return
-        if is_traced():
-            _ours.add(id(self.kernel))
-            kernel = torch.library.wrap_triton(self.kernel)
-            kernel[(self.programs,)](*arguments, *self.numbers, **self.constants)
+        if _thread.traced:
+            self._write(arguments)
             return
+        index = device.index
+        if device.type == "cuda" and index != current_cuda_device():
+            with torch.cuda.device(device):
+                self.start(device, *arguments)
+            return
+
         launched += 1
+        kinds = (index, *map(_kind, arguments)) if self.varies else index
+        form = self.forms.get(kinds)
         try:
-            if device.type == "cuda" and device.index != current_cuda_device():
-                with torch.cuda.device(device):
-                    self._start_here(device, arguments)
+            if form is None:
+                self._start_first(device, kinds, arguments)
             else:
-                self._start_here(device, arguments)
+                run, others = form
+                run(*arguments, *others, stream=raw_cuda_stream(index))
         except Exception as error:  # compilers and drivers have many of them
             _give_up(self.kernel, error)
             raise KernelError(str(error)) from error
 
-    def _start_here(self, device: torch.device, arguments: tuple[Any, ...]) -> None:
-        """Start it on the current device."""
-        key = (device.index, *[_kind(argument) for argument in arguments])
-        form = self.forms.get(key)
-        if form is not None:
-            run, others = form
-            run(*arguments, *others, stream=raw_cuda_stream(device.index))
-            return
+    def _write(self, arguments: tuple[Any, ...]) -> None:
+        """Write the call of the kernel into a graph."""
+        _ours.add(id(self.kernel))
+        kernel = torch.library.wrap_triton(self.kernel)
+        kernel[(self.programs,)](*arguments, *self.numbers, **self.constants)
 
+    def _start_first(self, device: torch.device, kinds: Any, arguments: tuple[Any, ...]) -> None:
+        """Compile it for these kinds of arguments, start it, and keep its compiled form."""
         grid = (self.programs,)
         compiled = self.kernel[grid](*arguments, *self.numbers, **self.constants)
         # an interpreter compiles nothing
         if compiled is not None and device.type == "cuda" and _keeps_forms():
             names = self.kernel.arg_names[len(arguments) + len(self.numbers) :]
             others = (*self.numbers, *(self.constants[name] for name in names))
-            self.forms[key] = compiled[(self.programs, 1, 1)], others
+            self.forms[kinds] = compiled[(self.programs, 1, 1)], others
 
 
 def _kind(argument: Any) -> Any:
     """Return what Triton compiles for: a tensor's type, and whether 16 divides its address.
 
-    Floats and seeds are different each time, and have one kind. Other integers are smaller.
+    Floats and seeds are different each time, and have one kind. Other integers are smaller. A
+    kernel must name its seed in ``do_not_specialize``. Otherwise Triton compiles for whether 16
+    divides it, and a kept form is wrong for the next seed.
     """
     if isinstance(argument, Tensor):
-        return argument.dtype if argument.data_ptr() % 16 == 0 else (argument.dtype, "unaligned")
+        return argument.dtype if is_aligned(argument) else (argument.dtype, "unaligned")
     if argument.__class__ is int and argument < _LEAST_SEED:
         return argument
     return argument.__class__
 
 
+def is_aligned(x: Tensor) -> bool:
+    """Return whether 16 divides the address of a tensor, as of each tensor that torch allocates.
+
+    A traced tensor has no address, and counts as aligned.
+    """
+    return _thread.traced or x.data_ptr() % 16 == 0
+
+
+def alignment(x: Tensor, saved: Tensor) -> int:
+    """Return a number that tells which of two tensors are aligned, for the key of a `Launch`.
+
+    Args:
+        x: a tensor of the user.
+        saved: a tensor that was saved for the backward. A hook of the user may have moved it.
+    """
+    return is_aligned(x) + 2 * is_aligned(saved)
+
+
 @functools.lru_cache(maxsize=4096)
 def _launch(
-    kernel: Any, programs: int, numbers: tuple[int, ...], constants: tuple[tuple[str, Any], ...]
+    kernel_id: int, programs: int, numbers: tuple[int, ...], constants: tuple[tuple[str, Any], ...]
 ) -> Launch:
-    return Launch(kernel, programs, numbers, **dict(constants))
+    # Triton's hash of a kernel takes long; `_kernels` keeps each kernel, so no id is used again
+    return Launch(_kernels[kernel_id], programs, numbers, **dict(constants))
 
 
 def start(
@@ -200,7 +268,8 @@ def start(
     first = len(arguments)
     while first and arguments[first - 1].__class__ is int:
         first -= 1
-    prepared = _launch(kernel, programs, arguments[first:], tuple(constants.items()))
+    _kernels[id(kernel)] = kernel
+    prepared = _launch(id(kernel), programs, arguments[first:], tuple(constants.items()))
     prepared.start(device, *arguments[:first])
 
 
@@ -213,7 +282,7 @@ def _keeps_forms() -> bool:
 @contextmanager
 def tracing() -> Iterator[None]:
     """Let `start` write kernels into a graph in this thread, instead of starting them."""
-    before = is_traced()
+    before = _thread.traced
     _thread.traced = True
     try:
         yield
@@ -223,7 +292,7 @@ def tracing() -> Iterator[None]:
 
 def is_traced() -> bool:
     """Return whether kernels are written into a graph now, in this thread."""
-    return getattr(_thread, "traced", False)
+    return _thread.traced
 
 
 def is_ours(kernel: Any) -> bool:
@@ -250,12 +319,13 @@ def or_else(fast: Callable[[], Result], dense: Callable[[], Result]) -> Result:
 
 def is_capturing(device: torch.device) -> bool:
     """Return whether a CUDA graph is captured, which will be replayed without Python."""
-    return device.type == "cuda" and is_captured()
+    # `is_captured` without a call
+    return device.type == "cuda" and torch.cuda.is_initialized() and stream_is_captured()
 
 
 def is_captured() -> bool:
-    """Return whether a CUDA graph is captured on the current stream of any device."""
-    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+    """Return whether a CUDA graph is captured on the current stream of the current device."""
+    return torch.cuda.is_initialized() and stream_is_captured()
 
 
 def draw_seed(device: torch.device, generator: torch.Generator | None = None) -> int | Tensor:
@@ -280,17 +350,38 @@ def zeros(device: torch.device, number: int = 1) -> Tensor:
     """
     if is_capturing(device):  # each replay must begin at 0
         return torch.zeros(number, dtype=torch.int64, device=device)
-    wanted = number
-    number += number % 2  # Triton compiles another form for addresses that 16 does not divide
+    # Triton compiles another form for addresses that 16 does not divide
+    taken = number + number % 2
     stream = raw_cuda_stream(device.index) if device.type == "cuda" else 0
-    chunks: dict[Any, tuple[Tensor, int]] = _counts.__dict__.setdefault("chunks", {})
-    chunk, used = chunks.get((device, stream), (None, _CHUNK))
-    if chunk is None or used + number > len(chunk):
+    place = device.type, device.index, stream
+    chunk, length, used = _thread.chunks.get(place, (None, 0, 0))
+    if chunk is None or used + taken > length:
+        length = max(_CHUNK, taken)
         with torch.inference_mode(False):
-            chunk = torch.zeros(max(_CHUNK, number), dtype=torch.int64, device=device)
+            chunk = torch.zeros(length, dtype=torch.int64, device=device)
         used = 0
-    chunks[device, stream] = chunk, used + number
-    return chunk.narrow(0, used, wanted)
+    _thread.chunks[place] = chunk, length, used + taken
+    return chunk.narrow(0, used, number)
+
+
+def count(device: torch.device) -> Tensor:
+    """Return a new count of 0 on a device, as a 0-dim tensor of int64.
+
+    It is a view of a chunk, as in `zeros`. The views of a chunk are made together, because a view
+    takes a large part of the time of a small kernel.
+    """
+    if is_capturing(device):  # each replay must begin at 0
+        return torch.zeros((), dtype=torch.int64, device=device)
+    stream = raw_cuda_stream(device.index) if device.type == "cuda" else 0
+    place = device.type, device.index, stream
+    counts = _thread.counts.get(place)
+    if not counts:
+        with torch.inference_mode(False):
+            # the second column is empty, so that 16 divides all addresses
+            chunk = torch.zeros((_CHUNK // 2, 2), dtype=torch.int64, device=device)
+            counts = list(chunk[:, 0].unbind())
+        _thread.counts[place] = counts
+    return counts.pop()
 
 
 def power_of_two(number: int) -> int:

@@ -1,6 +1,7 @@
 """Bounds of norms from those of earlier updates, on a GPU: one kernel for all norms of an entry.
 
 In torch operations, the same are the functions of `functional.memory`, which have the equations.
+They call these kernels.
 
 adagc    a multiple of the moving average of each norm
 moving   a bound on the distance from the moving mean, for `zclip` and `skip_update`

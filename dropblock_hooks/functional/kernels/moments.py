@@ -5,6 +5,7 @@
     alive |= any(|x| > zero, by channel)
 
 In torch operations, the same are `measures.add_moments`, `add_shares` and `add_alive`.
+``functional.measures`` calls the kernels.
 
 measure   sums of values, of squares and of norms, the largest magnitude, shares and octaves
 alive     which channels had a magnitude above a bound
@@ -46,7 +47,7 @@ class Places:
         counted: in a state, calls of the layer in this mode.
         off: in a state, calls in which the attachment was switched off.
         calls: in a state, calls in which the site was on.
-        looked: in a state, values that were measured.
+        all_values: in a state, values that were measured.
     """
 
     kept: int
@@ -55,11 +56,11 @@ class Places:
     counted: int
     off: int
     calls: int
-    looked: int
+    all_values: int
 
 
 @triton.jit
-def _is_due(
+def is_due(
     state,
     training: tl.constexpr,
     calls_at,
@@ -142,7 +143,7 @@ def _measure_kernel(
     largest = tl.full([], 0.0, WIDE)
     bad = tl.full([], 0, tl.int64)
     number = tl.zeros([BINS], dtype=tl.int32)
-    if _is_due(state, TRAINING, calls_at, every, GATED):
+    if is_due(state, TRAINING, calls_at, every, GATED):
         for step in range(program, outer * n_columns, programs):
             place, column = tile_of(step, n_columns, SIZE, BIG)
             exists = column < columns
@@ -202,7 +203,7 @@ def _add_kernel(
     counted_at,
     off_at,
     calls_at,
-    looked_at,
+    all_values_at,
     SCALE_ON_DEVICE: tl.constexpr,
     TRAINING: tl.constexpr,
     GATED: tl.constexpr,
@@ -212,15 +213,15 @@ def _add_kernel(
 ):
     """Add the measured numbers of all programs to the sums, and in compiled code to the state."""
     factor = loss_scale(scale, SCALE_ON_DEVICE)
-    due = _is_due(state, TRAINING, calls_at, every, GATED)
+    due = is_due(state, TRAINING, calls_at, every, GATED)
     if GATED:
         calls = tl.load(state + calls_at)
-        looked = tl.load(state + looked_at)
+        all_values = tl.load(state + all_values_at)
         on = _begin_call(state, TRAINING, counted_at, off_at, COUNTS)
         if on:
             tl.store(state + calls_at, calls + 1)
         if due:
-            tl.store(state + looked_at, looked + n_elements)
+            tl.store(state + all_values_at, all_values + n_elements)
     if due:
         program = tl.arange(0, PROGRAMS)
         exists = program < programs
@@ -289,7 +290,7 @@ def _alive_kernel(
     inside = unit < units
     known = tl.load(flags + unit, mask=inside, other=1)
     wanted = tl.min(known.to(tl.int32), axis=0) == 0  # a living channel stays alive
-    if wanted & _is_due(state, TRAINING, calls_at, every, GATED, PLANNED):
+    if wanted & is_due(state, TRAINING, calls_at, every, GATED, PLANNED):
         most = tl.full([], zero, tl.float32)  # inductor passes numbers as float64
         some_alive = tl.zeros([UNITS], dtype=tl.int32)
         for step in range(split, outer * n_columns, splits):
@@ -375,7 +376,7 @@ def _largest_kernel(
 ):
     """Find the largest values of two tensors with their roles; the second may be missing."""
     program = tl.program_id(0)
-    if _is_due(state, TRAINING, turn_at, distance_at, PLANNED, PLANNED):
+    if is_due(state, TRAINING, turn_at, distance_at, PLANNED, PLANNED):
         if program < x_programs:
             largest, positive = _largest_of(
                 x,
@@ -425,7 +426,7 @@ def _square_kernel(
 ):
     """Add up the squares of a gradient in compiled code, if the gradient is measured."""
     program = tl.program_id(0)
-    if _is_due(state, TRAINING, turn_at, distance_at, True, True):
+    if is_due(state, TRAINING, turn_at, distance_at, True, True):
         total = tl.zeros([1], dtype=tl.float64)
         for step in range(program, outer * n_columns, programs):
             place, column = tile_of(step, n_columns, SIZE, BIG)
@@ -470,7 +471,7 @@ def _note_call_kernel(
     WIDTH: tl.constexpr,
 ):
     """Add a call to the state of a Watchdog in compiled code, and set `numbers` to 0."""
-    due = _is_due(state, TRAINING, turn_at, distance_at, True, True)
+    due = is_due(state, TRAINING, turn_at, distance_at, True, True)
     calls = tl.load(state + calls_at)
     bad_calls = tl.load(state + bad_calls_at)
     first_bad = tl.load(state + first_bad_at)
@@ -526,7 +527,7 @@ def _note_gradient_kernel(
     WIDTH: tl.constexpr,
 ):
     """Add a gradient to the state of a Watchdog in compiled code, and set `square` to 0."""
-    due = _is_due(state, TRAINING, turn_at, distance_at, True, True)
+    due = is_due(state, TRAINING, turn_at, distance_at, True, True)
     on = tl.load(state + TRAINING)
     seen = tl.load(state + seen_at)
     turn = tl.load(state + turn_at)
@@ -687,7 +688,7 @@ def measure(
         places.counted,
         places.off,
         places.calls,
-        places.looked,
+        places.all_values,
         SCALE_ON_DEVICE=on_device,
         TRAINING=int(gate is not None and gate.training),
         GATED=gate is not None,

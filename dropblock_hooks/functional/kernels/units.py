@@ -3,7 +3,8 @@
     dropped = rand(units) < p
     y = where(dropped, 0, x * factor)
 
-In torch operations, the same are `masks.bernoulli` and `masks.Mask.drop`.
+In torch operations, the same are `masks.bernoulli` and `masks.Mask.drop`. ``functional.dropout``
+calls `draw_elements` and `draw_units`.
 
 Elements are drawn from a seed, and the backward draws them again from the same seed. Units are
 drawn once: a byte for each unit says whether it is kept.
@@ -196,7 +197,7 @@ class Elements:
         self.strides: tuple[int, ...] | None = None  # elements are drawn in their order
 
     def count(self, drawn: Tensor) -> Tensor:
-        return drawn.view(())
+        return drawn
 
     def drop(self, x: Tensor, scale: float | None, drawn: Tensor) -> Tensor:
         """Return ``x * scale`` with 0 in the dropped elements, and count these in `drawn`."""
@@ -208,27 +209,35 @@ class Elements:
             y = torch.empty_strided(x.shape, self.strides, dtype=x.dtype, device=x.device)
         if x.stride() != self.strides:
             x = torch.empty_like(y).copy_(x)
-        launch.start(
-            _drop_elements_kernel,
-            launch.parts(x.numel(), 8 * _STRIPS),
-            x.device,
-            x,
-            y,
-            drawn,
-            self.seed,
-            self.p,
-            1.0 if scale is None else scale,
-            x.numel(),
-            SEED_ON_DEVICE=isinstance(self.seed, Tensor),
-            COUNTS=is_forward,
-            WIDE=launch.wide(x),
-            SIZE=_STRIPS,
-            BIG=launch.is_big(x.numel()),
+        dropping = _dropping(
+            x.numel(), x.dtype, launch.is_aligned(x), is_forward, isinstance(self.seed, Tensor)
         )
+        factor = 1.0 if scale is None else scale
+        dropping.start(x.device, x, y, drawn, self.seed, self.p, factor)
         return y
 
 
-@dataclass(frozen=True)
+@functools.lru_cache(maxsize=4096)
+def _dropping(
+    n_elements: int, dtype: torch.dtype, is_aligned: bool, counts: bool, seed_on_device: bool
+) -> launch.Launch:
+    """Return the start of `_drop_elements_kernel` for so many elements.
+
+    `is_aligned` tells launches apart, because Triton compiles another form for other addresses.
+    """
+    return launch.Launch(
+        _drop_elements_kernel,
+        launch.parts(n_elements, 8 * _STRIPS),
+        (n_elements,),
+        varies=seed_on_device,
+        SEED_ON_DEVICE=seed_on_device,
+        COUNTS=counts,
+        WIDE=launch.wide_type(dtype),
+        SIZE=_STRIPS,
+        BIG=launch.is_big(n_elements),
+    )
+
+
 class KeptUnits:
     """Drops units of tensors, like `sparse.Blocks`; the mask tells which are kept.
 
@@ -237,20 +246,22 @@ class KeptUnits:
         dropped: the number of dropped elements.
     """
 
-    axes: int
-    dropped: Tensor
     has_counts = False  # whether `drop` without a scale multiplies by all / kept elements
 
+    def __init__(self, axes: int, dropped: Tensor) -> None:
+        self.axes = axes
+        self.dropped = dropped
+
     def count(self, drawn: Tensor) -> Tensor:
-        return self.dropped.view(())
+        return self.dropped
 
     def drop(self, x: Tensor, scale: float | None, drawn: Tensor) -> Tensor:
         """Return ``x * scale`` with 0 in the dropped units."""
         factor = 1.0 if scale is None else scale
-        return launch.or_else(
-            lambda: _apply_units(x, self.axes, drawn, factor),
-            lambda: self._drop_densely(x, scale, drawn),
-        )
+        try:
+            return _apply_units(x, self.axes, drawn, factor)
+        except launch.KernelError:
+            return self._drop_densely(x, scale, drawn)
 
     def _drop_densely(self, x: Tensor, scale: float | None, drawn: Tensor) -> Tensor:
         units = x.shape[: self.axes]
@@ -262,7 +273,7 @@ def draw_elements(
     x: Tensor, p: float, generator: torch.Generator | None
 ) -> tuple[Elements, Tensor]:
     """Return the object that drops elements of a tensor, and the count of the dropped ones."""
-    return Elements(p, launch.draw_seed(x.device, generator)), launch.zeros(x.device)
+    return Elements(p, launch.draw_seed(x.device, generator)), launch.count(x.device)
 
 
 def draw_units(
@@ -271,56 +282,68 @@ def draw_units(
     """Draw the units on the first axes; return the object that drops them, and which are kept."""
     n_units = math.prod(x.shape[:axes])
     kept = torch.empty(n_units, dtype=torch.int8, device=x.device)
-    dropped = launch.zeros(x.device)
+    dropped = launch.count(x.device)
     seed = launch.draw_seed(x.device, generator)
+    drawing = _drawing(n_units, x.numel() // n_units, isinstance(seed, Tensor))
+    drawing.start(x.device, kept, dropped, seed, p)
+    return KeptUnits(axes, dropped), kept
+
+
+@functools.lru_cache(maxsize=4096)
+def _drawing(n_units: int, elements_of_unit: int, seed_on_device: bool) -> launch.Launch:
+    """Return the start of `_draw_units_kernel` for so many units."""
     size = min(1024, launch.power_of_two(n_units))
-    launch.start(
+    return launch.Launch(
         _draw_units_kernel,
         launch.parts(n_units, size),
-        x.device,
-        kept,
-        dropped,
-        seed,
-        p,
-        n_units,
-        x.numel() // n_units,
-        SEED_ON_DEVICE=isinstance(seed, Tensor),
+        (n_units, elements_of_unit),
+        varies=seed_on_device,
+        SEED_ON_DEVICE=seed_on_device,
         SIZE=size,
     )
-    return KeptUnits(axes, dropped), kept
 
 
 def _apply_units(x: Tensor, axes: int, kept: Tensor, factor: float) -> Tensor:
     y = torch.empty_like(x)
-    read = _as_rows(x, axes)
-    written = _as_rows(y, axes)
-    if read is None or written is None or read.last != written.last:
+    applying = _applying(x.shape, x.stride(), y.stride(), axes, x.dtype, launch.alignment(x, kept))
+    if applying is None:
         return y.copy_(_apply_units(x.contiguous(), axes, kept, factor))
+    applying.start(x.device, x, y, kept, factor)
+    return y
+
+
+@functools.lru_cache(maxsize=4096)
+def _applying(
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    new_strides: tuple[int, ...],
+    axes: int,
+    dtype: torch.dtype,
+    alignment: int,
+) -> launch.Launch | None:
+    """Return the start of `_apply_units_kernel`; None if it can't read the strides.
+
+    `alignment` tells launches apart, because Triton compiles another form for other addresses.
+    """
+    read = rows_of(tuple(shape), strides, axes)
+    written = rows_of(tuple(shape), new_strides, axes)
+    if read is None or written is None or read.last != written.last:
+        return None
     n_rows = read.outer * read.inner
     columns = min(1024, launch.power_of_two(read.columns))
     rows = max(1, 4096 // columns)
     n_columns = launch.parts(read.columns, columns)
-    launch.start(
+    return launch.Launch(
         _apply_units_kernel,
         launch.parts(n_rows, rows) * n_columns,
-        x.device,
-        x,
-        y,
-        kept,
-        factor,
-        n_rows,
-        read.inner,
-        n_columns,
-        read.columns,
-        *read.strides,
-        *written.strides,
+        (n_rows, read.inner, n_columns, read.columns, *read.strides, *written.strides),
+        varies=False,
         LAST=read.last,
         ROWS=rows,
         COLUMNS=columns,
-        WIDE=launch.wide(x),
-        BIG=launch.is_big(n_rows * columns, x, y),
+        WIDE=launch.wide_type(dtype),
+        BIG=launch.is_far(n_rows * columns, shape, strides, new_strides),
     )
-    return y
 
 
 @dataclass(frozen=True)
@@ -340,10 +363,6 @@ class Rows:
     columns: int
     strides: tuple[int, int, int]
     last: bool = False
-
-
-def _as_rows(x: Tensor, axes: int) -> Rows | None:
-    return rows_of(tuple(x.shape), x.stride(), axes)
 
 
 @functools.lru_cache(maxsize=4096)
