@@ -76,7 +76,7 @@ def attach(
     placements, warnings = place(index, draft, epochs)
     findings = [Finding(Kind.SPEC, Severity.WARNING, (), text) for text in warnings]
 
-    layouts: dict[str, str | None] = {}
+    layouts: dict[str, str] = {}
     if example_input is None:
         findings += find_doubled(index, placements)
     else:
@@ -84,7 +84,7 @@ def attach(
         if planned.problems:
             raise SpecError(planned.problems, draft.source)
         findings += [f for f in planned.findings if f.severity != Severity.NOTE]
-        layouts = {row.site: row.layout for row in planned.rows}
+        layouts = {row.site: row.layout for row in planned.rows if row.layout is not None}
 
     run = Run(root, epochs)
     attachment = install(index.model, placements, run)
@@ -92,10 +92,12 @@ def attach(
         attachment.grad_scaler = grad_scaler
         attachment.optimizer = optimizer
         for site in attachment._sites:
-            site.reader.remember(layouts.get(site.key) or "")
+            if site.key in layouts:  # compiled code can't read them from the autograd graph
+                site.reader.remember(layouts[site.key])
         if example_input is None:  # otherwise the plan has found frozen entries
             findings += find_frozen(index.model, run, attachment._hooks)
 
+        # code that torch.compile has made before would run without the new hooks
         guard_hooks()
         forget_compiled()
         tell(findings, run.told)
@@ -125,14 +127,16 @@ def attachments(model: nn.Module) -> list[Attachment]:
     hooks_of: dict[Run, list[tuple[nn.Module, SiteHook]]] = defaultdict(list)
     for module in model.modules():
         for hook in hooks_on(module):
-            hooks_of[hook.site.run].append((module, hook))
+            hooks_of[hook.run].append((module, hook))
 
     attached = []
     for run, hooks in hooks_of.items():
         base = _base_of(run, bare, hooks)
+        # the hooks in `model`, and those in the base, of which `model` may be only a part
         installed = dict.fromkeys(hooks) | dict.fromkeys(_hooks_of(run, base))
         in_order = sorted(installed, key=lambda pair: pair[1].site.order)
         attachment = Attachment(base, run, in_order)
+        # a copy has new parameters, which are not hooked yet
         attachment._refresh()
         attachment._watch_forwards()
         attached.append(attachment)
