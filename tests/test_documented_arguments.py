@@ -74,6 +74,10 @@ class CallsByName(nn.Module):
         return self.inner(x=x)["x"]
 
 
+class DropPath(nn.Dropout):
+    """A layer whose name says that it drops samples, so a layout has an effect."""
+
+
 class Pair(nn.Module):
     """A layer whose output is a tuple."""
 
@@ -123,7 +127,7 @@ def candidates(name, argument):
 
 def made(name, options):
     if name == "Foreign":
-        return Foreign(nn.Dropout, p=0.1, **options)
+        return Foreign(DropPath, p=0.1, **options)
     return make(ATTACHED[name], **options)
 
 

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from .._torch import children_of, parameters_of
-from ..checks import Range
+from ..checks import Range, as_number
 from ..functional.dropout import drop_units
 from ..quoting import kind_of, label, quote
 from ..registry import register, store
@@ -36,14 +36,14 @@ class Foreign(Regularizer):
 
     A module or a function in a spec means ``Foreign(module)``. Spec files cannot hold a `Foreign`.
     The class is called once per `Foreign`, and each site has a copy of the module, in training
-    mode. `Attachment.set`, and schedules that depend on the depth or on ``epochs=`` of `attach`,
-    make a new `Foreign`. Schedules and floats in `kwargs` are set as attributes of the copy. The
+    mode. `Attachment.set` calls the class again. So do schedules that depend on the depth or on
+    ``epochs=`` of `attach`. Schedules and floats in `kwargs` are set as attributes of the copy. The
     realized rate is the share of nonzero elements that became zero. The state of the attachment
     does not hold buffers.
 
     A target whose name says that it drops channels or blocks, such as ``Dropout2d`` or
     ``DropBlock2d``, gets maps (N, C, ...), whatever the layout of the layer. With `grid`, every
-    target gets maps (N, C, height, width). All others get the tensor as the layer gave it.
+    target gets maps (N, C, ...) of this size. All others get the tensor as the layer gave it.
 
     Example:
         >>> spec = {"layer4": Foreign(nn.Dropout2d, p=LinearSchedule(0.0, 0.1, epochs=10))}
@@ -57,8 +57,8 @@ class Foreign(Regularizer):
         layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
             for tokens. ``"auto"`` reads them from the model, or refuses. It is refused
             where it would have no effect, because the target gets the tensor as it is.
-        grid: size of the map that tokens form, ``(height, width)``, each at least 1. None passes
-            tokens without a map.
+        grid: size of the map that tokens form, ``(height, width)`` or ``(depth, height, width)``,
+            each at least 1. None passes tokens without a map.
         prefix_tokens: number of class and register tokens before the map, at least 0, which stay
             unchanged. None asks the model. It requires `grid`.
         active: ``"train"`` (while the layer is in training mode) or ``"always"`` (Monte-Carlo
@@ -136,7 +136,8 @@ class Foreign(Regularizer):
 
     def check(self, values: Mapping[str, float]) -> None:
         has_layout = self.layout != "auto"
-        is_ignored = self.grid is None and self.unit in (None, "tokens")
+        # a target that drops samples needs them on axis 0, which a stated layout confirms
+        is_ignored = self.grid is None and not (self.channelwise or self.samplewise)
         if has_layout and is_ignored:
             raise ValueError(
                 f"{self.label} gets the tensor as the layer gave it, so layout={self.layout!r} has "
@@ -178,7 +179,9 @@ class Foreign(Regularizer):
 
     def with_rates(self, **rates: Any) -> Foreign:
         arguments = dict(self.kwargs)
-        arguments.update(rates)
+        for name, rate in rates.items():
+            is_number = name in self.rates and not callable(rate)
+            arguments[name] = as_number(name, rate) if is_number else rate  # an int is no rate
         return Foreign(self.target, **arguments, **self._options())
 
     def _stated(self) -> dict[str, Any]:
@@ -253,6 +256,7 @@ class Retune(DropsShare, Regularizer):
     """
 
     p: Probability
+    # set by `fitted`, which describes them
     attribute: str = field(default="", init=False, repr=False, compare=False)
     ours: Regularizer | None = field(default=None, init=False, repr=False, compare=False)
     read_elsewhere: bool = field(default=False, init=False, repr=False, compare=False)
@@ -273,7 +277,7 @@ class Retune(DropsShare, Regularizer):
 
     @property
     def needs_calls(self) -> bool:  # type: ignore[override]
-        return not self.read_elsewhere
+        return not self.read_elsewhere  # other code may drop by the rate, and not call the layer
 
     def fitted(
         self, attribute: str, ours: Regularizer | None = None, read_elsewhere: bool = False
@@ -296,7 +300,7 @@ class Retune(DropsShare, Regularizer):
 
         spatial = self.ours.spatial
         if spatial in (1, 3):
-            # torch reads it as (C, ...), but for nn.Dropout2d three axes are (N, C, L)
+            # torch reads such a tensor as (C, ...); only for nn.Dropout2d it is (N, C, L)
             is_unbatched = x.ndim == spatial + 1
             if is_unbatched:
                 return drop_units(x, now.p, 1)
@@ -306,8 +310,8 @@ class Retune(DropsShare, Regularizer):
 def held_rate(regularizer: Regularizer) -> str:
     """Return the attribute of its layer that a `Retune` sets; ``""`` for another regularizer.
 
-    ``builtin`` finds the site that sets a rate by it. ``plan`` does not count such a site as one
-    that never acts, because the layer works without calls of the site.
+    ``builtin`` asks this to find the site that sets a rate. ``plan`` asks it because a site that
+    sets a rate acts even if its hook is never called.
     """
     if isinstance(regularizer, Retune):
         return regularizer.attribute

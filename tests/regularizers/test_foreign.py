@@ -48,6 +48,14 @@ def test_its_class_is_called_once_and_each_site_has_a_copy():
     assert Counted.made == 1
 
 
+def test_an_integer_for_a_rate_stays_a_rate():
+    model = nn.Sequential(nn.Identity())
+    attached = attach(model, {"0": Foreign(nn.Dropout, p=0.5)})
+    attached.set("0", p=1)
+    assert attached.rates == {"0/Foreign(Dropout)": {"p": 1.0}}
+    assert (model(X) == 0).all()
+
+
 def test_it_acts_in_training_mode():
     class Mode(nn.Module):
         def forward(self, x):
@@ -107,6 +115,7 @@ SHAPES = {
     ),
     "vectors": (Foreign(ShapeSeenDropout2d), (2, 8), (2, 8)),
     "a map of tokens": (Foreign(ShapeSeen, grid=(4, 3)), (2, 12, 8), (2, 8, 4, 3)),
+    "a volume of tokens": (Foreign(ShapeSeen, grid=(2, 3, 2)), (2, 12, 8), (2, 8, 2, 3, 2)),
     "tokens behind a class token": (
         Foreign(ShapeSeen, grid=(4, 3), prefix_tokens=1),
         (2, 13, 8),
@@ -155,6 +164,7 @@ def test_a_bare_module_is_copied_and_a_function_taken_as_it_is():
         (lambda: Foreign(nn.Dropout(0.1), p=0.2), TypeError, "no arguments"),
         (lambda: Foreign(nn.Dropout, p=0.1, at="nowhere"), ValueError, "at must be"),
         (lambda: Foreign(torch.square, layout="NHWC"), ValueError, "layout='NHWC' has no effect"),
+        (lambda: Foreign(nn.Dropout, layout="NHWC"), ValueError, "layout='NHWC' has no effect"),
         *[
             (
                 lambda grid=grid: Foreign(nn.Dropout2d, grid=grid),
