@@ -14,7 +14,7 @@ import torch
 from .. import messages
 from ..checks import NON_NEGATIVE, as_number
 from ..observers.base import Watch
-from ..quoting import listed
+from ..quoting import kind_of, listed
 from ..registry import as_call, stated_fields
 from ..regularizers.base import Regularizer
 from ..regularizers.foreign import Foreign
@@ -36,7 +36,7 @@ class Saved(NamedTuple):
     stepped: bool
     forwards: int
     regularizers: dict[str, "Description"]
-    counts: dict[str, tuple[Snapshot, Snapshot]]  # the totals and the open window
+    counts: dict[str, tuple[Snapshot, Snapshot]]  # the totals, and the elements of the open window
     anchors: dict[str, Any]  # the values of anchored parameters at attaching
     memories: dict[str, Any]  # the memories of regularizers
     history: Recorder
@@ -75,7 +75,7 @@ def save(sites: Sequence[LiveSite], run: Run) -> dict[str, Any]:
         TypeError: if a regularizer may have a memory that can't be saved.
     """
     _check_memories(sites)
-    run.take_counts()
+    run.take_counts()  # so that each `tally` is complete
     saved_sites = {site.key: _saved_site(site, run.epochs) for site in sites}
     return {
         "version": _VERSION,
@@ -136,14 +136,25 @@ def _may_forget(site: LiveSite) -> bool:
 def _keeps_nothing(bound: Any) -> bool:
     """Return whether the result is a function that reads only constants from its closure.
 
-    A function that assigns to a name of its closure (``nonlocal``) keeps the assigned value.
+    A function that assigns to a name of its closure (``nonlocal``) keeps the assigned value. The
+    same holds for functions in the closure.
     """
     if not isinstance(bound, types.FunctionType):
         return False
-    constant = (bool, int, float, str, torch.dtype, types.FunctionType, Regularizer)
-    contents = [cell.cell_contents for cell in bound.__closure__ or ()]
-    assigns = any(step.opname == "STORE_DEREF" for step in dis.get_instructions(bound))
-    return not assigns and all(isinstance(content, constant) for content in contents)
+
+    constant = (bool, int, float, str, torch.dtype, Regularizer)
+    functions = [bound]
+    for function in functions:  # the loop also visits the functions that it appends
+        if any(step.opname == "STORE_DEREF" for step in dis.get_instructions(function)):
+            return False
+        for cell in function.__closure__ or ():
+            content = cell.cell_contents
+            if isinstance(content, types.FunctionType):
+                if content not in functions:
+                    functions.append(content)
+            elif not isinstance(content, constant):
+                return False
+    return True
 
 
 def _elements(counts: Mapping[str, Any]) -> dict[str, Any]:
@@ -223,7 +234,7 @@ def _read(state: Mapping[str, Any]) -> Saved:
         regularizers[key] = _description(saved)
         counts[key] = _counts(saved)
         if "anchor" in saved:
-            anchors[key] = saved["anchor"]
+            anchors[key] = _anchor(saved)
         if "memory" in saved:
             memories[key] = saved["memory"]
     return Saved(
@@ -236,6 +247,14 @@ def _read(state: Mapping[str, Any]) -> Saved:
         memories=memories,
         history=read_state(state["history"]) if "history" in state else Recorder(),
     )
+
+
+def _anchor(saved: Mapping[str, Any]) -> torch.Tensor:
+    """Return the value of an anchored parameter in a state."""
+    anchor = saved["anchor"]
+    if not isinstance(anchor, torch.Tensor):
+        raise TypeError(f"anchor must be a tensor, got {kind_of(anchor)}")
+    return anchor
 
 
 def _description(saved: Mapping[str, Any]) -> Description:
@@ -276,8 +295,12 @@ def _shape_of(x: Any) -> tuple[int, ...] | None:
 
 
 def restore(saved: Saved, sites: Sequence[LiveSite], run: Run) -> None:
-    """Take over the counts of a state, and begin a new window."""
-    run.take_counts()
+    """Take over the counts, the memories, the anchors and the history of a state.
+
+    `Attachment.load_state_dict` has set the time before. The elements go on in the window of the
+    state, and calls are counted in a new window.
+    """
+    run.take_counts()  # before `set_counts` replaces them
     run.stepped = saved.stepped
     run.counter.set_counts(Snapshot(trained=saved.forwards), Snapshot())
 
@@ -293,6 +316,7 @@ def restore(saved: Saved, sites: Sequence[LiveSite], run: Run) -> None:
             site.anchored_at = None
 
     run.history.load(saved.history, sites)
+    # as after `attach`, so that the next training forward is checked
     run.checked = False
     run.writes = None
     run.fresh = True

@@ -340,6 +340,7 @@ WHOLE = {
         {"epoch": -1.0},
         {"epoch": float("inf")},
         {"forwards": None},
+        {"sites": {"fc/Dropout": {**WHOLE, "anchor": [1.0]}}},
     ],
     ids=str,
 )

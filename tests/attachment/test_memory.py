@@ -72,6 +72,25 @@ class Counts(Regularizer):
         return count
 
 
+class ForgetsInHelper(Regularizer):
+    def bind(self):
+        calls = []
+
+        def count():
+            calls.append(1)
+            return len(calls)
+
+        return lambda x, now: (x * count(), None)
+
+
+class Recurses(Regularizer):
+    def bind(self):
+        def power(x, exponent):
+            return x * power(x, exponent - 1) if exponent > 1 else x
+
+        return lambda x, now: (power(x, 3), None)
+
+
 class Callable(Regularizer):
     def bind(self):
         return Remembering()
@@ -169,7 +188,9 @@ def test_a_copy_has_a_memory_of_its_own(copied):
     assert found.state_dict()["sites"]["0.bias/ToHistory"]["memory"]["mean"] != before
 
 
-@pytest.mark.parametrize("regularizer", [Forgets(), Counts(), Callable()], ids=repr)
+@pytest.mark.parametrize(
+    "regularizer", [Forgets(), Counts(), ForgetsInHelper(), Callable()], ids=repr
+)
 def test_a_memory_that_can_not_be_saved_is_refused(regularizer):
     attached = attach(nn.Sequential(nn.ReLU()), {"0": regularizer})
     with pytest.raises(TypeError, match=r"0/.*: the result of its bind\(\) can't be saved"):
@@ -178,7 +199,7 @@ def test_a_memory_that_can_not_be_saved_is_refused(regularizer):
 
 @pytest.mark.parametrize(
     "regularizer",
-    [Plain(), Doubles(), Scales(), Foreign(nn.Dropout, p=0.1), Watchdog()],
+    [Plain(), Doubles(), Scales(), Recurses(), Foreign(nn.Dropout, p=0.1), Watchdog()],
     ids=repr,
 )
 def test_classes_without_a_memory_are_silent(regularizer):
