@@ -2,9 +2,11 @@
 
     y = clamp(x, low * scale, high * scale)     scale is the factor of the loss
     changed = number of values with y != x
+    largest = max(abs(x)) / scale
 
-In torch operations, the same is `functional.gradients.clamp_counted`. ``functional.gradients``
-calls `clamp`.
+Inf and NaN stay unchanged. The kernel computes in float32, so it gets no float64.
+
+`functional.gradients.clamp_measured` calls `clamp`, or does the same in torch operations.
 """
 
 import torch
@@ -26,7 +28,7 @@ def _clamp_kernel(
     scale,
     low,
     high,
-    most,
+    largest_finite,
     n_elements,
     HAS_LOW: tl.constexpr,
     HAS_HIGH: tl.constexpr,
@@ -36,8 +38,9 @@ def _clamp_kernel(
 ):
     """Clamp finite values, count the changed ones, and find the largest magnitude.
 
-    The count is an integer; the magnitude is kept as the bits of a float64, which have the order of
-    the numbers because it is not negative.
+    `numbers` has two places. The first is the count, an int64. The second has the bits of the
+    largest magnitude, a float64. Magnitudes are not negative, so their bits have the order of the
+    numbers, and an atomic maximum of integers finds the largest one.
     """
     factor = loss_scale(scale, SCALE_ON_DEVICE).to(tl.float32)
     program = tl.program_id(0)
@@ -58,7 +61,7 @@ def _clamp_kernel(
         clamped = tl.minimum(clamped, tl.full([], high, tl.float32) * factor)
         if not HAS_LOW:
             magnitude = tl.maximum(value, 0.0)
-    highest = tl.full([], most, tl.float32)  # a larger bound would become Inf
+    highest = tl.full([], largest_finite, tl.float32)  # a larger bound would become Inf
     clamped = tl.minimum(tl.maximum(clamped, -highest), highest)
     clamped = tl.where(finite, clamped, value)
     result = clamped.to(y.dtype.element_ty)
@@ -84,7 +87,7 @@ def clamp(
         scale: the factor of the loss, by which the bounds are multiplied and the magnitude divided.
     """
     y = torch.empty_like(x)
-    if x.stride() != y.stride():
+    if x.stride() != y.stride():  # the kernel reads and writes the same places in memory
         x = torch.empty_like(y).copy_(x)
     numbers = launch.zeros(x.device, 2)
     launch.start(
