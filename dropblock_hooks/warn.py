@@ -1,6 +1,7 @@
 """Warnings about attached regularizers, which point at the user's own line."""
 
 import os
+import site
 import sys
 import sysconfig
 import warnings
@@ -14,6 +15,7 @@ _FOLDERS = [
     os.path.dirname(os.path.abspath(__file__)),
     os.path.dirname(os.path.abspath(torch.__file__)),  # torch may be in another folder
     *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")),
+    site.getusersitepackages(),  # for ``pip install --user``
 ]
 _NOT_THE_USERS = ("<frozen", *(folder + os.sep for folder in _FOLDERS))
 
@@ -45,18 +47,26 @@ def warn(message: str, findings: Sequence[Any] = (), *, each_call: bool = False)
     Args:
         message: the text.
         findings: the findings in the text.
-        each_call: True if the caller warns in each call, so that Python leaves out repetitions.
+        each_call: True for a caller that warns in every call. Then Python leaves out repetitions.
     """
     frame: FrameType | None = sys._getframe()
     while frame is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
         frame = frame.f_back
 
-    module: dict[str, Any] = sys.__dict__ if frame is None else frame.f_globals
+    # without a line of the user, as at the end of the process, name `sys` as Python does
+    module: dict[str, Any] = sys.__dict__
+    filename = "sys"
+    line = 1
+    if frame is not None:
+        module = frame.f_globals
+        filename = frame.f_code.co_filename
+        line = frame.f_lineno
+
     warnings.warn_explicit(
         HookWarning(message, findings),
         category=HookWarning,
-        filename="sys" if frame is None else frame.f_code.co_filename,
-        lineno=1 if frame is None else frame.f_lineno,
+        filename=filename,
+        lineno=line,
         module=module.get("__name__", "<string>"),
         # where Python notes the texts that it has shown; without it, all are shown
         registry=module.setdefault("__warningregistry__", {}) if each_call else None,

@@ -1,6 +1,8 @@
 """Warnings point at the user's line, however deep in a forward they arise."""
 
 import inspect
+import site
+import sysconfig
 import warnings
 
 import pytest
@@ -37,6 +39,21 @@ def test_a_warning_inside_a_forward_names_the_line_that_called_the_model(depth):
         warnings.simplefilter("always")
         model(torch.full((1, 2), torch.nan))
         line = inspect.currentframe().f_lineno - 1
+    assert [(w.filename, w.lineno) for w in caught] == [(__file__, line)]
+
+
+@pytest.mark.parametrize(
+    "folder", [sysconfig.get_path("purelib"), site.getusersitepackages()], ids=["site", "user"]
+)
+def test_a_line_of_a_library_is_left_out(folder):
+    code = compile("def call(model, x):\n    model(x)\n", f"{folder}/library.py", "exec")
+    library = {}
+    exec(code, library)
+    model = nn.Sequential(nn.Linear(2, 2))
+    attach(model, {"0": Watchdog("nonfinite")})
+    with pytest.warns(HookWarning) as caught:
+        library["call"](model, torch.full((1, 2), torch.nan))
+    line = inspect.currentframe().f_lineno - 1
     assert [(w.filename, w.lineno) for w in caught] == [(__file__, line)]
 
 
