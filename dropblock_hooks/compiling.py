@@ -1,7 +1,10 @@
 """Tools for torch.compile: handles, operators, and compiling anew.
 
-``sites.operator`` defines its operators with these functions. `capture`, `gradcam` and others call
-`as_written` to run a compiled model in eager mode.
+- ``sites.operator`` defines its operators here. They run Python objects, which they find by
+  handles. The operators of ``functional.operators`` take only tensors and numbers.
+- `attach` calls `forget_compiled`, so that code that is compiled already gets the new hooks.
+- `capture`, `gradcam` and others call `as_written` to run a compiled model in eager mode.
+- Hooks read `TOO_OLD`, and then call `refuse_version`.
 
 A handle is a tensor by which an operator finds a Python object. It is an input of the graph, so
 copies of a model run the same graph.
@@ -23,6 +26,7 @@ from ._torch import EXPORTING
 from ._torch import forget_compiled as forget_compiled
 
 TOO_OLD = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 9)
+"""Whether this torch can't compile a model with sites."""
 _owners: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
 
@@ -31,6 +35,7 @@ def new_handle(owner: Any) -> Tensor:
     """Return a 0-dim int64 tensor on the CPU that stands for `owner` while `owner` lives."""
     number = next(_numbers)
     _owners[number] = owner
+    # operators declare that they change the handle, which torch refuses for inference tensors
     with torch.inference_mode(False):
         return torch.tensor(number, device="cpu")
 
@@ -83,7 +88,7 @@ def differentiate(name: str, backward: Callable[..., Any], save: Callable[..., A
 def is_exporting() -> bool:
     """Return whether torch.export traces.
 
-    ``torch.compiler.is_exporting()`` is also true in torch.compile.
+    In older versions of torch, ``torch.compiler.is_exporting()`` is also true in torch.compile.
     """
     return bool(getattr(torch.compiler, EXPORTING, False))
 

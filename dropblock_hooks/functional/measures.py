@@ -1,8 +1,8 @@
 """Measurements of tensors for observers, as functions that add to a state.
 
 Eager observers keep their state in a dict. In compiled code it is one tensor that an operator
-changes, so that no Python runs between the operators. `add_statistics` and `add_watched` are these
-operators; they call the same functions as the eager observers.
+changes, so that no Python runs between the operators. `sites.observed` calls these operators, such
+as `add_statistics` and `add_watched`. They call the same functions as the eager observers.
 """
 
 import math
@@ -21,25 +21,49 @@ from .masks import wide_dtype
 from .operators import operator
 
 KEPT, COUNT, SUM, SQUARES, NORMS, ZEROS, NONFINITE, BINS = range(8)
-"""The places in ``state["sums"]``: kept calls, the number and the sums of their values, the
-numbers of zeros and of values that are not finite, and where the bins begin.
+"""The places in ``state["sums"]``, the sums over the measured calls.
+
+KEPT        calls without NaN and Inf; the next four are sums over these calls only
+COUNT       the number of values
+SUM         the values
+SQUARES     their squares
+NORMS       the norms of the calls
+ZEROS       values that are 0
+NONFINITE   values that are NaN or Inf
+BINS        here begin the bins: smaller magnitudes, each octave, larger magnitudes
 """
 ON, TRAINED, EVALUATED, OFF, CALLS, ALL_VALUES, LARGEST, SUMS = range(1, 9)
-"""The places in the tensor of `add_statistics`: whether the site is on, in evaluation (0) and in
-training (1), calls of the layer by its mode, those in which the attachment was off, those in which
-it was on, the values that were measured, the largest magnitude, and where the sums begin.
+"""The places in the tensor of `add_statistics`. That of `add_watched` has the first five, too.
+
+0, ON       whether the site is on in evaluation and in training: 1 or 0
+TRAINED     calls of the layer in training mode
+EVALUATED   calls of the layer in evaluation mode
+OFF         calls in training mode while the site was off
+CALLS       calls while the site was on, measured or not; or gradients in `add_statistics`
+ALL_VALUES  values of the measured calls
+LARGEST     the largest magnitude
+SUMS        here begin the sums, with the places from KEPT on
 """
 BAD_CALLS, FIRST_BAD, FIRST_MADE, GRADIENTS, GRADIENT_NORM, FIRST_BAD_GRADIENT, NEAR = range(6, 13)
-FIRST_WORSE = 13
-"""More places in the tensor of `add_watched`, as the fields of a ``Watched``; times are calls."""
-MEASURED, TURN, DISTANCE, SEEN_GRADIENTS, FOUND, SQUARE = 14, 15, 16, 17, 18, 21
-"""Places for the plan of a Watchdog, see `is_planned`: the measured calls, all calls or gradients
-since the beginning, the distance of measured ones, and the gradients; and for kernels: three
-numbers of a call, and one of a gradient.
-"""
-WATCHED = 22
-"""The number of these places. After them come rows of the last measured calls, and as many rows of
-gradients, if a Watchdog keeps some: see `rows_in`.
+FIRST_WORSE, MEASURED, TURN, DISTANCE, SEEN_GRADIENTS, FOUND = range(13, 19)
+SQUARE, WATCHED = 21, 22
+"""More places in the tensor of `add_watched`. A site has two: for its calls and for its gradients.
+
+BAD_CALLS           measured calls whose output has NaN or Inf
+FIRST_BAD           the number of CALLS before the first of them; Inf if there was none
+FIRST_MADE          as FIRST_BAD, of calls with finite arguments: the layer made the NaN or Inf
+GRADIENTS           measured gradients
+GRADIENT_NORM       the sum of their finite norms
+FIRST_BAD_GRADIENT  the number of SEEN_GRADIENTS before the first with NaN or Inf; Inf if none
+NEAR                the sum over calls of the share of saturated values
+FIRST_WORSE         as FIRST_BAD, of outputs with NaN or +Inf, because -Inf may be a mask
+MEASURED            measured calls
+TURN                all calls, or gradients, so far; reading begins the other counts anew
+DISTANCE            the distance of measured calls or gradients, see `is_planned`
+SEEN_GRADIENTS      gradients while the site was on, measured or not
+FOUND               here begin three numbers of a call, only for kernels
+SQUARE              a number of a gradient, only for kernels
+WATCHED             the number of these places, and here begin the rows: see `rows_in`
 """
 _ROW = 4096  # values that are added up in float32
 TINY = 1e-12  # the magnitude up to which a Watchdog calls a channel dead
@@ -74,7 +98,7 @@ def add_measured(
 
 
 def add_moments(state: dict[str, Any], x: Tensor, scale: float | Tensor = 1.0) -> None:
-    """Add the moments of the values of a call, divided by `scale`."""
+    """Add the moments of a call, divided by `scale`. A call with NaN or Inf adds nothing."""
     sums = state["sums"]
     count = x.numel()
     if not count:
@@ -97,7 +121,7 @@ def add_moments(state: dict[str, Any], x: Tensor, scale: float | Tensor = 1.0) -
 def _sum_and_norm(x: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
     """Return the sum of a tensor and its norm, in a wide type."""
     wide = wide_dtype(x.device)
-    # float32 would overflow at other magnitudes
+    # in float32, squares of other magnitudes would overflow or vanish
     on_cpu = x.device.type == "cpu" and x.dtype.itemsize <= 4
     if on_cpu and 1e-12 < float(largest) < 1e15:
         total, norm = _sum_and_norm_by_rows(x)
@@ -135,7 +159,13 @@ def _sum_and_norm_by_rows(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def add_shares(state: dict[str, Any], x: Tensor, edges: Sequence[float]) -> None:
-    """Count in float32 zeros, values that are not finite, and magnitudes by octave: exponent."""
+    """Count zeros, values that are not finite, and magnitudes by octave.
+
+    Args:
+        state: the state, which is changed.
+        x: the values in float32. The octave of a value is its exponent.
+        edges: the edges of the octaves, see `octaves`.
+    """
     state["all_values"] += x.numel()
     bits = x.view(torch.int32)
     exponents = ((bits >> 23) & 255).reshape(-1)  # 127 from 1 to 2
@@ -197,7 +227,10 @@ def octaves(first: int, last: int) -> tuple[float, ...]:
 
 
 def add_batch(batches: Any, x: Tensor) -> Any:
-    """Return the sums over batches of mean, variance and 1 of each channel, with another batch."""
+    """Add a batch to the sums over batches: for each channel its mean, its variance, and 1.
+
+    Returns the new sums.
+    """
     if x.numel() <= x.shape[1]:  # one value has no variance
         return batches
     wide = x.to(wide_dtype(x.device))
@@ -219,9 +252,9 @@ def norm_of_arguments(arguments: Sequence[Tensor]) -> Tensor:
 
     -inf counts in the first argument only, because masks of attention hold it.
     """
-    masks = [_positive(y) for y in arguments[1:] if y.numel()]
-    norms = [norm_of(x) for x in arguments[:1] if x.numel()]
-    return _largest_of([*norms, *masks])
+    of_first = [norm_of(x) for x in arguments[:1] if x.numel()]
+    of_others = [_positive(x) for x in arguments[1:] if x.numel()]
+    return _largest_of([*of_first, *of_others])
 
 
 def extremes(tensors: Sequence[Tensor], exact: bool = False) -> tuple[Tensor, Tensor | None]:
@@ -254,7 +287,7 @@ def largest_of_call(tensors: Sequence[Tensor], arguments: Sequence[Tensor]) -> T
 
     def with_kernels() -> Tensor:
         device = (*tensors, *arguments)[0].device
-        numbers = launch.zeros(device, 3).view(torch.float64)
+        numbers = launch.zeros(device, 3).view(torch.float64)  # zeros of int64 have the same bits
         moments.largest_of_call(tensors, arguments, numbers)
         return numbers
 
@@ -270,7 +303,10 @@ def together(numbers: Sequence[Tensor]) -> Tensor:
 
 
 def _kernels_take(tensors: Sequence[Tensor]) -> bool:
-    """Return whether kernels, which compute in float32, are used for all of at least one tensor."""
+    """Return whether there are tensors, on one device, and kernels are used for all of them.
+
+    These kernels compute in float32.
+    """
     takes = all(x.dtype is not torch.float64 and launch.takes(x) for x in tensors)
     return takes and len({x.device for x in tensors}) == 1
 
@@ -346,12 +382,13 @@ def recomputes() -> bool:
 def is_planned(turn: int, distance: int) -> bool:
     """Return whether a number from 1 is a power of 2, or a multiple of `distance`.
 
-    Compiled code measures these calls and gradients. A `Watchdog` looks at these forwards.
+    Compiled code measures these calls and gradients. In eager mode, a `Watchdog` looks for NaN
+    after these forwards.
     """
     return turn.bit_count() == 1 or turn % distance == 0
 
 
-def _is_planned(training: bool, state: Tensor) -> Any:
+def _is_next_planned(training: bool, state: Tensor) -> Any:
     """Return whether the next call is measured: the site is on, and `is_planned` holds.
 
     The result is a tensor on devices that are not read.
@@ -365,7 +402,10 @@ def _is_planned(training: bool, state: Tensor) -> Any:
 
 
 def due_call(training: bool, every: int, state: Tensor) -> Any:
-    """Whether the next call of `add_statistics` is measured; a tensor on a device not read."""
+    """Return whether the next call of `add_statistics` is measured.
+
+    The result is a tensor on devices that are not read.
+    """
     if recomputes():
         return False
     due = (state[CALLS] % every == 0) & (state[int(training)] > 0)
@@ -373,11 +413,12 @@ def due_call(training: bool, every: int, state: Tensor) -> Any:
     return bool(due) if may_read else due
 
 
-def _begins(training: bool, state: Tensor, calls: bool) -> Tensor | None:
-    """Return the state to which a call is added: the state, a copy, or None if the site is off.
+def _begin(training: bool, state: Tensor, calls: bool) -> Tensor | None:
+    """Count a call by its mode if `calls`, and return where its measurements are added.
 
-    On a CPU, a switched-off site and a recomputation end here. Other devices are not read. There
-    the result is a copy, and `_ends` decides.
+    A recomputation is not counted, and the result is None. On a CPU, the result is the state, or
+    None if the site is off. Other devices are not read. There the result is a copy, and `_end`
+    writes it into the state if the site is on.
     """
     if recomputes() and calls:
         return None
@@ -391,8 +432,8 @@ def _begins(training: bool, state: Tensor, calls: bool) -> Tensor | None:
     return state if float(on) else None
 
 
-def _ends(training: bool, state: Tensor, new: Tensor) -> None:
-    """Take over the new state, if the site is on."""
+def _end(training: bool, state: Tensor, new: Tensor) -> None:
+    """Write the result of `_begin` into the state if the site is on, where it is a copy."""
     if new is state:
         return
     on = state[int(training)] > 0
@@ -493,12 +534,12 @@ class _Measured:
         state = self.state
         mode = TRAINED if self.training else EVALUATED
         places = moments.Places(KEPT, ZEROS, BINS, mode, OFF, CALLS, ALL_VALUES)
-        gate = moments.Gate(state, self.training, self.calls, CALLS, self.every)
-
+        gate = moments.Gate(state, self.training, counts=self.calls, calls=CALLS, every=self.every)
         on = state[int(self.training)] > 0
         self._add_batch((state[CALLS] % self.every == 0) & on)
         if self.mapped is not None and self.alive is not None and self.mapped.numel():
             moments.alive(self.mapped, self.alive, 0.0, gate)
+        # the last step, because it counts the call: the gate of each step reads this number
         moments.measure(
             self.x,
             state[SUMS:],
@@ -510,7 +551,7 @@ class _Measured:
         )
 
     def add_with_torch(self) -> None:
-        new = _begins(self.training, self.state, self.calls)
+        new = _begin(self.training, self.state, self.calls)
         if new is None:
             return
 
@@ -522,7 +563,7 @@ class _Measured:
             self._add_alive(due)
             self._add_batch(due)
         new[CALLS] += 1
-        _ends(self.training, self.state, new)
+        _end(self.training, self.state, new)
 
     def _add_values(self, new: Tensor, due: Any) -> None:
         """Add moments and shares to a state, where the call is `due`."""
@@ -576,7 +617,7 @@ def _counts_in_graph(state: Tensor, **others: Any) -> bool:
 @torch.no_grad()
 def add_call(training: bool, state: Tensor) -> None:
     """Count a call of a layer whose gradients are measured in compiled code."""
-    _begins(training, state, calls=True)
+    _begin(training, state, calls=True)
 
 
 def _watches_in_graph(
@@ -656,7 +697,9 @@ class _WatchedCall:
     def add_with_kernels(self) -> None:
         from .kernels import moments
 
-        gate = moments.Gate(self.state, self.training, True, TURN, DISTANCE, planned=True)
+        gate = moments.Gate(
+            self.state, self.training, counts=True, calls=TURN, every=DISTANCE, planned=True
+        )
         numbers = self.state[FOUND : FOUND + 3]
         moments.largest_of_call(self.tensors, self.given, numbers, gate)
         near = near_bounds(self.tensors[0], *self.bounds) if self.bounds else None
@@ -668,15 +711,15 @@ class _WatchedCall:
         moments.note_call(gate, numbers, near, (*places, WATCHED), rows_in(self.state))
 
     def add_with_torch(self) -> None:
-        new = _begins(self.training, self.state, calls=True)
+        new = _begin(self.training, self.state, calls=True)
         if new is None:
             return
-        due = _is_planned(self.training, new)
+        due = _is_next_planned(self.training, new)
         if due is not False:
             self._measure(new, due)
         new[CALLS] += 1
         new[TURN] += 1
-        _ends(self.training, self.state, new)
+        _end(self.training, self.state, new)
 
     def _measure(self, new: Tensor, due: Any) -> None:
         """Measure the call in a state, if the call is `due`."""
@@ -736,7 +779,9 @@ def add_watched_gradient(grad: Tensor, scale: Tensor | None, training: bool, sta
         from .kernels import moments
 
         def with_kernels() -> None:
-            gate = moments.Gate(state, training, False, TURN, DISTANCE, planned=True)
+            gate = moments.Gate(
+                state, training, counts=False, calls=TURN, every=DISTANCE, planned=True
+            )
             keep = rows_in(state)
             rows_at = WATCHED + 2 * keep
             places = SEEN_GRADIENTS, GRADIENTS, GRADIENT_NORM, FIRST_BAD_GRADIENT, rows_at
@@ -749,15 +794,15 @@ def add_watched_gradient(grad: Tensor, scale: Tensor | None, training: bool, sta
 
 def _add_gradient(grad: Tensor, scale: Tensor | None, training: bool, state: Tensor) -> None:
     """Do the work of `add_watched_gradient` in torch operations."""
-    new = _begins(training, state, calls=False)
+    new = _begin(training, state, calls=False)
     if new is None or not grad.numel():
         return
-    due = _is_planned(training, new)
+    due = _is_next_planned(training, new)
     if due is not False:
         _measure_gradient(grad, scale, new, due)
     new[SEEN_GRADIENTS] += 1
     new[TURN] += 1
-    _ends(training, state, new)
+    _end(training, state, new)
 
 
 def _measure_gradient(grad: Tensor, scale: Tensor | None, new: Tensor, due: Any) -> None:

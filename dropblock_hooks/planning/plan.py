@@ -212,7 +212,8 @@ class _Trial:
         try:
             return self._act(module, args, rest)
         except SiteError as error:
-            self.error = str(error).removeprefix(str(self._site.error("")))
+            name_of_site = str(self._site.error(""))  # the finding names the site itself
+            self.error = str(error).removeprefix(name_of_site)
             return None
 
     def _noting_tensors(self, x: Tensor) -> View:
@@ -242,7 +243,7 @@ def _run(
     with recorded(copied_base) as layers, torch.enable_grad():
         install(copied_base, _on_copies(placements, copies), run, make)
         if any(_zeroes_samples(placement) for placement in placements):
-            arguments = with_graph(arguments)
+            arguments = with_graph(arguments)  # each input gets a grad_fn
         args, kwargs = arguments
         sources = {x.grad_fn for x in _tensors_in(arguments) if x.grad_fn is not None}
         outputs = _tensors_in(copied(*args, **kwargs))
@@ -291,10 +292,11 @@ def _window_of(hooks: list[SiteHook]) -> Window:
 
 def _faults(trial: _Trial, base: nn.Module, window: Window) -> list[Finding]:
     """Return the error of a site, or the reason why its layer was not called or it did not act."""
-    fault = diagnose(trial.hook, base, window)
     if trial.error is not None:
         site_keys = (trial.hook.site.key,)
         return [Finding(Kind.SPEC, Severity.ERROR, site_keys, trial.error)]
+
+    fault = diagnose(trial.hook, base, window)
     if fault is not None and fault.kind in (Kind.NEVER_CALLED, Kind.NEVER_ACTIVE):
         return [replace(fault, severity=Severity.WARNING)]
     return []
@@ -323,9 +325,9 @@ def _loses_samples(trial: _Trial, outputs: list[Tensor], sources: set[Node]) -> 
 
 def _clips(row: PlanRow, regularizer: Regularizer) -> list[Finding]:
     """Return a warning if the map limits the blocks."""
-    whole = of_whole_map(row.site, regularizer, row.block_size, row.map_size)
-    if whole or not row.clipped:
-        return whole
+    findings = of_whole_map(row.site, regularizer, row.block_size, row.map_size)
+    if findings or not row.clipped:
+        return findings
     block = shown(row.block_size)
     size = shown(row.map_size)
     return [messages.CLIPPED.finding(row.site, block=block, size=size)]
@@ -355,9 +357,11 @@ def _row(
 
     rates = rate_range(regularizer) or ()
     shares = _shares(regularizer, rates, site.map_size or None)
+    expected = range_of(shares)
     # a rate that a layer holds works without calls of the site
     never_acts = ran and not site.calls and not held_rate(regularizer)
-    expected = 0.0 if never_acts else range_of(shares)
+    if never_acts and regularizer.has_share:
+        expected = 0.0
 
     row = PlanRow(
         site=site.key,
@@ -392,7 +396,13 @@ def _row(
 
 
 def _shares(regularizer: Regularizer, rates: Sequence[float], size: Size | None) -> list[Any]:
-    """Return the shares of the elements that are dropped at these rates on a map of this size."""
+    """Return the shares of the elements that are dropped on a map of this size.
+
+    Args:
+        regularizer: the regularizer.
+        rates: values of its first rate. Its other rates have their values at time 0.
+        size: the size of the map; None without a map.
+    """
     values = regularizer.values(0.0)
-    name = next(iter(values), "")
-    return [regularizer.expected_share({**values, name: rate}, size) for rate in rates]
+    first = next(iter(values), "")
+    return [regularizer.expected_share({**values, first: rate}, size) for rate in rates]

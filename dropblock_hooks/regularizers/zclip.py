@@ -61,5 +61,5 @@ class ZClip(WithMemory):
         self.check_average()
 
     def judge(self, norms: Tensor, memory: Tensor, now: Now) -> Remembered:
-        max_norm = vars(now).get("max_norm")
+        max_norm = vars(now).get("max_norm")  # a bound of None is not in it
         return zclip(norms, memory, now.z, max_norm, self.decay, self.warmup)

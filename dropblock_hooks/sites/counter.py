@@ -1,12 +1,14 @@
 """Counts that only grow, snapshots of them, and windows between two snapshots.
 
-Each site has a `Counter`, and the `Run` has one for the forwards of the model. `Run.close_window`
-closes the windows when an epoch ends.
+Each site has a `Counter`, and the `Run` has one for the forwards of the model. `LiveSite` counts
+calls in the attributes of its counter, and `perform` adds the elements with `Counter.add`.
+`Run.close_window` closes the windows when an epoch ends.
 
 The norms of gradients are counted in a histogram. It is one tensor with the sum of the norms, the
 number of norms in each bin, the largest norm of all and the largest one since the window began. A
 bin covers a quarter of an octave (a factor of two), from 2**-64 to 2**64. A quantile is found by
-interpolation in a bin, so its relative error is below 19 %. Smaller norms count as 0.
+interpolation in a bin, so its relative error is below 19 %. In quantiles, smaller norms and
+negative values of a penalty count as 0.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ class Norms:
     `ClipGradNorm` has the norms of gradients, samples or channels. `ClampGrad` has the largest
     magnitude of each gradient. If it has only one bound, it has the largest value in the direction
     of that bound. Penalties have the values of the penalty. Norms that are not finite are left out.
+    Negative values of a penalty count in `mean`, and elsewhere as 0.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(3, 2))
@@ -76,8 +79,8 @@ class Norms:
         q = as_number("q", q, allowed=PROBABILITY)
         if self.largest is None:
             return None
-        smaller_norms = q * self.count * (1 - 1e-12)  # a share such as 0.1 is rounded
-        rank = max(1, math.ceil(smaller_norms))
+        not_above = q * self.count * (1 - 1e-12)  # 0.1 * 30 is slightly more than 3
+        rank = max(1, math.ceil(not_above))
         if rank == self.count:
             return self.largest
         for at, number in enumerate(self._bins):
@@ -104,9 +107,9 @@ class Norms:
 def with_norms(histogram: Tensor, norms: Tensor) -> Tensor:
     """Return a histogram with more norms. Norms that are not finite are left out."""
     flat = norms.reshape(-1).to(histogram.dtype)
-    norms, finite, bins = _binned(flat)
-    place_of_sum = torch.zeros_like(bins)
-    histogram = histogram.index_add(0, bins, finite)
+    norms, finite, places = _binned(flat)
+    place_of_sum = torch.zeros_like(places)
+    histogram = histogram.index_add(0, places, finite)
     histogram = histogram.index_add(0, place_of_sum, norms)
     if not norms.numel():
         return histogram
@@ -122,10 +125,10 @@ def with_norms_of_several(histograms: Tensor, norms: Tensor, owners: Tensor) -> 
         owners: the row of each norm.
     """
     width = histograms.shape[1]
-    norms, finite, bins = _binned(norms.to(histograms.dtype))
+    norms, finite, places = _binned(norms.to(histograms.dtype))
     first = owners * width
     flat = histograms.reshape(-1)
-    flat = flat.index_add(0, first + bins, finite)
+    flat = flat.index_add(0, first + places, finite)
     flat = flat.index_add(0, first, norms)
     for place in range(width - LARGEST, width):
         flat = flat.scatter_reduce(0, first + place, norms, "amax")
@@ -133,12 +136,17 @@ def with_norms_of_several(histograms: Tensor, norms: Tensor, owners: Tensor) -> 
 
 
 def _binned(norms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Set norms that are not finite to 0; return the norms, which were finite, and their bins."""
-    finite = norms < float("inf")  # False for NaN, too
+    """Prepare norms for a histogram.
+
+    Returns the norms, with 0 where they are not finite; 1 for each finite norm and 0 for others;
+    and the place of the bin of each norm in the histogram.
+    """
+    finite = norms.abs() < float("inf")  # False for NaN, too
     norms = norms.where(finite, 0.0)
-    octaves = norms.log2() * _PER_OCTAVE + _ONE  # -inf for a norm of 0
-    bins = octaves.clamp(0, _LAST).long() + 1
-    return norms, finite.to(norms.dtype), bins
+    octaves = norms.clamp(min=0.0).log2() * _PER_OCTAVE + _ONE  # -inf for a norm of 0
+    bins = octaves.clamp(0, _LAST).long()
+    places = bins + 1  # behind the sum
+    return norms, finite.to(norms.dtype), places
 
 
 def _together(tensors: Sequence[Tensor]) -> Tensor:
@@ -161,9 +169,9 @@ class Snapshot(NamedTuple):
 
     evaluated: int = 0  # calls of the layer in evaluation mode
     trained: int = 0  # calls in training mode
-    active: int = 0  # calls in which the regularizer was active; for gradients, gradients seen
+    active: int = 0  # calls in which the regularizer was active; for gradients, their number
     off: int = 0  # calls in training mode while the attachment was switched off
-    failed: int = 0  # forwards of the model in training mode that raised an error
+    failed: int = 0  # of the `Run`: training forwards of the model that raised an error
     affected: Any = 0  # elements that were dropped or changed; a tensor until it is read
     total: int = 0  # elements that passed
     expected: float = 0.0  # the sum of the nominal rates over these elements
@@ -212,7 +220,7 @@ class Snapshot(NamedTuple):
         if sign > 0:
             return norms_together(own, others)
         grown = own - others
-        grown[-LARGEST:] = own[-1]  # the largest norm since the window began
+        grown[-LARGEST:] = own[-1]  # both are the largest norm since the window began
         return grown
 
     def read(self) -> Snapshot:
@@ -281,9 +289,9 @@ class Counter:
     def add_joint(self, affected: Tensor, histogram: Tensor | None) -> None:
         """Add the elements and the histogram of this counter from its `JointCounts`."""
         self._numbers.append(affected)
+        self._add_up()
         if histogram is not None:
-            self._add_up()
-            self._add_histogram(histogram.clone())
+            self._add_histogram(histogram.clone())  # it is a view of the histograms of all
 
     def settle(self) -> None:
         """Take over the numbers of its `JointCounts`."""
@@ -437,6 +445,10 @@ class Counter:
 class JointCounts:
     """Counts that one operator adds for several counters, until one of the counters is read.
 
+    `sites.updates` and `sites.memories` add to them when an optimizer begins its step, because they
+    regularize the gradients of several sites together. All numbers stay here in one tensor, so that
+    an update needs no operator for each site.
+
     Args:
         counters: the counters, in the order of the numbers.
         device: where the numbers are.
@@ -478,7 +490,10 @@ class JointCounts:
         return self._device == device and not taken
 
     def add(self, affected: Tensor, totals: Sequence[int], norms: Tensor | None) -> None:
-        """Add one active call of each counter, with the number of its elements."""
+        """Add one gradient of each counter, with the number of its elements.
+
+        A gradient has no nominal rate, so `Counter.expected` stays.
+        """
         for counter, total in zip(self._counters, totals, strict=True):
             counter.active += 1
             counter.total += total

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.utils import prune
 
 from dropblock_hooks import (
+    ActivationStats,
     ClampGrad,
     ClipGradNorm,
     DropBlock2d,
@@ -100,7 +101,7 @@ def test_what_is_good_to_know():
     spec = {
         "conv": [DropBlock2d(0.1, 9), Dropout2d(0.1)],
         ".": Dropout(0.1, index=1),
-        "unused": Dropout(0.1),
+        "unused": [Dropout(0.1), ActivationStats()],
     }
     planned = plan(Two(), spec, IMAGE)
     assert planned[0].shape == (2, 3, 8, 8)
@@ -111,8 +112,9 @@ def test_what_is_good_to_know():
     assert "conv/DropBlock2d (= same" in str(planned)
     assert planned[2].shape == (2, 3, 8, 8)
     assert (planned[3].calls, planned[3].shape, planned[3].expected_share) == (0, None, 0.0)
+    assert (planned[4].calls, planned[4].expected_share) == (0, None)  # it never drops anything
     assert "8x8 (clipped)" in str(planned)
-    assert found(planned, "never_called").sites == ("unused/Dropout",)
+    assert found(planned, "never_called").sites == ("unused/Dropout", "unused/ActivationStats")
     assert planned.problems == ()
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from dropblock_hooks import ClipGradNorm, attach
+from dropblock_hooks import ClipGradNorm, Rate, Regularizer, attach, register
 from tests.cases import rest_slow
 
 SHARES = [0.0, 0.1, 0.5, 0.9, 0.99, 1.0]
@@ -155,3 +155,35 @@ def test_norms_of_a_training(mode, per, scale):
     call = torch.compile(model, backend="aot_eager", fullgraph=True) if compiled else model
     train(model, call, scale)
     assert_as(attached.sites[0].norms, sizes(per))
+
+
+@register
+class Contrast(Regularizer):
+    """Rewards large activations: the values of the penalty are negative."""
+
+    weight: Rate = 0.1
+    acts_on = "gradient"
+    needs_activation = True
+    penalizes = True
+    random = False
+    traced = True
+
+    def apply(self, x, now):
+        activation = now.activation
+        now.norms = -activation.square().mean()
+        return x - now.weight * activation, x.numel()
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_a_penalty_may_be_negative(compiled):
+    torch._dynamo.reset()
+    model = nn.Sequential(nn.Identity())
+    attached = attach(model, {"0": Contrast()})
+    call = torch.compile(model, backend="aot_eager", fullgraph=True) if compiled else model
+    for value in (1.0, 2.0, math.inf):  # the penalty -Inf is left out
+        call(torch.full((2, 3), value, requires_grad=True)).sum().backward()
+    norms = attached.sites[0].norms
+    assert norms.count == 2
+    assert norms.mean == pytest.approx(-2.5)
+    assert norms.largest == norms.quantile(0.5) == 0.0
+    assert attached.report()[0].penalty == pytest.approx(-2.5)

@@ -529,6 +529,25 @@ def test_a_class_may_act_on_all():
     assert not QuarterApart().acts_on_all
 
 
+def test_counts_that_are_never_read_take_no_more_memory():
+    class HalveAndCount(HalveTogether):
+        def apply_all(self, grads, now):
+            torch._foreach_mul_(grads, 0.5)
+            return torch.tensor([x.numel() for x in grads])
+
+    model = Holder([torch.zeros(2), torch.zeros(3)])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    attached = attach(model, {"param:**": HalveAndCount(**ONCE)}, optimizer=optimizer)
+    sizes = []
+    for update in range(1, 513):
+        model.give([torch.ones(2) if update % 2 else None, torch.ones(3)])
+        before_step(optimizer)
+        if update in (128, 512):
+            sizes.append([len(pickle.dumps(site._live.tally)) for site in attached])
+    assert sizes[1] == pytest.approx(sizes[0], rel=0.1)
+    assert [site._live.counter.affected for site in attached] == [512, 1536]
+
+
 def test_an_error_names_the_site():
     model = Holder([torch.zeros(2), torch.zeros(3)])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
