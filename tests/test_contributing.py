@@ -14,6 +14,7 @@ import torch
 from scipy import stats
 from torch import nn
 
+import dropblock_hooks
 from dropblock_hooks import Dropout, SiteError, Spec, attach, plan, register
 
 ROOT = Path(__file__).parents[1]
@@ -26,6 +27,17 @@ BLOCKS = [
 ]
 SOURCES = {re.findall(r"@register\nclass (\w+)\(", block)[0]: block for block in BLOCKS}
 SCHEDULES = {"Sawtooth"}
+
+
+def test_the_tables_that_need_an_entry_are_in_the_named_files():
+    text = PAGES[0].read_text(encoding="utf-8")
+    places = re.findall(r"`(\w+)` of\s+`([\w/]+\.py)`", text)
+    assert len(places) >= 5
+    package = Path(dropblock_hooks.__file__).parent  # which may be installed from a wheel
+    for name, path in places:
+        file = next(p for p in (ROOT / path, package / path) if p.exists())
+        source = file.read_text(encoding="utf-8")
+        assert re.search(rf"^{name}\b.* = ", source, re.MULTILINE), (name, path)
 
 
 @pytest.fixture(name="example")

@@ -196,7 +196,9 @@ def test_options_that_classes_share_are_described_alike(name):
     for option in options:
         allowed = [described(base).get(option, "no text") for base in DESCRIBE_THEM]
         is_alike = texts[option].startswith(tuple(allowed))
-        assert is_alike or "no other value" in texts[option], option
+        assert is_alike or "no other value" in texts[option], (
+            f"{option}: begin as Regularizer, Observer or OnGradients does, or add it to THEIR_OWN"
+        )
 
 
 @pytest.mark.parametrize("name", sorted(ATTACHED))

@@ -289,7 +289,7 @@ class LiveSite:
     def layout(self) -> str | None:
         """The axes of the last tensor, such as ``"NHWC"``; None before the first eager call."""
         view = self.reader.last
-        return None if view is None or self.at == "attribute" else view.layout
+        return None if view is None else view.layout
 
     @property
     def calls(self) -> int:

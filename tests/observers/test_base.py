@@ -60,6 +60,23 @@ class GradientSums(Sums):
     sees_values: ClassVar[bool] = False
 
 
+@register
+class LargestNumber(Observer):
+    """The largest number in the parameters of the layer, read for each report."""
+
+    acts_on: ClassVar[Any] = "gradient"  # for `param:` selectors
+    sees_values: ClassVar[bool] = False
+    reads_parameters: ClassVar[bool] = True
+
+    def read_layer(self, state, module, parameter):
+        tensors = [getattr(module, parameter)] if parameter else [*module.parameters()]
+        state["largest"] = max(float(x.detach().max()) for x in tensors)
+        state["calls"] = 1
+
+    def compute(self, state):
+        return {"largest": state["largest"]}
+
+
 def sums(attached, which=Sums):
     (site,) = [site for site in attached if isinstance(site.regularizer, which)]
     return sums_of(attached, site)
@@ -115,6 +132,22 @@ def test_values_and_gradients_stay_what_they_are():
     assert all(sums_of(attached, site)[3] == 1 for site in attached)
     attached.remove()
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+def test_an_observer_without_update_reads_the_layer_for_each_report():
+    model = nn.Sequential(nn.Linear(3, 2))
+    attached = attach(model, {"0": LargestNumber(), "param:0.bias": LargestNumber()})
+    for epoch in range(2):
+        attached.step(epoch)
+        model(torch.ones(1, 3)).sum().backward()
+        with torch.no_grad():
+            model[0].weight.fill_(epoch + 2.0)
+            model[0].bias.fill_(epoch + 1.0)
+        assert attached.scalars() == {
+            "reg/0/LargestNumber/largest": epoch + 2.0,
+            "reg/0.bias/LargestNumber/largest": epoch + 1.0,
+        }
+    assert attached.verify() == []
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
