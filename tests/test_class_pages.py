@@ -9,6 +9,7 @@ from typing import get_args, get_type_hints
 
 import pytest
 
+import dropblock_hooks
 from dropblock_hooks import Regularizer
 from tests.test_docstrings import ATTACHED, SHARED, described
 
@@ -29,6 +30,15 @@ def test_each_class_has_a_page_with_an_example(site):
     names = set(site("examples")["EXAMPLES"])
     wrong = sorted(names ^ set(NAMES))
     assert not wrong, f"EXAMPLES in docs/site/examples.py lacks classes, or has others: {wrong}"
+
+
+def test_each_other_public_name_is_in_the_reference():
+    yaml = pytest.importorskip("yaml", reason="mkdocs.yml names the pages of the reference")
+    config = yaml.load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"), yaml.BaseLoader)
+    named = " ".join(config["extra"]["api"].values()).split()
+    modules = {"functional", "plots", "presets"}
+    missing = {*dropblock_hooks.__all__} - {*named, *NAMES} - modules
+    assert not missing, f"add {missing} to a list below extra, api in mkdocs.yml"
 
 
 @pytest.mark.parametrize("name", NAMES)

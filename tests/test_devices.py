@@ -41,6 +41,8 @@ from dropblock_hooks import (
     attach,
 )
 from dropblock_hooks.sites.counter import HISTOGRAM_LENGTH, Counter, with_norms
+from tests.classes import own_regularizers
+from tests.stacks import OF_SOME_LAYERS
 
 pytestmark = pytest.mark.filterwarnings("ignore:Synchronization debug mode")  # of torch, once
 
@@ -83,6 +85,13 @@ AT_ZERO = [
     GradNoise(0.0),
     DropGrad2d(0.0),
 ]
+
+
+def test_every_class_that_changes_activations_is_here():
+    activations = {n for n, c in own_regularizers().items() if c.acts_on == "activation"}
+    tested = {type(regularizer).__name__ for regularizer in REGULARIZERS}
+    missing = activations - tested - OF_SOME_LAYERS - {"Retune"}
+    assert not missing, f"add {missing} to REGULARIZERS in this file"
 
 
 class Scaler:

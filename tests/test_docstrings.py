@@ -28,11 +28,11 @@ from dropblock_hooks import (
     presets,
     register,
 )
-from tests.test_public import MADE, MEMBERS, public_names
+from tests.test_public import MADE, MEMBERS, MODULES, public_names
 
 ENUMS = {"Kind", "Severity"}
 RANGES = r"\bin [\[(]|>=? |at least|above|before `|any (finite )?number|time at|no other value"
-INTEGRATIONS = ["lightning", "timm", "transformers"]
+INTEGRATIONS = [name for name in MODULES if name.startswith("dropblock_hooks.integrations.")]
 PUBLIC = {name: getattr(dropblock_hooks, name) for name in dropblock_hooks.__all__}
 PUBLIC |= {
     f"{module.__name__.rpartition('.')[2]}.{name}": getattr(module, name)
@@ -98,10 +98,11 @@ def test_a_sentence_an_example_and_each_argument(name):
     assert list(lacks(CALLED[name])) == []
 
 
-@pytest.mark.parametrize("library", INTEGRATIONS)
-def test_those_of_the_trainers_too(library):
-    pytest.importorskip(library)
-    module = importlib.import_module(f"dropblock_hooks.integrations.{library}")
+@pytest.mark.parametrize("module_name", INTEGRATIONS)
+def test_those_of_the_trainers_too(module_name):
+    for library in MODULES[module_name]:
+        pytest.importorskip(library)
+    module = importlib.import_module(module_name)
     found = {name: list(lacks(getattr(module, name))) for name in public_names(module)}
     assert [name for name, missing in found.items() if missing] == []
 

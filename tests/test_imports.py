@@ -9,20 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.test_public import MODULES
+
 ROOT = Path(__file__).parents[1]
 PUBLIC = {
-    "dropblock_hooks",
+    *MODULES,
     "dropblock_hooks.cli",
     "dropblock_hooks.collect_env",
-    "dropblock_hooks.functional",
     "dropblock_hooks.integrations",
-    "dropblock_hooks.integrations.driver",
-    "dropblock_hooks.integrations.lightning",
-    "dropblock_hooks.integrations.timm",
-    "dropblock_hooks.integrations.transformers",
-    "dropblock_hooks.integrations.ultralytics",
-    "dropblock_hooks.plots",
-    "dropblock_hooks.presets",
 }
 INTERNAL = [
     "experiments/overhead/launches.py",

@@ -36,6 +36,7 @@ from dropblock_hooks import (
     attach,
     builtin,
     gradcam,
+    integrations,
     layers,
     plan,
     sample,
@@ -223,6 +224,13 @@ def test_an_object_shows_its_documented_names_only(class_name):
     documented = set(MEMBERS[class_name].split())
     shown = {name for name in dir(results()[class_name]) if not name.startswith("_")}
     assert shown == documented
+
+
+def test_each_callback_is_frozen():
+    folder = Path(integrations.__file__).parent
+    modules = {f"dropblock_hooks.integrations.{path.stem}" for path in folder.glob("[a-z]*.py")}
+    missing = modules - MODULES.keys()
+    assert not missing, f"add {missing} to MODULES in tests/test_public.py. {REGENERATE}"
 
 
 def test_two_calls_of_each_registered_class_are_frozen():

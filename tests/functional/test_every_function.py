@@ -3,6 +3,7 @@
 Inputs have no zeros, so a zero of a result is a dropped element.
 """
 
+import inspect
 import math
 
 import pytest
@@ -48,6 +49,7 @@ OTHERS = {
     "gaussian_dropout": (f.gaussian_dropout, None),
 }
 FUNCTIONS = DROPS | OTHERS
+ELSEWHERE = {"neftune"}  # tests/regularizers/test_neftune.py
 SHAPES = {1: (40, 5, 20), 2: (40, 5, 9, 14), 3: (40, 5, 4, 6, 5)}
 each_drop = pytest.mark.parametrize("name", DROPS)
 each_function = pytest.mark.parametrize("name", FUNCTIONS)
@@ -62,6 +64,14 @@ def nonzero(name, dtype=torch.float32, shape=None):
 
 def seeded(seed=0):
     return torch.Generator().manual_seed(seed)
+
+
+def test_every_random_function_is_here():
+    functions = {name: getattr(f, name) for name in f.__all__}
+    random = {n for n, v in functions.items() if "generator" in inspect.signature(v).parameters}
+    tested = {name.partition(",")[0] for name in FUNCTIONS}
+    missing = random - tested - ELSEWHERE
+    assert not missing, f"add {missing} to DROPS or OTHERS in this file"
 
 
 # Off, all, nothing --------------------------------------------------------------------------------
@@ -128,7 +138,7 @@ def test_zero_size_batches(p, name):
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in DROPS if "drop_path" not in name and name != "stochastic_depth"]
+    "name", [name for name in DROPS if name.startswith(("drop_block", "dropout"))]
 )
 @each_dtype
 def test_inplace_writes_into_the_input(dtype, name):
