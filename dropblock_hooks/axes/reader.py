@@ -284,9 +284,11 @@ class Reader:
         """Return the place of the only axis with the number of channels of the stage; else ""."""
         is_first = shape[1] == self.facts.stage
         is_last = shape[-1] == self.facts.stage
-        if is_first == is_last:
+        if is_first and is_last:
             return ""
-        return FIRST if is_first else LAST
+        if is_first:
+            return FIRST
+        return LAST if is_last else ""
 
     def _by_inside(self, shape: Shape, by_graph: str) -> str:
         """Return the place of the channels in the layers inside, if an axis has their length."""

@@ -129,8 +129,9 @@ class _OnGradient(torch.autograd.Function):
         now = Now()
         now.activation = activation
         _set_rates(now, site, rates)
-        if scale is not None:
-            now.grad_scale = as_factor(scale, grad.device)
+        # set in any case: with dynamic=True, dynamo makes an input of a number that it reads from a
+        # class, which it can't do in a backward
+        now.grad_scale = 1.0 if scale is None else as_factor(scale, grad.device)
 
         y, affected, number = _apply(site, grad, ctx.view, now)
         if not site.regularizer.off:

@@ -89,7 +89,10 @@ class SiteHook:
         # the type of the layer, if it can be trained; a test of it is faster than `is_quantized`
         self.layer_type: type[nn.Module] | None = None
         self.first = ""  # the name of the first argument of the layer
-        self.noted: Any = None  # the input of this call, noted before the layer runs
+        # the input of this call before the layer runs: in eager code its id and its version, in
+        # compiled code the tensor and a copy
+        self.noted: tuple[int, int] | None = None
+        self.copied: tuple[Tensor, Tensor] | None = None
         # True if the hook needs only the output, as a whole
         self.takes_output = not (self.at_input or item.index is not None or item.needs_input)
         self.direct = self.takes_output  # whether `__call__` may regularize it without `_act`
@@ -254,12 +257,13 @@ class SiteHook:
         clone of an input that does not change.
         """
         self.noted = None
+        self.copied = None
         x = self._input_of(args, kwargs)
         if not isinstance(x, Tensor):
             return
         if is_compiling():
             if module.training or self.site.is_on(False):
-                self.noted = x, x.clone()
+                self.copied = x, x.clone()
         elif self.site.acts(module.training) and not x.is_inference():
             self.noted = id(x), x._version
 
@@ -272,7 +276,9 @@ class SiteHook:
         site = self.site
         layer_input = self._input_of(call.args, call.kwargs)
         noted = self.noted
+        copied = self.copied
         self.noted = None
+        self.copied = None
         if layer_input is None:
             raise site.error(
                 f"{site.regularizer.label} needs the input of the layer, and the layer was called "
@@ -282,10 +288,12 @@ class SiteHook:
         if not isinstance(layer_input, Tensor):
             return layer_input
 
-        is_noted = noted is not None
+        if copied is not None and copied[0] is layer_input:
+            # also in eager code, because compiled code may break between the layer and this hook
+            return copied[1]
         if is_compiling():
-            return noted[1] if is_noted and noted[0] is layer_input else layer_input
-        if is_noted and noted[0] == id(layer_input):
+            return layer_input
+        if noted is not None and noted[0] == id(layer_input):
             changed = layer_input._version != noted[1]
         else:  # tensors of inference_mode have no version counter
             changed = _gives_back(module, layer_input, output)

@@ -123,7 +123,7 @@ class ModelHook:
     @run_as_python
     def __call__(self, model: nn.Module, *args: Any) -> None:
         if torch.compiler.is_compiling():
-            self._note_traced()
+            self._note_traced(model.training)
             return
         run = self.run
         training = model.training
@@ -267,8 +267,15 @@ class ModelHook:
         self.checks.tell_alerts(self, alerts)  # comes last, because it may raise an error
 
     @constant_when_traced
-    def _note_traced(self) -> None:
-        """Start the clock of a `Watchdog`. torch.compile calls this while it traces."""
+    def _note_traced(self, training: bool) -> None:
+        """Start the clock of a `Watchdog`. torch.compile calls this while it traces.
+
+        Raises:
+            SiteError: for a training whose updates a regularizer can't judge.
+        """
+        run = self.run
+        if training and run.enabled and not run.checked:
+            self.checks.require_optimizer(self)
         self._start_ticker()
 
     def _start_ticker(self, counted: int = 0) -> None:

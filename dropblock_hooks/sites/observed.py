@@ -11,6 +11,7 @@ import hashlib
 import inspect
 import sys
 from collections.abc import Sequence
+from operator import index
 from typing import Any
 
 import torch
@@ -40,7 +41,9 @@ def observe(
     mapped = _maps_of(site, x) if site.finds_dead and x.ndim > 1 else None
     batch = arguments[0] if training and site.reads_batches else None
     shortcut = site.shortcut_of(x, arguments) if site.compares_input else None
-    site.use_observed(x.device, 0 if mapped is None else mapped.shape[1], batch is not None)
+    # `index` makes a symbolic size a number; a layer that is compiled alone may have one
+    channels = 0 if mapped is None else index(mapped.shape[1])
+    site.use_observed(x.device, channels, batch is not None)
     observed: Any = site.observed
     scale = _scale_on(site, x.device) if site.scaled else None
     state = observed.state

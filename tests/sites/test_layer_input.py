@@ -193,3 +193,13 @@ def test_no_tensor_is_kept_between_calls():
     for mode in ("eager", "aot_eager"):
         run(model, mode)
         assert attached._hooks[0].noted is None
+        assert attached._hooks[0].copied is None
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_a_layer_that_changes_the_shape_is_named(compiled):
+    model = Net(lambda: nn.Linear(4, 3))
+    attach(model, {"block": StochasticDepth(0.5)})
+    call = torch.compile(model, backend="aot_eager") if compiled else model
+    with pytest.raises(SiteError, match="block/StochasticDepth.*needs a residual block that keeps"):
+        call(X)

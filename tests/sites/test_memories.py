@@ -463,6 +463,23 @@ def test_a_training_without_the_optimizer_is_refused(regularizer):
     loss_of(model, 0).backward()
 
 
+def test_a_compiled_training_without_the_optimizer_is_refused():
+    model = net()
+    attached = attach(model, {"param:**": AdaGC()})
+    model.compile(backend="aot_eager")
+    model.eval()
+    loss_of(model, 0)
+    model.train()
+    for _ in range(2):
+        with pytest.raises(Exception, match=r"no optimizer is known.*attach\(..., optimizer="):
+            loss_of(model, 0)
+    made = SGD(model.parameters(), lr=0.1)
+    attached.optimizer = made
+    loss_of(model, 0).backward()
+    made.step()
+    assert attached.verify() == []
+
+
 @pytest.mark.parametrize("regularizer", [AdaGC(), ZClip(), SkipUpdate()], ids=repr)
 def test_a_layer_is_refused(regularizer):
     with pytest.raises(SpecError, match="that acts once per update is for parameters"):
