@@ -15,7 +15,7 @@ from dropblock_hooks import (
     ZLoss,
     attach,
 )
-from tests.cases import rest_slow
+from tests.cases import not_in_dynamo_of_2_9, rest_slow
 
 SIZES = (12, 16, 20)
 ON_GRADIENTS = [
@@ -56,6 +56,7 @@ def gradients(model, call):
     return [parameter.grad for parameter in model.parameters()]
 
 
+@not_in_dynamo_of_2_9("a backward with symbolic sizes in an autograd.Function")
 @pytest.mark.parametrize("spec", rest_slow(ON_GRADIENTS, 2), ids=repr)
 def test_gradients_are_those_of_eager_mode(spec):
     eager = net()
