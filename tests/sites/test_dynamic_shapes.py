@@ -27,7 +27,7 @@ ON_GRADIENTS = [
     {"1": DropGrad2d(p=0.0)},
     {"param:0.weight": AdaptiveClipGrad(clip_factor=1e-3, eps=0.002)},
 ]
-READ_BY_RULES = [DropBlock2d(p=0.2, block_size=3), DropGrad2d(p=0.2), ActivationStats(every=1)]
+READ_BY_RULES = [DropBlock2d(p=0.2, block_size=3), ActivationStats(every=1)]
 
 
 @pytest.fixture(autouse=True)
