@@ -284,6 +284,7 @@ class Reader:
         """Return the place of the only axis with the number of channels of the stage; else ""."""
         is_first = shape[1] == self.facts.stage
         is_last = shape[-1] == self.facts.stage
+        # with symbolic sizes, dynamo can't compute `is_first == is_last`
         if is_first and is_last:
             return ""
         if is_first:

@@ -356,13 +356,6 @@ def _row(
         shape = tuple(value.shape)
 
     rates = rate_range(regularizer) or ()
-    shares = _shares(regularizer, rates, site.map_size or None)
-    expected = range_of(shares)
-    # a rate that a layer holds works without calls of the site
-    never_acts = ran and not site.calls and not held_rate(regularizer)
-    if never_acts and regularizer.has_share:
-        expected = 0.0
-
     row = PlanRow(
         site=site.key,
         selector=str(placement.entry.selector),
@@ -377,7 +370,7 @@ def _row(
         block_size=site.block_size,
         clipped=is_clipped(site.block_size, regularizer),
         rate=range_of(rates),
-        expected_share=expected,
+        expected_share=_expected_share(regularizer, site, rates, ran),
         problem=None,
         frozen=target.frozen,
     )
@@ -393,6 +386,17 @@ def _row(
         clipped=False,
         expected_share=None,
     )
+
+
+def _expected_share(
+    regularizer: Regularizer, site: LiveSite, rates: Sequence[float], ran: bool
+) -> Any:
+    """Return the share of the elements that is dropped at these rates; `ran` as for `_row`."""
+    # a rate that a layer holds works without calls of the site
+    never_acts = ran and not site.calls and not held_rate(regularizer)
+    if never_acts and regularizer.has_share:
+        return 0.0
+    return range_of(_shares(regularizer, rates, site.map_size or None))
 
 
 def _shares(regularizer: Regularizer, rates: Sequence[float], size: Size | None) -> list[Any]:

@@ -180,8 +180,9 @@ class Foreign(Regularizer):
     def with_rates(self, **rates: Any) -> Foreign:
         arguments = dict(self.kwargs)
         for name, rate in rates.items():
+            # a rate given as an int becomes a float, because an int counts as a plain option
             is_number = name in self.rates and not callable(rate)
-            arguments[name] = as_number(name, rate) if is_number else rate  # an int is no rate
+            arguments[name] = as_number(name, rate) if is_number else rate
         return Foreign(self.target, **arguments, **self._options())
 
     def _stated(self) -> dict[str, Any]:

@@ -192,13 +192,18 @@ class ModelHook:
                 Clock.of(run.shared).count_unmeasured()
             return  # under a transform no number can be read
 
-        if not run.checked and not run.counts_on_meta():
+        if self._is_first(training):
             self.checks.require_optimizer(self)
             run.checked = True
             self._read_new_parameters(model)
             self.checks.check_first(self, model, inputs)
         if run.ticker is None and not launch.is_captured():
             self._run_watchdogs(model, inputs)
+
+    def _is_first(self, training: bool) -> bool:
+        """Return whether this is the first training forward of a window, with real tensors."""
+        run = self.run
+        return training and run.enabled and not run.checked and not run.counts_on_meta()
 
     def _run_watchdogs(self, model: nn.Module, inputs: Any) -> None:
         """Give each `Watchdog` the facts about a training forward, and let it look if it is due."""
@@ -273,8 +278,7 @@ class ModelHook:
         Raises:
             SiteError: for a training whose updates a regularizer can't judge.
         """
-        run = self.run
-        if training and run.enabled and not run.checked:
+        if self._is_first(training):
             self.checks.require_optimizer(self)
         self._start_ticker()
 
