@@ -10,9 +10,11 @@ are drawn in one of three ways:
 A backward gets the rate and the factors of its forward, because the rate may have changed since.
 """
 
+import json
 from collections.abc import Callable, Sequence
+from functools import cache
 from operator import index
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -47,6 +49,14 @@ if TYPE_CHECKING:
 SEEDED = {"cpu"}
 """The types of devices that have the sparse form; a test takes the CPU out."""
 _SEEDS = 2**62
+_EXACT_SEEDS = 2**53  # a tensor of float64 holds these seeds
+_MOST_SEEDS = 2**16
+_drawn_seeds: dict[int, None] = {}  # the last seeds of forwards, which recomputations draw again
+OTHER_BLOCKS = (
+    "a recomputation drops other blocks than its forward, because the random generator was not "
+    "restored: torch.compile with backend='eager' does not restore it in a checkpoint. Use another "
+    "backend, or no checkpoint"
+)
 _library = torch.library.Library("dropblock_hooks", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's
 # An output has the strides of ``torch.empty_like`` of its own input, so inductor may choose them.
 _TAGS = [tag for tag in [getattr(torch.Tag, "flexible_layout", None)] if tag is not None]
@@ -121,10 +131,16 @@ def add_counts(counts: Tensor, row: Tensor) -> None:
 
     Compiled code that a checkpoint calls runs twice, and its graph is the same both times.
     """
+    if graph_task() == NO_TASK:
+        # torch does not do this below a TorchDispatchMode, such as that of a compiled checkpoint
+        torch.autograd.graph.increment_version(counts)
+    _add_once(counts, row)
+
+
+def _add_once(counts: Tensor, row: Tensor) -> None:
+    """Add a row to the counts, but not in a recomputation."""
     if graph_task() != NO_TASK:
         return
-    # torch does not do this below a TorchDispatchMode, such as that of a compiled checkpoint
-    torch.autograd.graph.increment_version(counts)
     if row[SIZE] > 0:  # the size of a map replaces the size of the last map
         counts[SIZE].fill_(0.0)
     counts.add_(row)
@@ -319,7 +335,7 @@ def _fake_drop_blocks(
     x: Tensor,
     cells: Tensor,
     counts: Tensor | None,
-    random: Tensor | None,
+    random: Tensor,
     training: bool,
     block: Sequence[int],
     method: Method,
@@ -351,7 +367,7 @@ def _draws_in_graph(
     x: Tensor,
     cells: Tensor,
     counts: Tensor | None,
-    random: Tensor | None,
+    random: Tensor,
     block: Sequence[int],
     method: Method,
     **others: Any,
@@ -363,7 +379,7 @@ def _draws_in_graph(
 
 
 @operator(
-    "drop_blocks(Tensor x, Tensor cells, Tensor? counts, Tensor? random, bool training, "
+    "drop_blocks(Tensor x, Tensor cells, Tensor? counts, Tensor random, bool training, "
     "int[] block, str method, str? normalize, bool share_channels, bool channels_together) "
     "-> (Tensor y, Tensor mask, Tensor factors, Tensor new_counts)",
     fake=_fake_drop_blocks,
@@ -374,7 +390,7 @@ def drop_blocks(
     x: Tensor,
     cells: Tensor,
     counts: Tensor | None,
-    random: Tensor | None,
+    random: Tensor,
     training: bool,
     block: Sequence[int],
     method: Method,
@@ -388,7 +404,7 @@ def drop_blocks(
         x: floating-point tensor (N, C, ...).
         cells: the cells of the site; see `functional.cells`.
         counts: the counts of the site, which are not changed. None is for CPUs.
-        random: the result of `randomness`; on a CPU, None draws a seed.
+        random: the result of `randomness`.
         training: the mode of the layer, which chooses the cells.
         block: an edge for each spatial axis; clipped to the map.
         method: see `dropblock.method_of`.
@@ -402,8 +418,6 @@ def drop_blocks(
         the rate and the factor of the kept elements, or one factor for each sample. The fourth has
         the counts with this call, or without `counts` the row to add to them.
     """
-    if random is None:
-        random = seed(x)
     plan = _plan(x, block, method, share_channels, channels_together)
     rows = cells[int(training), 0]
     if plan is None or counts is None:
@@ -427,34 +441,166 @@ def drop_blocks(
     )
 
 
-def drop_and_count(
-    x: Tensor,
-    cells: Tensor,
-    counts: Tensor,
-    training: bool,
-    *,
+class BlockOptions(NamedTuple):
+    """The options of regularizers that drop blocks.
+
+    Attributes:
+        block: the edges of a block, one for each spatial axis.
+        method: see `dropblock.method_of`.
+        normalize: see `functional.drop_block2d`.
+        share_channels: see `functional.drop_block2d`.
+    """
+
+    block: tuple[int, ...]
+    method: Method
+    normalize: Normalize
+    share_channels: bool
+
+    @property
+    def text(self) -> str:
+        """The options as one text, for which dynamo needs a single guard."""
+        return json.dumps(self)
+
+
+@constant_when_traced
+def read_options(text: str) -> BlockOptions:
+    """Return the options of a text that `BlockOptions.text` has written."""
+    return _read_options(text)
+
+
+@cache
+def _read_options(text: str) -> BlockOptions:
+    block, *others = json.loads(text)
+    return BlockOptions(tuple(block), *others)
+
+
+def _fake_drop_and_add(
+    x: Tensor, cells: Tensor, counts: Tensor, seed: Tensor | None, training: bool, options: str
+) -> tuple[Tensor, Tensor]:
+    number = x.shape[0] if read_options(options).normalize == "sample" else 1
+    return torch.empty_like(x), cells.new_empty((2 + number,))
+
+
+@operator(
+    "drop_and_add(Tensor x, Tensor cells, Tensor counts, Tensor? seed, bool training, str options) "
+    "-> (Tensor y, Tensor draw)",
+    fake=_fake_drop_and_add,
+    tags=_RANDOM,
+)
+def drop_and_add(
+    x: Tensor, cells: Tensor, counts: Tensor, seed: Tensor | None, training: bool, options: str
+) -> tuple[Tensor, Tensor]:
+    """Drop blocks on a CPU like `drop_blocks`, and add the call to the counts.
+
+    It is one operator with two results, because each further one takes time to compile. Its schema
+    does not say that it changes the counts, for three reasons. Autograd takes no formula for such
+    an operator. AOTAutograd would need more operators for the site. And a compiled checkpoint would
+    save the counts for its recomputation, and refuse its backward after another forward.
+
+    Args:
+        x: floating-point tensor (N, C, ...).
+        cells: the cells of the site; see `functional.cells`.
+        counts: the counts of the site. A recomputation does not change them.
+        seed: the result of the operator `seed`; None draws a seed.
+        training: the mode of the layer, which chooses the cells.
+        options: a text; see `BlockOptions`.
+
+    Returns:
+        The new tensor, and a vector for `drop_again`: the seed, the rate and the factors of the
+        kept elements.
+    """
+    random = _draw_seed() if seed is None else seed % _EXACT_SEEDS
+    block, method, normalize, share_channels = read_options(options)
+    rows = cells[int(training), 0]
+    y, _, factors, row = _drop_blocks_densely(
+        x, rows, None, random, block, method, normalize, share_channels
+    )
+    _add_once(counts.data, row)
+    return y, torch.cat((random.to(factors).reshape(1), factors))
+
+
+torch.fx.has_side_effect(drop_and_add)  # so that no call is left out
+
+
+def _draw_seed() -> Tensor:
+    """Draw a seed for a CPU; RuntimeError in a recomputation that draws another seed."""
+    seed = torch.randint(_EXACT_SEEDS, ())
+    number = int(seed)
+    if graph_task() == NO_TASK:
+        _drawn_seeds[number] = None
+        if len(_drawn_seeds) > _MOST_SEEDS:
+            oldest = next(iter(_drawn_seeds))
+            del _drawn_seeds[oldest]
+    elif number not in _drawn_seeds:
+        raise RuntimeError(OTHER_BLOCKS)
+    return seed
+
+
+def _fake_drop_again(grad: Tensor, draw: Tensor, options: str) -> Tensor:
+    return torch.empty_like(grad)
+
+
+@operator("drop_again(Tensor grad, Tensor draw, str options) -> Tensor", fake=_fake_drop_again)
+def drop_again(grad: Tensor, draw: Tensor, options: str) -> Tensor:
+    """Drop the blocks of a forward from another tensor, such as the gradient of its output.
+
+    Args:
+        grad: tensor of the shape of the activation.
+        draw: the second result of `drop_and_add`.
+        options: the options of that call.
+    """
+    block, method, _, share_channels = read_options(options)
+    return _drop_again_from(draw[0], draw[1:], grad, block, method, share_channels)
+
+
+def _drop_again_from(
+    seed: Tensor,
+    factors: Tensor,
+    grad: Tensor,
     block: Sequence[int],
     method: Method,
-    normalize: Normalize,
     share_channels: bool,
 ) -> Tensor:
-    """Call `drop_blocks` with new randomness, and add the call to the counts.
+    """Drop the blocks that a seed has drawn, on a CPU."""
+    places, drawn = _drawn(grad, factors[0], seed, block, method, share_channels)
+    scale = factors[1:]
+    scale_of_kept = scale.item() if scale.numel() == 1 else _fitting(scale, grad)
+    return in_format_of(grad, places.drop(grad, scale_of_kept, drawn))
 
-    On a CPU, `drop_blocks` does not get the counts. Otherwise a compiled checkpoint would save them
-    for its recomputation, and autograd would refuse its backward after another forward.
+
+def drop_and_count(
+    x: Tensor, cells: Tensor, counts: Tensor, training: bool, options: str
+) -> Tensor:
+    """Drop blocks with new randomness, and add the call to the counts.
+
+    Args:
+        x: floating-point tensor (N, C, ...).
+        cells: the cells of the site; see `functional.cells`.
+        counts: the counts of the site.
+        training: the mode of the layer, which chooses the cells.
+        options: a text; see `BlockOptions`.
     """
     y: Tensor
-    together = keeps_channels_together(x)
-    options = block, method, normalize, share_channels, together
     if x.device.type in SEEDED:
-        random = None  # `drop_blocks` draws it, because each further operator takes time to compile
-        if is_short_of_memory():
-            random = seed(x)  # torch saves the results of operators that return far less than `x`
-        y, _, _, row = drop_blocks(x, cells, None, random, training, *options)
-        add_counts(counts, row)
+        # torch does not compute a seed again, because it is far smaller than `x`
+        kept_seed = seed(x) if is_short_of_memory() else None
+        y, _ = drop_and_add(x, cells, counts, kept_seed, training, options)
         return y
+
+    block, method, normalize, share_channels = read_options(options)
     numbers = randomness(x, block, share_channels, method)
-    y, _, _, new_counts = drop_blocks(x, cells, counts, numbers, training, *options)
+    y, _, _, new_counts = drop_blocks(
+        x,
+        cells,
+        counts,
+        numbers,
+        training,
+        block,
+        method,
+        normalize,
+        share_channels,
+        keeps_channels_together(x),
+    )
     counts.copy_(new_counts)
     return y
 
@@ -557,6 +703,34 @@ def _backward(ctx: Any, grad: Tensor | None, *others: None) -> tuple[Tensor | No
     return drop_blocks_again(grad, *ctx.saved_tensors, *ctx.options), *no_others
 
 
+def _save_for_drop_again(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    _, draw = output
+    ctx.mark_non_differentiable(draw)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(draw)
+    ctx.options = inputs[-1]
+
+
+def _backward_by_drop_again(
+    ctx: Any, grad: Tensor | None, *others: None
+) -> tuple[Tensor | None, ...]:
+    no_others = (None,) * 5
+    if grad is None:
+        return None, *no_others
+    (draw,) = ctx.saved_tensors
+    return drop_again(grad, draw, ctx.options), *no_others
+
+
+def _save_for_third_drop(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    _, draw, ctx.options = inputs
+    ctx.save_for_backward(draw)
+
+
+def _second_backward_by_drop_again(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    (draw,) = ctx.saved_tensors
+    return drop_again(grad, draw, ctx.options), None, None
+
+
 def _fake_drop_blocks_again(grad: Tensor, *others: Any) -> Tensor:
     return torch.empty_like(grad)
 
@@ -604,12 +778,10 @@ def drop_blocks_again(
             lambda: apply_words(grad, plan, mask, factors[1:]),
             lambda: Mask(grad.numel()).drop(grad, scale_of_kept, mask_of(plan, mask)),
         )
-    places: Any = Mask(grad.numel())
-    scale: Any = factors[1:]
     if grad.device.type in SEEDED:
-        places, mask = _drawn(grad, factors[0], mask, block, method, share_channels)
-        scale = scale.item() if scale.numel() == 1 else scale
-    return in_format_of(grad, places.drop(grad, _fitting(scale, grad), mask))
+        return _drop_again_from(mask, factors, grad, block, method, share_channels)
+    scale_of_kept = _fitting(factors[1:], grad)
+    return in_format_of(grad, Mask(grad.numel()).drop(grad, scale_of_kept, mask))
 
 
 def _save_for_second_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -624,6 +796,18 @@ def _second_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 torch.library.register_autograd(
     "dropblock_hooks::drop_blocks", _backward, setup_context=_save_for_backward, lib=_library
+)
+torch.library.register_autograd(
+    "dropblock_hooks::drop_and_add",
+    _backward_by_drop_again,
+    setup_context=_save_for_drop_again,
+    lib=_library,
+)
+torch.library.register_autograd(
+    "dropblock_hooks::drop_again",
+    _second_backward_by_drop_again,
+    setup_context=_save_for_third_drop,
+    lib=_library,
 )
 torch.library.register_autograd(
     "dropblock_hooks::drop_blocks_again",

@@ -47,7 +47,16 @@ Applied = tuple[Tensor, Tensor | int | None]
 """What ``apply`` returns."""
 
 
-_OF_APPLY = ("function", "linear", "idle_at_zero", "traced", "off", "parts", "apply_all", "counted")
+_OF_APPLY = (
+    "function",
+    "linear",
+    "idle_at_zero",
+    "traced",
+    "off",
+    "parts",
+    "apply_all",
+    "block_options",
+)
 """What belongs to one ``apply``: a class with another ``apply`` does not inherit these."""
 
 
@@ -220,13 +229,14 @@ class Regularizer:
         """
         raise NotImplementedError
 
-    def counted(self) -> Callable[..., Tensor] | None:
-        """Return a function that compiled code calls in place of ``apply``, or None.
+    @property
+    def block_options(self) -> str:
+        """The options of a class that compiled code runs by `functional.operators.drop_and_count`.
 
-        It is called with the tensor, the cells and the counts of the site, and the mode of the
-        layer; see `functional.cells`. It adds to the counts, and returns the regularized tensor.
+        They are a text; see `functional.operators.BlockOptions`. All other classes have none, and
+        compiled code calls their ``apply``.
         """
-        return None
+        return ""
 
     def check(self, values: Mapping[str, float]) -> None:
         """Raise ValueError if fields contradict each other; `values` are the rates at one time.

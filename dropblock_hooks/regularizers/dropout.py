@@ -1,8 +1,7 @@
 """Dropout of elements, channels, samples and blocks; Gaussian noise, also in blocks."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Annotated, ClassVar
 
 from torch import Tensor
@@ -441,15 +440,15 @@ class _DropBlocks(_Blocks):
     def apply(self, x: Tensor, now: Now) -> Applied:
         return drop_blocks(x, now.p, self.edges, self.method, self.normalize, self.share_channels)
 
-    def counted(self) -> Callable[..., Tensor]:
-        """Return `drop_and_count` with the options, which dynamo reads faster than fields."""
-        return partial(
-            operators.drop_and_count,
+    @property
+    def block_options(self) -> str:
+        options = operators.BlockOptions(
             block=self.edges,
             method=self.method,
             normalize=self.normalize,
             share_channels=self.share_channels,
         )
+        return options.text
 
     def expected_share(self, values: Mapping[str, float], map_size: MapSize) -> float | None:
         return expected_share(values["p"], map_size, self.edges, self.method)

@@ -14,7 +14,12 @@ from torch import Tensor
 from .._torch import scale_tensor
 from ..axes.view import CHANNELS_FIRST, View
 from ..functional.cells import CALLED, FIRST_RATE, ON, SIZE, added, code_of
-from ..functional.operators import count, count_in_backward, count_norms_in_backward
+from ..functional.operators import (
+    count,
+    count_in_backward,
+    count_norms_in_backward,
+    drop_and_count,
+)
 from ..regularizers.base import Now
 from .counter import with_norms
 from .scaler import as_factor
@@ -49,8 +54,8 @@ def regularize(site: LiveSite, x: Tensor, layer_input: Any, training: bool) -> T
     view = site.reader.sure
     if not view or len(view.layout) != x.ndim:
         view = site.view_of(x)
-    if site.counting_apply is not None:
-        return _regularize_counted(site, x, view, training)
+    if site.block_options:
+        return _drop_blocks(site, x, view, training)
     cells = read(site, training)
     if site.of_gradients:
         count(site.counts, cells[CALLED])
@@ -72,11 +77,11 @@ def regularize(site: LiveSite, x: Tensor, layer_input: Any, training: bool) -> T
     return y
 
 
-def _regularize_counted(site: LiveSite, x: Tensor, view: View, training: bool) -> Tensor:
-    """Return the activation, for a regularizer that adds to the counts itself."""
+def _drop_blocks(site: LiveSite, x: Tensor, view: View, training: bool) -> Tensor:
+    """Return the activation without the dropped blocks, and count the call."""
     is_plain = view is site.reader.sure
     maps = x if is_plain else view.to_maps(x)
-    y: Tensor = site.counting_apply(maps, site.cells, site.counts, training)
+    y = drop_and_count(maps, site.cells, site.counts, training, site.block_options)
     return y if is_plain else view.from_maps(y, x)
 
 

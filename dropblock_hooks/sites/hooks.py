@@ -30,6 +30,7 @@ from .._torch import (
     transforming,
 )
 from ..compiling import TOO_OLD, is_exporting, refuse_version
+from ..functional.operators import drop_and_count
 from ..observers.base import Awaited, Observer
 from ..regularizers.base import Regularizer
 from ..selectors.index import Index, Target
@@ -96,6 +97,8 @@ class SiteHook:
         # True if the hook needs only the output, as a whole
         self.takes_output = not (self.at_input or item.index is not None or item.needs_input)
         self.direct = self.takes_output  # whether `__call__` may regularize it without `_act`
+        # the options with which compiled code drops blocks of the output; "" asks for more steps
+        self.block_options = site.block_options if self.direct and site.reader.sure else ""
         if self.precedence == Precedence.ACTIVATIONS:
             self.precedence = _precedence_of(item)
 
@@ -346,6 +349,13 @@ class SiteHook:
         Few functions are called here, because dynamo takes long for each of them.
         """
         site = self.site
+        if self.block_options and module.training:
+            x = rest[-1]
+            if isinstance(x, Tensor) and self._drops_plainly(
+                type(module), x.device, x.dtype, x.layout, x.ndim
+            ):
+                return drop_and_count(x, site.cells, site.counts, True, self.block_options)
+
         if not (self.direct and site.traced and _traces_plainly()):
             return self._compile_any(module, args, rest)
         training = module.training and not type(module).__module__.startswith(_QUANTIZED)
@@ -358,6 +368,30 @@ class SiteHook:
             y = compiled.regularize(site, x, args[0] if args else None, training)
             return None if y is x else y
         return self._act(module, args, rest)
+
+    @constant_when_traced
+    def _drops_plainly(
+        self,
+        layer_type: type[nn.Module],
+        device: torch.device,
+        dtype: torch.dtype,
+        layout: torch.layout,
+        ndim: int,
+    ) -> bool:
+        """Return whether blocks of an output are dropped as it is, and prepare the site for it.
+
+        Dynamo calls it as Python, because it would take long to trace these questions.
+        """
+        site = self.site
+        view = site.reader.sure
+        is_map = view is not None and ndim == len(view.layout)
+        is_dense = layout is torch.strided and dtype.is_floating_point
+        if not (is_map and is_dense and site.traced and _traces_plainly()):
+            return False
+        if layer_type.__module__.startswith(_QUANTIZED):
+            return False
+        site.use_board(device)
+        return True
 
     def _compile_any(self, module: nn.Module, args: tuple[Any, ...], rest: tuple[Any, ...]) -> Any:
         """Run while torch.compile or torch.export traces, with any value of the layer."""

@@ -140,8 +140,7 @@ class LiveSite:
         self.has_map = regularizer.spatial is not None
         self.reads_axes = self.has_map or regularizer.channelwise
         self.has_share = regularizer.has_share
-        # what compiled code calls in place of `apply`, and which adds to the counts
-        self.counting_apply: Any = regularizer.counted()
+        self.block_options = regularizer.block_options
         self.note_scaler()
         self.moves = any(map(is_moving, regularizer.rates.values()))
         self.always = regularizer.active == "always"

@@ -92,6 +92,74 @@ def test_torchs_own_checks(layout, dtype, way):
     )
 
 
+def test_torchs_own_checks_of_the_operator_for_cpus():
+    """The check of the schema is left out, because the schema hides the change of the counts."""
+    checks = ("test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+    x = torch.randn(SHAPES[2])
+    for normalize in NORMALIZE:
+        options = operators.BlockOptions((3, 3), "exact", normalize, False).text
+        counts = torch.zeros(WIDTH, dtype=torch.float64)
+        for seed in (None, operators.seed(x)):
+            given = (x, cells_of(0.3), counts, seed, True, options)
+            torch.library.opcheck(operators.drop_and_add, given, test_utils=checks[1])
+        given = (x.clone().requires_grad_(), cells_of(0.3), counts, seed, True, options)
+        torch.library.opcheck(operators.drop_and_add, given, test_utils=checks)
+        y, draw = operators.drop_and_add(*given)
+        torch.library.opcheck(operators.drop_again, (y.detach(), draw, options))
+
+
+@pytest.mark.parametrize("normalize", NORMALIZE)
+@pytest.mark.parametrize("share_channels", [False, True])
+@pytest.mark.parametrize("method", ["exact", "paper", "across"])
+def test_the_operator_for_cpus_drops_as_the_other_one(method, share_channels, normalize):
+    """From the same seed, results, gradients and counts are equal to the last bit."""
+    x = torch.randn(SHAPES[2], requires_grad=True)
+    grad = torch.randn(SHAPES[2])
+    edges = (3, 2)
+    seed = operators.seed(x) % 2**53
+    counts = torch.zeros(WIDTH, dtype=torch.float64)
+    y, _, factors, row = operators.drop_blocks(
+        x, cells_of(0.3), None, seed, True, edges, method, normalize, share_channels, False
+    )
+    options = operators.BlockOptions(edges, method, normalize, share_channels).text
+    same, draw = operators.drop_and_add(x, cells_of(0.3), counts, seed, True, options)
+    assert torch.equal(same, y)
+    assert torch.equal(counts, row)
+    assert torch.equal(draw[1:], factors)
+    wanted = torch.autograd.grad(y, x, grad)[0]
+    first = torch.autograd.grad(same, x, grad.requires_grad_(), create_graph=True)[0]
+    assert torch.equal(first, wanted)
+    (second,) = torch.autograd.grad(first, grad, torch.ones_like(first))
+    assert torch.equal(second == 0, y == 0)
+
+
+def test_a_recomputation_with_another_seed_is_refused():
+    x = torch.ones(2, 3, 9, 9)
+    options = operators.BlockOptions((3, 3), "exact", "batch", False).text
+    counts = torch.zeros(WIDTH, dtype=torch.float64)
+
+    class Recomputes(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, restores):
+            ctx.restores = restores
+            ctx.state = torch.get_rng_state()
+            ctx.y = operators.drop_and_add(x, cells_of(0.3), counts, None, True, options)[0]
+            return ctx.y.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            if ctx.restores:
+                torch.set_rng_state(ctx.state)
+            again, _ = operators.drop_and_add(x, cells_of(0.3), counts, None, True, options)
+            assert torch.equal(again, ctx.y)
+            return grad, None
+
+    Recomputes.apply(x.clone().requires_grad_(), True).sum().backward()
+    assert counts[ACTIVE] == 1  # a recomputation is not counted
+    with pytest.raises(RuntimeError, match="other blocks than its forward.*backend='eager'"):
+        Recomputes.apply(x.clone().requires_grad_(), False).sum().backward()
+
+
 @pytest.mark.parametrize("of_gradient", FORMATS)
 @pytest.mark.parametrize("of_activation", FORMATS)
 @pytest.mark.parametrize("dtype", rest_slow(TYPES, [torch.float32]), ids=str)
