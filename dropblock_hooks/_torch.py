@@ -434,6 +434,7 @@ def foreach_zero_(tensors: Sequence[Tensor]) -> None:
 
 _run_as_python: list[Any] = []
 _DYNAMO_CONFIG = "torch._dynamo.config"
+_DYNAMO_FRAMES = "torch._dynamo.eval_frame"
 
 
 def constant_when_traced(function: Function) -> Function:
@@ -468,12 +469,18 @@ def run_as_python(function: Function) -> Function:
 
 
 def skip_functions() -> None:
-    """Pass the functions of `run_as_python` to dynamo. ``torch._dynamo.reset`` forgets them.
+    """Pass the functions of `run_as_python` to dynamo, now or when it is imported.
 
+    ``torch._dynamo.reset`` forgets them, so this runs in `attach`, and when code is compiled.
     Without the private name, dynamo compiles these functions. Then the hook of a compiled model
-    does not count its forwards, and a `Watchdog` looks only in ``step``.
+    does not count its forwards, a `Watchdog` looks only in ``step``, and each parameter of the
+    model itself has a graph of its own.
     """
-    skip_code = getattr(sys.modules.get("torch._dynamo.eval_frame"), "skip_code", None)
+    _when_imported(_DYNAMO_FRAMES, _skip_functions_in)
+
+
+def _skip_functions_in(eval_frame: ModuleType) -> None:
+    skip_code = getattr(eval_frame, "skip_code", None)
     if skip_code is None:
         return
     for function in _run_as_python:
@@ -602,14 +609,9 @@ def guard_hooks() -> None:
     """Make torch.compile check that a module has the same hooks as when it was compiled.
 
     By default dynamo does not check the hooks (``skip_nnmodule_hook_guards``). Then a module with
-    hooks may run the compiled code of a module of the same class without hooks. The setting is
-    changed when dynamo is imported, so that a process that compiles nothing need not import it.
+    hooks may run the compiled code of a module of the same class without hooks.
     """
-    config = sys.modules.get(_DYNAMO_CONFIG)
-    if config is not None:
-        _guard_hooks_in(config)
-    elif not any(isinstance(finder, _ImportOfDynamo) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _ImportOfDynamo())
+    _when_imported(_DYNAMO_CONFIG, _guard_hooks_in)
 
 
 def _guard_hooks_in(config: ModuleType) -> None:
@@ -617,11 +619,27 @@ def _guard_hooks_in(config: ModuleType) -> None:
         config.skip_nnmodule_hook_guards = False  # type: ignore[attr-defined]  # of dynamo
 
 
-class _ImportOfDynamo(importlib.abc.MetaPathFinder):
-    """Waits for the import of dynamo's settings, and then changes one of them."""
+def _when_imported(name: str, change: Callable[[ModuleType], None]) -> None:
+    """Change a module of dynamo, now or when it is imported.
+
+    So a process that compiles nothing need not import dynamo.
+    """
+    module = sys.modules.get(name)
+    if module is not None:
+        change(module)
+    elif not any(isinstance(finder, _Import) and finder.name == name for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Import(name, change))
+
+
+class _Import(importlib.abc.MetaPathFinder):
+    """Waits for the import of a module, and then changes it."""
+
+    def __init__(self, name: str, change: Callable[[ModuleType], None]) -> None:
+        self.name = name
+        self.change = change
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
-        if name != _DYNAMO_CONFIG:
+        if name != self.name:
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
@@ -631,7 +649,7 @@ class _ImportOfDynamo(importlib.abc.MetaPathFinder):
 
         def load_and_change(module: ModuleType) -> None:
             load(module)
-            _guard_hooks_in(module)
+            self.change(module)
 
         spec.loader.exec_module = load_and_change  # type: ignore[method-assign]  # of this one import
         return spec

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from torch import nn
 
-from ._torch import guard_hooks
+from ._torch import guard_hooks, skip_functions
 from .attachment.attachment import Attachment
 from .attachment.place import install, place
 from .checks import clear_call
@@ -100,6 +100,7 @@ def attach(
         # code that torch.compile has made before would run without the new hooks
         guard_hooks()
         forget_compiled()
+        skip_functions()
         tell(findings, run.told)
     except BaseException:  # a filter may turn warnings into errors
         attachment.remove()

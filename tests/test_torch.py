@@ -51,6 +51,8 @@ def look_up(path):
             found = getattr(found, part)
         return found
     __import__(module)
+    if not hasattr(sys.modules[module], name):  # a module that nothing has imported yet
+        __import__(path)
     return getattr(sys.modules[module], name)
 
 

@@ -29,6 +29,8 @@ from .._torch import (
     graph_task,
     hooks_of_tensor,
     parameters_of,
+    run_as_python,
+    set_eval_frame,
     set_hooks_of_tensor,
     transforming,
 )
@@ -343,6 +345,28 @@ class ParameterHook(SiteHook):
     def call_of(self, args: tuple[Any, ...], rest: tuple[Any, ...]) -> Call:
         return Call(args)
 
+    @run_as_python
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
+        """Run in every forward of the module.
+
+        The hooks of a compiled model itself run outside of its graph. Dynamo would compile each of
+        them alone, once for each parameter.
+        """
+        # the function is_compiling() would take longer
+        if is_dynamo_compiling() or getattr(compiler, COMPILING, False):
+            self._compile(module, args, rest)
+            return
+        callback = set_eval_frame(None)  # otherwise dynamo would compile what this calls
+        try:
+            training = module.training
+            if training and type(module) is not self.layer_type:
+                training = not is_quantized(module)
+            if self.site.enter(training):
+                self._act(module, args, rest)
+        finally:
+            set_eval_frame(callback)
+
+    @run_as_python
     def count(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         """Count a forward, if the hook of the optimizer regularizes the gradient.
 
@@ -352,12 +376,16 @@ class ParameterHook(SiteHook):
         if compiles or transforming():
             self(module, args)
             return
-        training = module.training
-        if training and type(module) is not self.layer_type:
-            training = not is_quantized(module)
-        if self.site.enter(training):
-            for step in self.run.optimizers:
-                step.began = False  # a step that has raised an error has not seen its end
+        callback = set_eval_frame(None)  # otherwise dynamo would compile what this calls
+        try:
+            training = module.training
+            if training and type(module) is not self.layer_type:
+                training = not is_quantized(module)
+            if self.site.enter(training):
+                for step in self.run.optimizers:
+                    step.began = False  # a step that has raised an error has not seen its end
+        finally:
+            set_eval_frame(callback)
 
     def _act(self, module: nn.Module, args: tuple[Any, ...], rest: tuple[Any, ...]) -> None:
         # the function is_compiling() would take longer

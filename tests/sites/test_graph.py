@@ -483,3 +483,44 @@ def test_a_watchdog_looks_where_the_hook_of_the_model_is_compiled():
     for _ in range(9):
         step()
     assert not calls_of_the_package(step)
+
+
+class ManyParameters(nn.Module):
+    """A model with parameters of its own, as timm's vision transformers have."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        for number in range(12):
+            self.register_parameter(f"factor{number}", nn.Parameter(torch.ones(3)))
+
+    def forward(self, x):
+        for number in range(12):
+            x = x * self.get_parameter(f"factor{number}")
+        return self.layer(x)
+
+
+@pytest.mark.parametrize("in_place", [False, True], ids=["torch.compile", "model.compile"])
+@pytest.mark.parametrize(
+    "regularizer",
+    [L2SP(0.1), ClipGradNorm(0.1), ClipGradNorm(0.1, when="accumulated"), GradientStats()],
+    ids=["L2SP", "ClipGradNorm", "accumulated", "GradientStats"],
+)
+def test_parameters_of_the_model_itself_make_no_further_graph(regularizer, in_place):
+    """Their hooks run outside of the graph, and dynamo would compile each one alone."""
+    model = ManyParameters()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    attached = attach(model, {"param:**": regularizer}, optimizer=optimizer)
+    torch._dynamo.utils.counters.clear()
+    if in_place:
+        model.compile(backend="aot_eager", fullgraph=True)
+    call = model if in_place else torch.compile(model, backend="aot_eager", fullgraph=True)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for _ in range(3):
+            call(torch.ones(2, 3)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    assert counters["stats"]["unique_graphs"] == 1
+    assert {site.calls for site in attached.sites} == {3}
+    assert attached.verify() == []
