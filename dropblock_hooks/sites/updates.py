@@ -60,16 +60,18 @@ _held_of: Callable[[tuple[Any, ...]], _Held] = functools.partial(tuple.__new__, 
 
 
 class _Place:
-    """The module that holds the parameter of a site, and what is known about the parameter.
+    """The module that holds the parameter of a site.
+
+    It has no reference to the parameter. A strong one would keep the parameter, because the
+    optimizer may live longer than the model. A weak one would prevent ``torch.utils.swap_tensors``.
 
     Attributes:
         module: the module, as a weak reference.
         hook: the hook of the site.
         site: the site.
         local: the name of the parameter in the module.
-        plain: returns the parameter, if it is an ordinary one, for which `_refusal` has no reason
-            and which has no shards; otherwise an object that is no parameter. It is a weak
-            reference, because the optimizer may live longer than the model.
+        takes_dense: whether the regularizer takes every dense gradient that is not sharded. For
+            such a gradient, `_refusal` is not asked.
     """
 
     def __init__(self, module: weakref.ref[nn.Module], hook: Any) -> None:
@@ -77,21 +79,8 @@ class _Place:
         self.hook = hook
         self.site: LiveSite = hook.site
         self.local: str = hook.local
-        self.plain: Callable[[], Any] = _no_parameter
-
-    def find(self, module: nn.Module) -> Any:
-        """Return the parameter that the module holds now, or None; note whether it is plain."""
         regularizer = self.site.regularizer
-        parameter = self.hook.held(module)
-        is_allowed = bool(regularizer.parts) and not regularizer.random
-        is_plain = type(parameter) in foreach.PLAIN_TYPES and not is_managed(module)
-        self.plain = weakref.ref(parameter) if is_allowed and is_plain else _no_parameter
-        return parameter
-
-
-def _no_parameter() -> Any:
-    """Return an object that no module holds, in place of an ordinary parameter."""
-    return _no_parameter
+        self.takes_dense = bool(regularizer.parts) and not regularizer.random
 
 
 def checked_optimizers(optimizers: Any) -> list[Optimizer]:
@@ -270,7 +259,7 @@ def _still_updated(entry: list[_Held]) -> list[_Held]:
 def _entries(places: Sequence[_Place], optimizer: Any) -> list[list[_Held]]:
     """Return the gradients to regularize, in a list for each regularizer of an entry.
 
-    It calls no function of Python for a parameter that is the same as in the last update.
+    It calls no function of Python for an ordinary parameter.
     """
     entries: dict[Any, list[_Held]] = defaultdict(list)
     updated = updated_by(optimizer)
@@ -282,21 +271,21 @@ def _entries(places: Sequence[_Place], optimizer: Any) -> list[list[_Held]]:
 
         attributes = vars(module)
         parameter = attributes.get(PARAMETERS, NO_PARAMETERS).get(place.local)
-        plain = place.plain()
-        if parameter is not plain or MANAGED in attributes:
-            parameter = place.find(module)
-            plain = place.plain()
+        if parameter is None:  # it has another name, or another module holds it
+            parameter = place.hook.held(module)
         if id(parameter) not in updated:
             continue
         grad = parameter.grad
         if grad is None:
             continue
 
-        parts = None
-        are_plain = parameter is plain and type(grad) is Tensor
-        if not are_plain or grad.layout is not torch.strided:
-            grad, parts = _checked_gradient(module, site, parameter)
-        entries[site.position].append(_held_of((site, parameter, grad, parts)))
+        shards_of_grad = None
+        are_plain = type(parameter) in foreach.PLAIN_TYPES and type(grad) is Tensor
+        is_sharded = MANAGED in attributes and is_managed(module)
+        is_ordinary = are_plain and not is_sharded and grad.layout is torch.strided
+        if not (is_ordinary and place.takes_dense):
+            grad, shards_of_grad = _checked_gradient(module, site, parameter)
+        entries[site.position].append(_held_of((site, parameter, grad, shards_of_grad)))
     return list(entries.values())
 
 
