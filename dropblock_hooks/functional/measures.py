@@ -273,7 +273,9 @@ def extremes(tensors: Sequence[Tensor], exact: bool = False) -> tuple[Tensor, Te
 
 def _positive(x: Tensor) -> Tensor:
     """Return the largest value, at least 0; NaN if there is one."""
-    return x.float().amax().clamp(min=0)
+    if x.element_size() == 1:
+        x = x.float()  # torch has no extremes of float8
+    return x.amax().clamp(min=0)
 
 
 def largest_of_call(tensors: Sequence[Tensor], arguments: Sequence[Tensor]) -> Tensor | None:
@@ -327,7 +329,10 @@ def largest_magnitude(x: Tensor) -> Tensor:
 
 
 def norm_of(x: Tensor) -> Tensor:
-    """Return the norm, which is finite if all values are, also where squares exceed float32."""
+    """Return the norm. It is finite if all values are, also where their squares exceed a type.
+
+    If even the norm in float64 overflows, the result is the largest magnitude.
+    """
     if x.element_size() == 1:
         x = x.float()  # torch has no norm of float8
     fast = x.device.type == "cpu" and x.dtype is not torch.float64
@@ -335,6 +340,9 @@ def norm_of(x: Tensor) -> Tensor:
     norm: Tensor = vector_norm(x, dtype=dtype)
     if fast and not norm < math.inf:
         norm = vector_norm(x, dtype=torch.float64)
+
+    if x.dtype is torch.float64 and not (x.device.type == "cpu" and norm < math.inf):
+        norm = torch.where(norm < math.inf, norm, largest_magnitude(x))
     return norm
 
 
