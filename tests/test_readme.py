@@ -60,7 +60,7 @@ def test_every_block_of_code_is_tested():
 def test_the_text_is_short():
     prose = re.sub(r"^```.*?^```$|^\|.*?$|<!--.*?-->|<[^>]+>", "", README, flags=re.S | re.M)
     prose = re.sub(r"\]\([^)]*\)", "]", prose)
-    assert len(prose.split()) <= 700
+    assert len(prose.split()) <= 650
 
 
 def test_the_names_exist():

@@ -4,7 +4,7 @@ Each calls a constant number of operators, besides views, however many gradients
 ``sites.updates``, ``sites.memories`` and ``sites.shards`` call them when the optimizer begins its
 step, and so do the methods ``apply_all`` of regularizers.
 
-    norm = norms of the units                   a unit is a gradient, or a row of its axis 0
+    norm = norm of each unit                    a unit is a gradient, or a row of its axis 0
     ratio = max(norm / bound, 1)                1 also where the norm is not finite
     g' = g * ratio ** -0.5 * ratio ** -0.5      float32 would round one very small factor to 0
     g' = g - mean of each row                   centralization
@@ -18,7 +18,7 @@ gradients, which may be empty. `norms_of` and `common_norm` take any gradients: 
 Most operators are ``torch._foreach_*``. They have no means, no norms of rows, and not every norm.
 There are two ways to compute these:
 
-- On a GPU, one buffer in float64 holds all tensors. The units are its segments.
+- On a GPU, all tensors are copied to one buffer in float64. The units are its segments.
 - On a CPU, there are no launches to save, so one operator of this package loops over the tensors.
   It also computes the norms of lists with empty tensors on a GPU.
 """
@@ -64,10 +64,10 @@ def positions_in_lists(
     Tensor, tensors without elements, and unknown devices and dtypes are in no list. If a tensor
     comes several times, its first position is in a list, and its later positions are others.
     """
-    # no function of Python is called for a tensor, because each update does this for each parameter
     groups: dict[tuple[torch.device, torch.dtype, Hashable], list[int]] = defaultdict(list)
     others = []
     seen = set()
+    # no function of Python is called for a tensor, because each update does this for each parameter
     for position, (x, key) in enumerate(zip(tensors, keys, strict=True)):
         if type(x) in PLAIN_TYPES and x.numel() and id(x) not in seen:
             seen.add(id(x))
@@ -100,9 +100,9 @@ def _in_small_parts(tensors: Sequence[Tensor], positions: Sequence[int]) -> list
 
 @dataclass(frozen=True)
 class UnitsOfList:
-    """The units of a list of tensors, in order.
+    """How a list of tensors is divided into units, in the order of the tensors.
 
-    The tensors are on the device of the list.
+    The attributes that are tensors are on the device of the list.
 
     Attributes:
         counts: the number of units in each tensor.
@@ -137,7 +137,7 @@ def whole_tensors(tensors: Sequence[Tensor]) -> UnitsOfList:
 
 
 def rows_as_units(tensors: Sequence[Tensor], least_axes: int) -> UnitsOfList:
-    """Return the rows of axis 0 as units; with fewer than `least_axes` axes, one unit a tensor."""
+    """Return the rows of axis 0 as units; a tensor with fewer than `least_axes` axes is one."""
     counts = []
     for x in tensors:
         counts.append(x.shape[0] if x.ndim >= least_axes else 1)
@@ -152,7 +152,7 @@ def _numels(tensors: Sequence[Tensor]) -> tuple[int, ...]:
 @functools.lru_cache(maxsize=64)
 @torch.inference_mode(False)
 def _units(counts: tuple[int, ...], numels: tuple[int, ...], device: torch.device) -> UnitsOfList:
-    """Return the units of tensors with these numbers of units and of elements."""
+    """Return the units of tensors, from the number of units and of elements in each tensor."""
     length_by_tensor = []
     for count, numel in zip(counts, numels, strict=True):
         length_by_tensor.append(numel // max(count, 1))
@@ -167,31 +167,32 @@ def unit_norms(tensors: Sequence[Tensor], units: UnitsOfList, norm_type: float) 
     """Return the norms of all units, in float64."""
     first = tensors[0]
     # in float64, powers of values in lower precision can't overflow
-    safe = norm_type <= SAFE_POWER and first.dtype is not torch.float64
-    has_operator = norm_type == math.inf or (safe and norm_type in (1.0, 2.0))
-    filled = all(units.numels)  # an empty part of a sharded tensor has a norm of 0
-    if units.whole and filled and has_operator:
+    is_safe = norm_type <= SAFE_POWER and first.dtype is not torch.float64
+    has_operator = norm_type == math.inf or (is_safe and norm_type in (1.0, 2.0))
+    none_is_empty = all(units.numels)  # an empty part of a sharded tensor has a norm of 0
+    if units.whole and none_is_empty and has_operator:
         norms_of_tensors = foreach_norm(tensors, norm_type, wide_dtype(first.device))
         return torch.stack(norms_of_tensors)
-    if first.device.type in LOOPS or not filled:
+
+    if first.device.type in LOOPS or not none_is_empty:
         norms: Tensor = norms_in_loop(tensors, units.counts, norm_type)
         return norms
-    return _norms_of_segments(tensors, units, norm_type, safe)
+    return _norms_of_segments(tensors, units, norm_type, is_safe)
 
 
 def _norms_of_segments(
-    tensors: Sequence[Tensor], units: UnitsOfList, norm_type: float, safe: bool
+    tensors: Sequence[Tensor], units: UnitsOfList, norm_type: float, is_safe: bool
 ) -> Tensor:
     """Return the norms of all units from one buffer.
 
-    Unless `safe`, powers could overflow. So each unit is divided by its largest magnitude first.
+    Unless `is_safe`, powers could overflow. So each unit is divided by its largest magnitude first.
     """
     buffer = _joined(tensors, wide_dtype(tensors[0].device))
-    if norm_type != 2.0 or not safe:
+    if norm_type != 2.0 or not is_safe:
         buffer.abs_()
     if norm_type == math.inf:
         return _reduce(buffer, "max", units)
-    if safe:
+    if is_safe:
         return _norms_of_magnitudes(buffer, units, norm_type)
 
     largest = _reduce(buffer, "max", units)
@@ -228,8 +229,10 @@ def shrink_(grads: Sequence[Tensor], units: UnitsOfList, norms: Tensor, bounds: 
     changed = (ratio > 1.0) * units.sizes
 
     wide = _wide(grads)
+    # the square root of each factor, computed in float64 and rounded once
     root = torch.empty_like(ratio, dtype=wide[0].dtype)
-    torch.rsqrt(ratio.clamp_min_(1.0), out=root)  # in float64, rounded once
+    torch.rsqrt(ratio.clamp_min_(1.0), out=root)
+
     # one norm of all gradients has one root
     roots = root if root.ndim == 0 else _views(root, units, wide)
     foreach_mul_(wide, roots)
@@ -297,8 +300,8 @@ def pull_(
     """
     values = [x.detach() for x in parameters]
     differences = foreach_sub(_wide(values), _wide(starts))
-    norms = torch.stack(foreach_norm(differences, 2.0, wide_dtype(grads[0].device)))
-    penalties = norms.square() / 2
+    distances = foreach_norm(differences, 2.0, wide_dtype(grads[0].device))
+    penalties = torch.stack(distances).square() / 2
 
     sizes = whole_tensors(grads).sizes
     if weight == 0.0:
@@ -350,14 +353,17 @@ def common_norm(grads: Sequence[Tensor], norm_type: float) -> Tensor:
 
 
 def _wide(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Return the tensors, or copies in float32 of tensors in lower precision."""
+    """Return the tensors themselves, or copies in float32 if they have a lower precision.
+
+    After a change of the result, `_write` copies it back.
+    """
     if tensors[0].element_size() >= 4:
         return tensors
     return _parts(_joined(tensors, torch.float32), tensors)
 
 
 def _write(tensors: Sequence[Tensor], wide: Sequence[Tensor]) -> None:
-    """Write the results of `_wide` to its tensors, if they are copies."""
+    """Write `wide`, the result of `_wide`, to the tensors if it is a copy of them."""
     if wide is not tensors:
         foreach_copy_(tensors, wide)
 
@@ -378,30 +384,30 @@ def _parts(buffer: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     """
     shapes = tuple([x.shape for x in like])
     strides = tuple([x.stride() for x in like])
-    return [buffer.as_strided(*place) for place in _places(shapes, strides)]
+    return [buffer.as_strided(*layout) for layout in _layouts(shapes, strides)]
 
 
 # kept from update to update, because this takes longer than the views
 @functools.lru_cache(maxsize=64)
-def _places(
+def _layouts(
     shapes: Sequence[tuple[int, ...]], strides: Sequence[tuple[int, ...]]
 ) -> list[tuple[tuple[int, ...], tuple[int, ...], int]]:
     """Return the shape, the strides and the beginning of each part of a buffer; see `_parts`."""
-    places = []
+    layouts = []
     start = 0
     for shape, stride in zip(shapes, strides, strict=True):
         x = torch.empty_strided(shape, stride, device="meta")
-        is_last = x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last)
-        if not is_last or x.is_contiguous():
+        is_channels_last = x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last)
+        if not is_channels_last or x.is_contiguous():
             stride = torch.empty(shape, device="meta").stride()
-        places.append((shape, stride, start))
+        layouts.append((shape, stride, start))
         start += x.numel()
-    return places
+    return layouts
 
 
-def _reduce(buffer: Tensor, how: str, units: UnitsOfList) -> Tensor:
+def _reduce(buffer: Tensor, operation: str, units: UnitsOfList) -> Tensor:
     """Return a number for each unit of a buffer: its ``"sum"``, ``"mean"`` or ``"max"``."""
-    return torch.segment_reduce(buffer, how, lengths=units.lengths, unsafe=True)
+    return torch.segment_reduce(buffer, operation, lengths=units.lengths, unsafe=True)
 
 
 def _spread(numbers: Tensor, units: UnitsOfList) -> Tensor:
@@ -419,10 +425,11 @@ def _views(numbers: Tensor, units: UnitsOfList, like: Sequence[Tensor]) -> list[
         return _parts(spread, like)
 
     views = []
-    parts = torch.split(numbers, list(units.counts))
-    for part, x in zip(parts, like, strict=True):
-        others = [1] * (x.ndim - 1)
-        views.append(part.view(-1, *others) if x.ndim else part.view(()))
+    numbers_by_tensor = torch.split(numbers, list(units.counts))
+    for of_tensor, x in zip(numbers_by_tensor, like, strict=True):
+        ones = [1] * (x.ndim - 1)
+        shape = [-1, *ones] if x.ndim else []
+        views.append(of_tensor.view(shape))
     return views
 
 

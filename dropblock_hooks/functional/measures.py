@@ -1,8 +1,18 @@
 """Measurements of tensors for observers, as functions that add to a state.
 
 Eager observers keep their state in a dict. In compiled code it is one tensor that an operator
-changes, so that no Python runs between the operators. `sites.observed` calls these operators, such
-as `add_statistics` and `add_watched`. They call the same functions as the eager observers.
+changes, so that no Python runs between the operators. `sites.observed` calls these operators. They
+call the same functions as the eager observers:
+
+observer                     in eager mode            in compiled code
+statistics of activations    add_measured, add_alive  add_statistics
+statistics of gradients      add_measured             add_call, add_measured_gradient
+`Watchdog`, activations      extremes, near_bounds    add_watched
+`Watchdog`, gradients        norm_of, square_of       add_watched_gradient
+
+Not each call is measured. A call, or a gradient, is *due* if it is measured. On a CPU, a `due` is a
+bool. Other devices are not read, because that waits. There `due` is a tensor, everything is
+computed, and `if_due` chooses between the new and the old numbers.
 """
 
 import math
@@ -23,7 +33,7 @@ from .operators import operator
 KEPT, COUNT, SUM, SQUARES, NORMS, ZEROS, NONFINITE, BINS = range(8)
 """The places in ``state["sums"]``, the sums over the measured calls.
 
-KEPT        calls without NaN and Inf; the next four are sums over these calls only
+KEPT        measured calls without NaN and Inf; COUNT to NORMS are sums over these calls only
 COUNT       the number of values
 SUM         the values
 SQUARES     their squares
@@ -35,7 +45,7 @@ BINS        here begin the bins: smaller magnitudes, each octave, larger magnitu
 ON, TRAINED, EVALUATED, OFF, CALLS, ALL_VALUES, LARGEST, SUMS = range(1, 9)
 """The places in the tensor of `add_statistics`. That of `add_watched` has the first five, too.
 
-0, ON       whether the site is on in evaluation and in training: 1 or 0
+0, ON       whether the site is on, 1 or 0: at 0 in evaluation mode, and at ON in training mode
 TRAINED     calls of the layer in training mode
 EVALUATED   calls of the layer in evaluation mode
 OFF         calls in training mode while the site was off
@@ -50,20 +60,20 @@ SQUARE, WATCHED = 21, 22
 """More places in the tensor of `add_watched`. A site has two: for its calls and for its gradients.
 
 BAD_CALLS           measured calls whose output has NaN or Inf
-FIRST_BAD           the number of CALLS before the first of them; Inf if there was none
-FIRST_MADE          as FIRST_BAD, of calls with finite arguments: the layer made the NaN or Inf
+FIRST_BAD           the number of CALLS before the first bad call; Inf if there was none
+FIRST_MADE          the same of bad calls with finite arguments: the layer made the NaN or Inf
 GRADIENTS           measured gradients
 GRADIENT_NORM       the sum of their finite norms
 FIRST_BAD_GRADIENT  the number of SEEN_GRADIENTS before the first with NaN or Inf; Inf if none
 NEAR                the sum over calls of the share of saturated values
-FIRST_WORSE         as FIRST_BAD, of outputs with NaN or +Inf, because -Inf may be a mask
+FIRST_WORSE         as FIRST_BAD, but for NaN and +Inf only, because -Inf may be a mask
 MEASURED            measured calls
-TURN                all calls, or gradients, so far; reading begins the other counts anew
+TURN                all calls, or gradients, so far; it goes on when reading clears other counts
 DISTANCE            the distance of measured calls or gradients, see `is_planned`
 SEEN_GRADIENTS      gradients while the site was on, measured or not
 FOUND               here begin three numbers of a call, only for kernels
 SQUARE              a number of a gradient, only for kernels
-WATCHED             the number of these places, and here begin the rows: see `rows_in`
+WATCHED             here begin the rows, see `rows_in`; so it is also the number of places
 """
 _ROW = 4096  # values that are added up in float32
 TINY = 1e-12  # the magnitude up to which a Watchdog calls a channel dead
@@ -119,11 +129,11 @@ def add_moments(state: dict[str, Any], x: Tensor, scale: float | Tensor = 1.0) -
 
 
 def _sum_and_norm(x: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the sum of a tensor and its norm, in a wide type."""
+    """Return the sum of a tensor and its norm, in a wide type; `largest` is its magnitude."""
     wide = wide_dtype(x.device)
+    may_use_rows = x.device.type == "cpu" and x.dtype.itemsize <= 4
     # in float32, squares of other magnitudes would overflow or vanish
-    on_cpu = x.device.type == "cpu" and x.dtype.itemsize <= 4
-    if on_cpu and 1e-12 < float(largest) < 1e15:
+    if may_use_rows and 1e-12 < float(largest) < 1e15:
         total, norm = _sum_and_norm_by_rows(x)
         squares = float(norm) ** 2
         square_of_sum = float(total) ** 2
@@ -140,9 +150,10 @@ def in_memory_order(x: Tensor) -> Tensor:
 
 
 def _sum_and_norm_by_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the sum and the norm of rows of some thousand values in float32, added up in float64.
+    """Return the sum and the norm of a tensor, from those of rows of `_ROW` values.
 
-    On a CPU, torch adds up float32 in float64 ten times slower than in float32.
+    A row is added up in float32, and the results in float64. On a CPU, torch adds up float32 in
+    float64 ten times slower than in float32.
     """
     flat = in_memory_order(x).float()
     whole = flat.numel() // _ROW * _ROW
@@ -168,7 +179,8 @@ def add_shares(state: dict[str, Any], x: Tensor, edges: Sequence[float]) -> None
     """
     state["all_values"] += x.numel()
     bits = x.view(torch.int32)
-    exponents = ((bits >> 23) & 255).reshape(-1)  # 127 from 1 to 2
+    # of a float32: 127 for values from 1 to 2, 0 for zeros and subnormals, 255 for Inf and NaN
+    exponents = ((bits >> 23) & 255).reshape(-1)
     if x.device.type == "cpu":
         counts = torch.bincount(exponents, minlength=256)
     else:  # bincount would wait for the device
@@ -186,28 +198,30 @@ def add_shares(state: dict[str, Any], x: Tensor, edges: Sequence[float]) -> None
 
 def add_alive(state: dict[str, Any], x: Tensor, zero: float = 0.0) -> None:
     """Note which channels of a call (N, C, ...) were alive: had a magnitude above `zero`."""
-    flags: Tensor | None = state.get("alive")
-    if flags is None or flags.shape != x.shape[1:2] or flags.device != x.device:
-        flags = torch.zeros(x.shape[1], dtype=torch.bool, device=x.device)
-    before = flags
+    before: Any = state.get("alive")
+    if before is None or before.shape != x.shape[1:2] or before.device != x.device:
+        before = torch.zeros(x.shape[1], dtype=torch.bool, device=x.device)
 
     def with_torch() -> Tensor:
-        return before | _lives(x, zero)
+        alive: Tensor = before | _alive_in(x, zero)
+        return alive
 
     def with_kernels() -> Tensor:
         from .kernels import moments
 
         moments.alive(x, before, zero)
-        return before
+        alive: Tensor = before  # the kernel has changed it
+        return alive
 
+    alive = before
     if x.numel() and launch.takes(x):
-        flags = launch.or_else(with_kernels, with_torch)
-    elif x.numel() and not (x.device.type == "cpu" and bool(flags.all())):
-        flags = with_torch()
-    state["alive"] = flags
+        alive = launch.or_else(with_kernels, with_torch)
+    elif x.numel() and not (x.device.type == "cpu" and bool(before.all())):
+        alive = with_torch()
+    state["alive"] = alive
 
 
-def _lives(x: Tensor, zero: float) -> Tensor:
+def _alive_in(x: Tensor, zero: float) -> Tensor:
     """Return which channels of a tensor have a magnitude above `zero`, or NaN."""
     others = [0, *range(2, x.ndim)]
     largest = x.abs().amax(others)
@@ -258,10 +272,11 @@ def norm_of_arguments(arguments: Sequence[Tensor]) -> Tensor:
 
 
 def extremes(tensors: Sequence[Tensor], exact: bool = False) -> tuple[Tensor, Tensor | None]:
-    """Return a number that is finite if all values are, and one if no value is NaN or +Inf.
+    """Return two numbers that say whether all values of tensors are finite.
 
-    If it should be `exact`, the first number is the largest magnitude. -Inf may be a mask of
-    logits. On a CPU, the second number is missing if all values are finite.
+    The first is finite if all values are; if `exact`, it is the largest magnitude. The second is
+    finite if no value is NaN or +Inf, because -Inf may be a mask of logits. On a CPU, the second is
+    None if all values are finite.
     """
     tensors = [x for x in tensors if x.numel()]
     measure = largest_magnitude if exact else norm_of
@@ -273,11 +288,13 @@ def extremes(tensors: Sequence[Tensor], exact: bool = False) -> tuple[Tensor, Te
 
 def _positive(x: Tensor) -> Tensor:
     """Return the largest value, at least 0; NaN if there is one."""
-    return x.float().amax().clamp(min=0)
+    if x.element_size() == 1:
+        x = x.float()  # torch has no extremes of float8
+    return x.amax().clamp(min=0)
 
 
 def largest_of_call(tensors: Sequence[Tensor], arguments: Sequence[Tensor]) -> Tensor | None:
-    """Compute `extremes` of the output and `norm_of_arguments`, by one kernel for two tensors.
+    """Return the numbers of `extremes` and `norm_of_arguments`, by one kernel for two tensors.
 
     Without kernels, it returns None. Then call these two functions.
     """
@@ -327,7 +344,10 @@ def largest_magnitude(x: Tensor) -> Tensor:
 
 
 def norm_of(x: Tensor) -> Tensor:
-    """Return the norm, which is finite if all values are, also where squares exceed float32."""
+    """Return the norm. It is finite if all values are, also where their squares exceed a type.
+
+    If even the norm in float64 overflows, the result is the largest magnitude.
+    """
     if x.element_size() == 1:
         x = x.float()  # torch has no norm of float8
     fast = x.device.type == "cpu" and x.dtype is not torch.float64
@@ -335,6 +355,9 @@ def norm_of(x: Tensor) -> Tensor:
     norm: Tensor = vector_norm(x, dtype=dtype)
     if fast and not norm < math.inf:
         norm = vector_norm(x, dtype=torch.float64)
+
+    if x.dtype is torch.float64 and not (x.device.type == "cpu" and norm < math.inf):
+        norm = torch.where(norm < math.inf, norm, largest_magnitude(x))
     return norm
 
 
@@ -359,11 +382,12 @@ def rows_in(state: Tensor) -> int:
     return (state.shape[0] - WATCHED) // 4
 
 
-def _keep_row(new: Tensor, of_gradient: bool, value: Tensor) -> None:
-    """Add a row behind the others, if all values so far were finite. The oldest row goes."""
+def _keep_row(new: Tensor, value: Tensor, of_gradient: bool) -> None:
+    """Add a row behind the others, and remove the oldest one, if all values so far were finite."""
     keep = rows_in(new)
     if not keep:
         return
+
     begin = WATCHED + 2 * keep * of_gradient
     rows = new[begin : begin + 2 * keep]
     first_bad = new[FIRST_BAD_GRADIENT if of_gradient else FIRST_BAD]
@@ -414,11 +438,19 @@ def due_call(training: bool, every: int, state: Tensor) -> Any:
 
 
 def _begin(training: bool, state: Tensor, calls: bool) -> Tensor | None:
-    """Count a call by its mode if `calls`, and return where its measurements are added.
+    """Count a call by its mode, unless it is a gradient; return where to add the measurements.
 
-    A recomputation is not counted, and the result is None. On a CPU, the result is the state, or
-    None if the site is off. Other devices are not read. There the result is a copy, and `_end`
+    On a CPU, this is the state itself. Other devices are not read. There it is a copy, and `_end`
     writes it into the state if the site is on.
+
+    Args:
+        training: the mode of the layer.
+        state: the state, which is changed.
+        calls: True for a call of the layer, False for a gradient.
+
+    Returns:
+        The state or its copy. None if there is nothing to add: it is a call that a checkpoint
+        repeats or, on a CPU, the site is off.
     """
     if recomputes() and calls:
         return None
@@ -433,7 +465,7 @@ def _begin(training: bool, state: Tensor, calls: bool) -> Tensor | None:
 
 
 def _end(training: bool, state: Tensor, new: Tensor) -> None:
-    """Write the result of `_begin` into the state if the site is on, where it is a copy."""
+    """Write `new`, the result of `_begin`, into the state if it is a copy and the site is on."""
     if new is state:
         return
     on = state[int(training)] > 0
@@ -503,8 +535,18 @@ def add_statistics(
     """
     if recomputes() and calls:
         return
-    measured = _Measured(
-        x, mapped, batch, scale, training, calls, every, (first, last), state, alive, batches
+    measured = _MeasuredTensor(
+        x=x,
+        mapped=mapped,
+        batch=batch,
+        scale=scale,
+        training=training,
+        calls=calls,
+        every=every,
+        exponents=(first, last),
+        state=state,
+        alive=alive,
+        batches=batches,
     )
     if launch.takes(x):
         launch.or_else(measured.add_with_kernels, measured.add_with_torch)
@@ -513,8 +555,8 @@ def add_statistics(
 
 
 @dataclass(frozen=True)
-class _Measured:
-    """A tensor to add to statistics; the arguments of `add_statistics`."""
+class _MeasuredTensor:
+    """A tensor to add to statistics; its attributes are the arguments of `add_statistics`."""
 
     x: Tensor
     mapped: Tensor | None
@@ -535,18 +577,20 @@ class _Measured:
         mode = TRAINED if self.training else EVALUATED
         places = moments.Places(KEPT, ZEROS, BINS, mode, OFF, CALLS, ALL_VALUES)
         gate = moments.Gate(state, self.training, counts=self.calls, calls=CALLS, every=self.every)
-        on = state[int(self.training)] > 0
-        self._add_batch((state[CALLS] % self.every == 0) & on)
+        is_on = state[int(self.training)] > 0
+        due = (state[CALLS] % self.every == 0) & is_on
+        self._add_batch(due)
         if self.mapped is not None and self.alive is not None and self.mapped.numel():
             moments.alive(self.mapped, self.alive, 0.0, gate)
         # the last step, because it counts the call: the gate of each step reads this number
+        scale = 1.0 if self.scale is None else self.scale
         moments.measure(
             self.x,
             state[SUMS:],
             state[LARGEST],
             self.exponents,
             places,
-            1.0 if self.scale is None else self.scale,
+            scale,
             gate=gate,
         )
 
@@ -555,7 +599,8 @@ class _Measured:
         if new is None:
             return
 
-        due: Any = (new[CALLS] % self.every == 0) & (new[int(self.training)] > 0)
+        is_on = new[int(self.training)] > 0
+        due: Any = (new[CALLS] % self.every == 0) & is_on
         if self.x.device.type in READ:
             due = bool(due)
         if due is not False:
@@ -567,17 +612,19 @@ class _Measured:
 
     def _add_values(self, new: Tensor, due: Any) -> None:
         """Add moments and shares to a state, where the call is `due`."""
-        factor: Any = 1.0 if self.scale is None else self.scale.to(self.state.dtype)
+        scale: Any = 1.0 if self.scale is None else self.scale.to(self.state.dtype)
         edges = octaves(*self.exponents)
         before = new.clone()
-        named: dict[str, Any] = {
+
+        # the state of an eager observer, as views of the tensor
+        views: dict[str, Any] = {
             "sums": new[SUMS:],
             "largest": new[LARGEST],
             "all_values": 0,
         }
-        add_moments(named, self.x, factor)
-        add_shares(named, self.x.float() / factor, edges)
-        new[ALL_VALUES] += named["all_values"]
+        add_moments(views, self.x, scale)
+        add_shares(views, self.x.float() / scale, edges)
+        new[ALL_VALUES] += views["all_values"]  # a number, which is no view
         new.copy_(if_due(due, new, before))
 
     def _add_alive(self, due: Any) -> None:
@@ -598,11 +645,11 @@ def _note_alive(alive: Tensor, x: Tensor, zero: float, due: Any) -> None:
     """Note which channels of a call are alive, where the call is `due`."""
     if not x.numel() or (alive.device.type == "cpu" and bool(alive.all())):
         return
-    alive.copy_(if_due(due, alive | _lives(x, zero), alive))
+    alive.copy_(if_due(due, alive | _alive_in(x, zero), alive))
 
 
 def if_due(due: Any, new: Tensor, before: Tensor) -> Tensor:
-    """Return new values if the call is `due`, which is a tensor on devices other than a CPU."""
+    """Return the new values if the call is `due`, which is True or a tensor; else those before."""
     return new if due is True else torch.where(due, new, before)
 
 
@@ -668,7 +715,15 @@ def add_watched(
     """
     if recomputes():
         return
-    watched = _WatchedCall(tensors, given, mapped, training, bounds, state, alive)
+    watched = _WatchedCall(
+        tensors=tensors,
+        arguments=given,
+        mapped=mapped,
+        training=training,
+        bounds=bounds,
+        state=state,
+        alive=alive,
+    )
     if watched.kernels_take():
         launch.or_else(watched.add_with_kernels, watched.add_with_torch)
     else:
@@ -677,10 +732,10 @@ def add_watched(
 
 @dataclass(frozen=True)
 class _WatchedCall:
-    """A call that a Watchdog watches; the arguments of `add_watched`."""
+    """A call that a Watchdog watches; its attributes are the arguments of `add_watched`."""
 
     tensors: Sequence[Tensor]
-    given: Sequence[Tensor]
+    arguments: Sequence[Tensor]
     mapped: Tensor | None
     training: bool
     bounds: Sequence[float]
@@ -691,7 +746,7 @@ class _WatchedCall:
         """Return whether kernels are used for all tensors. The first one must have elements."""
         if not self.tensors or not self.tensors[0].numel():
             return False
-        seen = [x for x in (*self.tensors, *self.given) if x.numel()]
+        seen = [x for x in (*self.tensors, *self.arguments) if x.numel()]
         return _kernels_take(seen)
 
     def add_with_kernels(self) -> None:
@@ -701,7 +756,7 @@ class _WatchedCall:
             self.state, self.training, counts=True, calls=TURN, every=DISTANCE, planned=True
         )
         numbers = self.state[FOUND : FOUND + 3]
-        moments.largest_of_call(self.tensors, self.given, numbers, gate)
+        moments.largest_of_call(self.tensors, self.arguments, numbers, gate)
         near = near_bounds(self.tensors[0], *self.bounds) if self.bounds else None
         if self.mapped is not None and self.alive is not None:
             moments.alive(self.mapped, self.alive, TINY, gate)
@@ -725,7 +780,7 @@ class _WatchedCall:
         """Measure the call in a state, if the call is `due`."""
         before = new.clone()
         largest, positive = extremes(self.tensors, exact=rows_in(new) > 0)
-        _keep_row(new, False, largest)
+        _keep_row(new, largest, of_gradient=False)
         if positive is not None:
             self._note_bad(new, largest, positive)
         if self.tensors and self.tensors[0].numel():
@@ -735,17 +790,18 @@ class _WatchedCall:
 
     def _note_bad(self, new: Tensor, largest: Tensor, positive: Tensor) -> None:
         """Note whether a value is not finite, and whether the layer has made it."""
-        call = new[CALLS].clone()
-        never = torch.full_like(call, math.inf)
-        bad = ~(largest.to(new) < math.inf)
-        made = bad & (norm_of_arguments(self.given).to(new) < math.inf)
-        worse = ~(positive.to(new) < math.inf)
+        is_bad = ~(largest.to(new) < math.inf)
+        has_finite_arguments = norm_of_arguments(self.arguments).to(new) < math.inf
+        is_made = is_bad & has_finite_arguments
+        is_worse = ~(positive.to(new) < math.inf)
+        new[BAD_CALLS] += is_bad
 
-        new[BAD_CALLS] += bad
-        conditions = {FIRST_BAD: bad, FIRST_MADE: made, FIRST_WORSE: worse}
+        calls_before = new[CALLS].clone()
+        never = torch.full_like(calls_before, math.inf)
+        conditions = {FIRST_BAD: is_bad, FIRST_MADE: is_made, FIRST_WORSE: is_worse}
         for place, holds in conditions.items():
-            time = torch.where(holds, call, never)
-            new[place] = torch.minimum(new[place], time)
+            number = torch.where(holds, calls_before, never)
+            new[place] = torch.minimum(new[place], number)
 
     def _note_values(self, new: Tensor, due: Any) -> None:
         """Note the share of saturated values, and which channels are alive."""
@@ -811,14 +867,14 @@ def _measure_gradient(grad: Tensor, scale: Tensor | None, new: Tensor, due: Any)
     norm = norm_of(grad).to(new)
     if scale is not None:
         norm = norm / scale.to(new)
-    _keep_row(new, True, norm)
-    finite = norm < math.inf
-    new[GRADIENT_NORM] += torch.where(finite, norm, 0.0)
+    _keep_row(new, norm, of_gradient=True)
 
-    time = new[SEEN_GRADIENTS].clone()
-    never = torch.full_like(time, math.inf)
-    first = torch.where(finite, never, time)
-    new[FIRST_BAD_GRADIENT] = torch.minimum(new[FIRST_BAD_GRADIENT], first)
+    is_finite = norm < math.inf
+    new[GRADIENT_NORM] += torch.where(is_finite, norm, 0.0)
+    gradients_before = new[SEEN_GRADIENTS].clone()
+    never = torch.full_like(gradients_before, math.inf)
+    number = torch.where(is_finite, never, gradients_before)
+    new[FIRST_BAD_GRADIENT] = torch.minimum(new[FIRST_BAD_GRADIENT], number)
     new[GRADIENTS] += 1
     new.copy_(if_due(due, new, before))
 
@@ -848,17 +904,17 @@ def add_measured_gradient(
     """Add a gradient to statistics in compiled code; see `add_statistics`."""
     add_statistics(
         grad,
-        None,
-        None,
+        None,  # mapped
+        None,  # batch
         scale,
         training,
-        False,
+        False,  # it is no call
         every,
         first,
         last,
         _changed_unseen(state),
-        None,
-        None,
+        None,  # alive
+        None,  # batches
     )
 
 

@@ -7,10 +7,13 @@ A *memory* is a tensor with a row of numbers for each norm. Each function return
 new memory, and changes nothing. A row of zeros, as `new_memory` makes it, has seen no norm yet.
 
     adagc        mean of the norms after clipping, number of norms
-    zclip        mean of the norms after clipping, their variance, number of norms
-    skip_update  mean of the norms up to the bound, their variance, number of norms
+    zclip        mean of the norms after clipping by `z`, their variance, number of norms
+    skip_update  mean of the norms, each at most the bound of `z`, their variance, number of norms
 
-Norms that are not finite are never remembered. `adagc` also leaves norms of 0 out, because a mean
+The option `max_norm` of `zclip` and `skip_update` does not change what is remembered.
+
+Norms that are not finite are never remembered. If one norm is not finite, `adagc` remembers no norm
+of this update, because the common norm is not finite. It also leaves norms of 0 out, because a mean
 of 0 would be a bound of 0 for ever. The first gradient of a low-rank adapter is 0, for example.
 
 On a GPU, one kernel of `kernels.memory` does the same, unless a bound is in a tensor.
@@ -55,7 +58,7 @@ def _check(decay: float, warmup: int, **bounds: Bound | None) -> None:
             as_number(name, bound, allowed=POSITIVE)
 
 
-def _with_either(
+def _by_kernel_or_torch(
     with_kernel: Callable[[], Remembered],
     with_torch: Callable[[], Remembered],
     norms: Tensor,
@@ -116,7 +119,7 @@ def adagc(
     Args:
         norms: the norm of the gradient of each parameter, (N,) in float64.
         memory: the memory before this update, (N, 2); see `new_memory`.
-        ratio: largest ratio of a norm and its average, a number > 0.
+        ratio: largest ratio of a norm to its average, a number > 0.
         max_norm: largest common norm in the first updates, a number > 0.
         decay: weight of the old average, in [0, 1).
         warmup: number of the first updates, at least 1.
@@ -138,26 +141,29 @@ def adagc(
     def with_torch() -> Remembered:
         return _adagc(norms, memory, ratio, max_norm, decay, warmup)
 
-    return _with_either(with_kernel, with_torch, norms, memory, ratio, max_norm)
+    return _by_kernel_or_torch(with_kernel, with_torch, norms, memory, ratio, max_norm)
 
 
 def _adagc(
     norms: Tensor, memory: Tensor, ratio: Bound, max_norm: Bound, decay: float, warmup: int
 ) -> Remembered:
-    """The same as `adagc`, in torch operations."""
+    """Do the work of `adagc` in torch operations."""
     mean, number = memory.unbind(1)
     common = torch.linalg.vector_norm(norms)
-    begins = number < warmup
+    is_finite = common < math.inf  # False for NaN, too
+    warms_up = number < warmup
 
     factor = torch.where(common > max_norm, max_norm / common, 1.0)
-    factor = torch.where(common < math.inf, factor, 1.0)  # norms are finite if below Inf
-    bounds = torch.where(begins, norms * factor, ratio * mean)
+    factor = torch.where(is_finite, factor, 1.0)
+    bounds = torch.where(warms_up, norms * factor, ratio * mean)
 
     clipped = torch.minimum(norms, bounds)
     smallest = torch.where(number > 0, torch.minimum(mean, clipped), clipped)
     average = decay * mean + (1 - decay) * clipped
-    new = torch.stack([torch.where(begins, smallest, average), number + 1], dim=1)
-    is_remembered = (common < math.inf) & (norms > 0)
+    new_mean = torch.where(warms_up, smallest, average)
+    new = torch.stack([new_mean, number + 1], dim=1)
+
+    is_remembered = is_finite & (norms > 0)
     return bounds, torch.where(is_remembered.unsqueeze(1), new, memory)
 
 
@@ -207,13 +213,13 @@ def zclip(
     def with_torch() -> Remembered:
         return _zclip(norms, memory, z, max_norm, decay, warmup)
 
-    return _with_either(with_kernel, with_torch, norms, memory, z, max_norm)
+    return _by_kernel_or_torch(with_kernel, with_torch, norms, memory, z, max_norm)
 
 
 def _zclip(
     norms: Tensor, memory: Tensor, z: Bound, max_norm: Bound | None, decay: float, warmup: int
 ) -> Remembered:
-    """The same as `zclip`, in torch operations."""
+    """Do the work of `zclip` in torch operations."""
     mean, variance, number = memory.unbind(1)
     deviation = variance.sqrt()
     score = (norms - mean) / (deviation + _EPS)
@@ -222,6 +228,7 @@ def _zclip(
     lowered = mean + z * deviation * (z / score)
     bounds = torch.where(is_high, lowered, math.inf)
     new = _with_norms(memory, norms, bounds, decay, warmup)
+
     if max_norm is not None:
         bounds = bounds.clamp(max=max_norm)
     return bounds, new
@@ -269,7 +276,7 @@ def skip_update(
     def with_torch() -> Remembered:
         return _skip_update(norms, memory, max_norm, z, decay, warmup)
 
-    return _with_either(with_kernel, with_torch, norms, memory, z, max_norm)
+    return _by_kernel_or_torch(with_kernel, with_torch, norms, memory, z, max_norm)
 
 
 def _skip_update(
@@ -280,7 +287,7 @@ def _skip_update(
     decay: float,
     warmup: int,
 ) -> Remembered:
-    """The same as `skip_update`, in torch operations."""
+    """Do the work of `skip_update` in torch operations."""
     mean, variance, number = memory.unbind(1)
     limit = torch.full_like(norms, math.inf)
     if z is not None:
@@ -290,25 +297,28 @@ def _skip_update(
     is_usual = (norms < math.inf) & (norms <= limit)
     if max_norm is not None:
         is_usual = is_usual & (norms <= max_norm)
-    return ~is_usual, _with_norms(memory, norms, limit, decay, warmup)
+
+    new = _with_norms(memory, norms, limit, decay, warmup)
+    return ~is_usual, new
 
 
 def _with_norms(memory: Tensor, norms: Tensor, limits: Tensor, decay: float, warmup: int) -> Tensor:
-    """Return the memory with one more norm, or its limit, in each moving mean and variance.
+    """Return the memory with one more norm in each moving mean and variance.
 
-    In the first `warmup` updates, the mean and the variance are exact.
+    A norm above its limit counts as the limit. In the first `warmup` updates, the mean and the
+    variance are exact.
     """
     is_remembered = norms < math.inf
     norms = torch.minimum(norms, limits)
     mean, variance, number = memory.unbind(1)
     count = number + 1
-    begins = number < warmup
+    warms_up = number < warmup
 
-    weight = torch.where(begins, 1 / count, 1 - decay)  # the weight of the new norm
+    weight = torch.where(warms_up, 1 / count, 1 - decay)  # the weight of the new norm
     change = norms - mean
     new_mean = mean + weight * change
     distance = norms - new_mean
-    square = torch.where(begins, change, distance) * distance
+    square = torch.where(warms_up, change, distance) * distance  # first Welford's algorithm
     new_variance = variance + weight * (square - variance)
 
     new = torch.stack([new_mean, new_variance, count], dim=1)

@@ -1,9 +1,10 @@
 """Drops blocks, and whole channels and samples, of large tensors on the CPU in eager mode.
 
-``dropblock`` and ``dropout`` use this form if `takes` accepts the tensor.
+``dropblock`` and ``dropout`` use this *sparse form* if `takes` accepts the tensor. They draw once
+with `Blocks.draw` or `draw_units`, and hand the result to `drop_drawn`.
 
 Few positions begin a block, so the gaps between them are drawn instead of a number for each
-position.
+position. Places in a tensor are numbered in the order of its memory.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ LEAST = {
     "blocks": 2**17,
     "units": 2**18,
 }
-"""The elements of a tensor from which the sparse form is faster."""
+"""The number of elements of a tensor from which on the sparse form is faster."""
 _CPU = torch.device("cpu")
 _FREQUENT = 0.4  # from this chance on, one draw for each position is faster than one for each gap
-_LONG = 64  # contiguous elements; it is fast to write at least as many
-_PER_START = 32  # with at least as many elements for each block, starts of blocks are stored
+_LONG_SIDE = 64  # elements; it is fast to write a side of a block with at least as many
+_ELEMENTS_PER_START = 32  # with at least as many elements for each block, starts are stored
 _PIECE = 2**17  # elements that stay in the cache
-_ROWS = 2**16  # rows that are written at once
-_SHORT = 4096  # elements of a row; longer rows are slower to gather than to pass over
+_ROWS_AT_ONCE = 2**16  # rows that are written by one operator
+_SHORT_ROW = 4096  # elements; longer rows are slower to gather than to pass over
 
 
 def takes(x: Tensor, what: str = "blocks") -> bool:
@@ -47,7 +48,10 @@ def takes(x: Tensor, what: str = "blocks") -> bool:
 
 
 def draw_positions(total: int, chance: float, generator: Generator) -> Tensor:
-    """Draw some of the numbers 0 to total - 1, each with this chance; in rising order, int64."""
+    """Draw some of the numbers 0 to total - 1, each with this chance.
+
+    Returns them in rising order, as int64.
+    """
     if not 0.0 < chance < _FREQUENT:
         mask = bernoulli((total,), chance, _CPU, generator)
         return mask.nonzero().view(-1)
@@ -76,10 +80,8 @@ def draw_positions(total: int, chance: float, generator: Generator) -> Tensor:
         last = positions[-1].item()
         parts.append(positions)
 
-    drawn = parts[0]
-    if len(parts) > 1:
-        drawn = torch.cat(parts)
-    end = torch.searchsorted(drawn, total)
+    drawn = parts[0] if len(parts) == 1 else torch.cat(parts)
+    end = torch.searchsorted(drawn, total)  # the last positions are beyond the total
     inside = drawn[: int(end)]
     return inside.to(torch.int64)
 
@@ -95,7 +97,11 @@ def draw_units(shape: Sizes, chance: float, generator: Generator) -> Tensor:
 
 
 def grow(mask: Tensor, edges: Sizes, first: int = 0) -> Tensor:
-    """Take the OR over windows by doubling. Each axis from `first` on gets edge - 1 shorter."""
+    """Return for each window of a mask whether a position in it is True.
+
+    The edges are those of a window, for the axes from `first` on. These axes become edge - 1
+    shorter. The windows are doubled until they have these edges. Masks of bits work, too.
+    """
     for axis, edge in enumerate(edges, start=first):
         width = 1
         while width < edge:
@@ -128,7 +134,7 @@ def _count_bits(words: Tensor) -> int:
 
 
 def _zero_dropped(x: Tensor, kept: Tensor) -> None:
-    """Write 0 into `x` where `kept`, of the same type, is 0, also over Inf and NaN.
+    """Write 0 into `x` where `kept` is 0, also over Inf and NaN. Both have the same type.
 
     The backward of a threshold does this. Unlike ``masked_fill_``, it is vectorized.
     """
@@ -173,9 +179,9 @@ def _offsets(positions: Tensor, sizes: Sizes, strides: Sizes) -> Tensor:
     below = sizes[inner]  # the number of positions in one step of the axis
 
     for axis in reversed(outer):
-        # one step of this axis should move the offset by its stride, but moves it by `counted`
-        counted = sizes[inner] * strides[inner]
-        correction = strides[axis] - counted
+        # one step of this axis should add its stride, but has added that of all inner steps
+        added = sizes[inner] * strides[inner]
+        correction = strides[axis] - added
         if correction and below < total:
             steps = torch.div(positions, below, rounding_mode="floor")
             offsets = offsets.add(steps, alpha=correction)
@@ -302,25 +308,25 @@ class Blocks:
             return in_memory.view(torch.uint8)
 
         starts = self._draw_starts(chance, generator)
-        if not self._is_written_alone(starts):
+        if not self._writes_each_block(starts):
             return self._kept(starts)
-        if _PER_START * len(starts) > self.numel:
+        if _ELEMENTS_PER_START * len(starts) > self.numel:
             return self._kept(starts)
         if self.numel < 2**31:
             return starts.to(torch.int32)
         return starts
 
-    def _is_written_alone(self, starts: Tensor) -> bool:
-        """Return whether to write each block is faster than a pass over all elements."""
+    def _writes_each_block(self, starts: Tensor) -> bool:
+        """Return whether writing each block is faster than a pass over all elements."""
         longest = self.sides[0]
-        if longest.edge >= _LONG:
+        if longest.edge >= _LONG_SIDE:
             return True
 
-        most = 0.2  # as a share of the elements
+        largest_share = 0.2
         if longest.stride == 1:
-            most = 1.5
+            largest_share = 1.5
         written = len(starts) * self.area
-        return written <= most * self.numel
+        return written <= largest_share * self.numel
 
     def _draw_starts(self, chance: float, generator: Generator) -> Tensor:
         """Return the places in memory where blocks begin."""
@@ -330,7 +336,7 @@ class Blocks:
         return _offsets(positions, places, self._strides_of_x)
 
     def _cut_out(self, larger: Blocks, drawn: Tensor) -> Tensor:
-        """Return for each element in memory whether it is kept, from blocks of a larger map."""
+        """Return for each element in memory whether it is kept, from blocks of the larger map."""
         flat = larger._as_kept(drawn)
         kept = flat.view(larger.shape)
         for axis, edge in enumerate(self.edges):
@@ -357,8 +363,8 @@ class Blocks:
     def drop(self, x: Tensor, scale: float | None, drawn: Tensor) -> Tensor:
         """Return ``x * scale`` with 0 in the dropped blocks; `x` may have any memory format."""
         y = scaled(x, scale)
-        laid = y.permute(self.order)
-        flat = laid.contiguous().view(-1)
+        in_memory_order = y.permute(self.order)
+        flat = in_memory_order.contiguous().view(-1)
 
         if drawn.dtype is torch.uint8:
             _zero_dropped_in_pieces(flat, drawn)
@@ -366,20 +372,21 @@ class Blocks:
             starts = drawn.to(torch.int64)
             self._zero_blocks(flat, starts)
 
-        if not laid.is_contiguous():  # then `flat` is a copy
+        if not in_memory_order.is_contiguous():  # then `flat` is a copy
             result = flat.view(self.shape)
-            laid.copy_(result)
+            in_memory_order.copy_(result)
         return y
 
     def keep(self, noise: Tensor, drawn: Tensor) -> Tensor:
-        """Write 0 into a tensor outside of the blocks; return the tensor."""
+        """Keep the noise in the blocks, and write 0 elsewhere; return the changed tensor."""
         outside = ~self.mask(drawn)
         return noise.masked_fill_(outside, 0.0)
 
     def _zero_blocks(self, flat: Tensor, starts: Tensor) -> None:
         """Write 0 into the blocks that begin at these places of a tensor in the order of memory.
 
-        The longest side of a block is a row of a view with overlapping rows.
+        A view has a row for each place: the longest side of a block that begins there. Its rows
+        overlap. A block is several of these rows.
         """
         longest, *others = self.sides
         last = (longest.edge - 1) * longest.stride
@@ -393,7 +400,7 @@ class Blocks:
             steps = torch.arange(0, side.reach, side.stride, device="cpu")
             offsets = _sums_of_pairs(offsets, steps)
 
-        blocks_at_once = _ROWS // len(offsets)
+        blocks_at_once = _ROWS_AT_ONCE // len(offsets)
         for some_starts in torch.split(starts, max(1, blocks_at_once)):
             indices = _sums_of_pairs(some_starts, offsets)
             rows.index_fill_(0, indices, 0)
@@ -414,14 +421,15 @@ class Blocks:
     def _count_covered(self, starts: Tensor) -> int:
         """Return the number of elements in the blocks that begin at these places in memory.
 
-        The bit of each start is set, and the bits grow to blocks.
+        Blocks may overlap. So the bit of each start is set, the bits grow to blocks, and are
+        counted. Along an axis that a block covers entirely, one bit stands for all elements.
         """
         places = _places(self.shape, self.edges)
         overlapping = []
-        covered = 1  # the elements along axes that a block covers entirely, which have one bit
+        elements_per_bit = 1
         for axis, edge in enumerate(self.edges):
             if places[axis] == 1:
-                covered *= edge
+                elements_per_bit *= edge
             elif edge > 1:
                 overlapping.append(axis)
         if not overlapping:
@@ -430,14 +438,14 @@ class Blocks:
         bits = self._bits_of(starts, overlapping)
         edges = [self.edges[axis] for axis in overlapping]
         grown = grow(bits, edges)
-        return _count_bits(grown) * covered
+        return _count_bits(grown) * elements_per_bit
 
     def _bits_of(self, starts: Tensor, overlapping: Sizes) -> Tensor:
-        """Return words with the bits of the starts; the last axis has the words of a row.
+        """Return words with the bits of the starts.
 
-        Along an axis where the edge is 1, blocks do not overlap: 64 of its elements make a word.
-        There is a row for each place on the axes where blocks overlap, with a border that growing
-        removes.
+        The last axis of the result has the words of a row. A row holds the elements of all axes
+        where the edge is 1, which blocks can't overlap along: 64 of them make a word. The other
+        axes of the result are those where blocks overlap. They have a border that growing removes.
         """
         packed = []
         bits_of_row = 1
@@ -459,20 +467,20 @@ class Blocks:
             strides.append(stride)
 
         border = 0
-        rows = []
+        sizes = []
         for axis in overlapping:
             edge = self.edges[axis]
             border += (edge - 1) * strides[axis]
-            rows.append(bordered[axis])
+            sizes.append(bordered[axis])
         bits = _offsets(starts, self.shape, strides)
         bits = bits + border
 
-        number_of_words = math.prod(rows) * words
+        number_of_words = math.prod(sizes) * words
         masks = torch.zeros(number_of_words, dtype=torch.int64, device="cpu")
-        places = bits & 63
-        values = torch.ones_like(bits) << places
-        masks.index_add_(0, bits >> 6, values)
-        return masks.view(*rows, words)
+        places_in_word = bits & 63
+        values = torch.ones_like(bits) << places_in_word
+        masks.index_add_(0, bits >> 6, values)  # each bit comes once, so a sum is an OR
+        return masks.view(*sizes, words)
 
 
 class UnitMask(Mask):
@@ -481,7 +489,7 @@ class UnitMask(Mask):
     def drop(self, x: Tensor, scale: Any, drawn: Tensor) -> Tensor:
         if x.dtype is torch.float32 and x.is_contiguous():
             rows = _rows(x, drawn)
-            if rows is not None and rows.shape[1] <= _SHORT:
+            if rows is not None and rows.shape[1] <= _SHORT_ROW:
                 flat = drawn.view(-1)
                 gathered = _gather_kept(rows, scale, flat)
                 return gathered.resize_(x.shape)  # not a view
@@ -501,12 +509,13 @@ class UnitMask(Mask):
 def _gather_kept(rows: Tensor, scale: float | None, dropped: Tensor) -> Tensor:
     """Return ``rows * scale`` with 0 in the dropped rows, which are never read.
 
-    The rows are summed in bags. A bag holds one kept row, or no row, so that its sum is 0.
+    The rows are summed in bags, one for each row of the result. A bag holds the row if it is kept,
+    or no row, so that its sum is 0.
     """
     kept = ~dropped
     chosen = kept.nonzero().view(-1)
     ends = kept.cumsum(0)
-    starts = ends - kept.to(torch.int64)
+    starts = ends - kept.to(torch.int64)  # where each bag begins in `chosen`
     factor = 1.0 if scale is None else scale
     weights = rows.new_full(chosen.shape, factor)
     sums: Tensor
@@ -525,19 +534,19 @@ def _gather_kept(rows: Tensor, scale: float | None, dropped: Tensor) -> Tensor:
 def _rows(y: Tensor, mask: Tensor) -> Tensor | None:
     """Return the units as rows of a matrix; None if memory has another order than `mask`."""
     order = _order_in_memory(y)
-    decided = []
+    axes_of_units = []
     for axis, size in enumerate(mask.shape):
         if size > 1:
-            decided.append(axis)
-    outermost = order[: len(decided)]
-    if outermost != decided:
+            axes_of_units.append(axis)
+    outermost = order[: len(axes_of_units)]
+    if outermost != axes_of_units:
         return None
 
-    laid = y.permute(order)
-    if not laid.is_contiguous():
+    in_memory_order = y.permute(order)
+    if not in_memory_order.is_contiguous():
         return None
     units = mask.numel()
-    return laid.view(units, -1)
+    return in_memory_order.view(units, -1)
 
 
 class _Drop(torch.autograd.Function):
@@ -570,7 +579,12 @@ class _Drop(torch.autograd.Function):
 def drop_drawn(x: Tensor, scale: float | Tensor | None, places: Any, drawn: Tensor) -> Tensor:
     """Return ``x * scale`` with 0 in the dropped places.
 
-    The backward of a plain `Mask` is torch's own.
+    Args:
+        x: the tensor.
+        scale: the factor of the kept elements.
+        places: an object whose `drop` knows what `drawn` means, such as `Blocks` or a `Mask`. The
+            backward of a plain `Mask` is torch's own.
+        drawn: the blocks, units or elements that were drawn.
     """
     y: Tensor
     if type(places) is Mask:

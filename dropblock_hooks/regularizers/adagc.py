@@ -26,7 +26,7 @@ class AdaGC(WithMemory):
         >>> spec = {"param:**": AdaGC(1.05)}
 
     Args:
-        ratio: largest ratio of a norm and its average, a number > 0 or a schedule.
+        ratio: largest ratio of a norm to its average, a number > 0 or a schedule.
         max_norm: largest norm over all parameters in the first `warmup` updates, a number > 0 or a
             schedule.
         at: ``"output"``; no other value is allowed.

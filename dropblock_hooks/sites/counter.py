@@ -1,14 +1,16 @@
 """Counts that only grow, snapshots of them, and windows between two snapshots.
 
-Each site has a `Counter`, and the `Run` has one for the forwards of the model. `LiveSite` counts
-calls in the attributes of its counter, and `perform` adds the elements with `Counter.add`.
-`Run.close_window` closes the windows when an epoch ends.
+Each site has a `Counter`, `LiveSite.tally`. The `Run` has another one for the forwards of the
+model. `LiveSite` counts calls in the attributes of its counter, and `perform` adds the elements
+with `Counter.add`. `Run.close_window` closes the windows when an epoch ends.
 
-The norms of gradients are counted in a histogram. It is one tensor with the sum of the norms, the
-number of norms in each bin, the largest norm of all and the largest one since the window began. A
-bin covers a quarter of an octave (a factor of two), from 2**-64 to 2**64. A quantile is found by
-interpolation in a bin, so its relative error is below 19 %. In quantiles, smaller norms and
-negative values of a penalty count as 0.
+The norms of gradients are counted in a histogram. It is one tensor:
+
+    [sum of the norms, bin 0, bin 1, ..., bin 513, largest norm of all, largest norm in the window]
+
+Bin 0 counts norms below 2**-64, and negative values of a penalty. In quantiles, they are 0. The
+next 512 bins cover a quarter of an octave each. An octave is a factor of two. Bin 513 counts norms
+from 2**64 on. A quantile is found by interpolation in a bin, so its relative error is below 19 %.
 """
 
 from __future__ import annotations
@@ -25,12 +27,12 @@ from ..checks import PROBABILITY, as_number
 from ..functional.cells import LARGEST, norms_together, size_of, with_largest
 from ..functional.masks import wide_dtype
 
-_PER_OCTAVE = 4
-_ONE = 257  # the bin that begins at a norm of 1; zeros are in bin 0
-_LAST = 513
-HISTOGRAM_LENGTH = 1 + _LAST + 1 + LARGEST  # the sum of the norms, the bins, and the largest norms
-_MOST_TENSORS = 64  # so many tensors are added up at a time, because launches take most of the time
-_MANY_NORMS = 2**20  # as soon as so many norms of several counters wait, they are added up
+_BINS_PER_OCTAVE = 4
+_BIN_OF_ONE = 257  # the bin that begins at a norm of 1
+_LAST_BIN = 513
+HISTOGRAM_LENGTH = 1 + (_LAST_BIN + 1) + LARGEST  # the sum, the bins, and the two largest norms
+_MOST_WAITING = 64  # tensors that wait to be added up together, because each launch takes time
+_MOST_WAITING_NORMS = 2**20  # norms of several counters that wait, which bounds their memory
 
 
 class Norms:
@@ -55,7 +57,9 @@ class Norms:
     """
 
     def __init__(self, histogram: Tensor | None) -> None:
-        values = [0.0] * HISTOGRAM_LENGTH if histogram is None else histogram.tolist()
+        values = [0.0] * HISTOGRAM_LENGTH
+        if histogram is not None:
+            values = histogram.tolist()
         self._bins: list[float] = values[1:-LARGEST]
         self.count = round(sum(self._bins))
         self.mean: float | None = None
@@ -83,20 +87,26 @@ class Norms:
         rank = max(1, math.ceil(not_above))
         if rank == self.count:
             return self.largest
-        for at, number in enumerate(self._bins):
+        for place, number in enumerate(self._bins):
             if rank <= number:
-                return self._in_bin(at, (rank - 0.5) / number)
+                share = (rank - 0.5) / number
+                return self._in_bin(place, share)
             rank -= round(number)
         return self.largest
 
-    def _in_bin(self, at: int, share: float) -> float:
-        """Interpolate in a bin, as if the logarithms of its norms were evenly spaced."""
-        if at == 0:
+    def _in_bin(self, place: int, share: float) -> float:
+        """Interpolate in a bin, as if the logarithms of its norms were evenly spaced.
+
+        Args:
+            place: the number of the bin.
+            share: the share of its norms that are smaller.
+        """
+        if place == 0:
             return 0.0
-        octave = (at - _ONE) / _PER_OCTAVE
+        octave = (place - _BIN_OF_ONE) / _BINS_PER_OCTAVE
         lower = 2**octave
-        upper = 2 ** (octave + 1 / _PER_OCTAVE)
-        if self.largest is not None and (at == _LAST or self.largest < upper):
+        upper = 2 ** (octave + 1 / _BINS_PER_OCTAVE)
+        if self.largest is not None and (place == _LAST_BIN or self.largest < upper):
             upper = max(lower, self.largest)
         return float(lower * (upper / lower) ** share)
 
@@ -107,9 +117,9 @@ class Norms:
 def with_norms(histogram: Tensor, norms: Tensor) -> Tensor:
     """Return a histogram with more norms. Norms that are not finite are left out."""
     flat = norms.reshape(-1).to(histogram.dtype)
-    norms, finite, places = _binned(flat)
+    norms, ones, places = _binned(flat)
     place_of_sum = torch.zeros_like(places)
-    histogram = histogram.index_add(0, places, finite)
+    histogram = histogram.index_add(0, places, ones)
     histogram = histogram.index_add(0, place_of_sum, norms)
     if not norms.numel():
         return histogram
@@ -125,10 +135,11 @@ def with_norms_of_several(histograms: Tensor, norms: Tensor, owners: Tensor) -> 
         owners: the row of each norm.
     """
     width = histograms.shape[1]
-    norms, finite, places = _binned(norms.to(histograms.dtype))
-    first = owners * width
+    norms, ones, places = _binned(norms.to(histograms.dtype))
+
+    first = owners * width  # where the histogram of each norm begins
     flat = histograms.reshape(-1)
-    flat = flat.index_add(0, first + places, finite)
+    flat = flat.index_add(0, first + places, ones)
     flat = flat.index_add(0, first, norms)
     for place in range(width - LARGEST, width):
         flat = flat.scatter_reduce(0, first + place, norms, "amax")
@@ -141,15 +152,16 @@ def _binned(norms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     Returns the norms, with 0 where they are not finite; 1 for each finite norm and 0 for others;
     and the place of the bin of each norm in the histogram.
     """
-    finite = norms.abs() < float("inf")  # False for NaN, too
-    norms = norms.where(finite, 0.0)
-    octaves = norms.clamp(min=0.0).log2() * _PER_OCTAVE + _ONE  # -inf for a norm of 0
-    bins = octaves.clamp(0, _LAST).long()
+    is_finite = norms.abs() < math.inf  # False for NaN, too
+    norms = norms.where(is_finite, 0.0)
+    octaves = norms.clamp(min=0.0).log2() * _BINS_PER_OCTAVE + _BIN_OF_ONE  # -inf for a norm of 0
+    bins = octaves.clamp(0, _LAST_BIN).long()
     places = bins + 1  # behind the sum
-    return norms, finite.to(norms.dtype), places
+    ones = is_finite.to(norms.dtype)
+    return norms, ones, places
 
 
-def _together(tensors: Sequence[Tensor]) -> Tensor:
+def _in_one_row(tensors: Sequence[Tensor]) -> Tensor:
     """Return all values of tensors in one row, on the device of the last tensor."""
     device = tensors[-1].device
     return torch.cat([x.to(device).reshape(-1) for x in tensors])
@@ -165,13 +177,13 @@ def has_data(x: Any) -> bool:
 
 
 class Snapshot(NamedTuple):
-    """The totals of a counter at a moment, or their growth between two moments."""
+    """The totals of a counter at one moment, or how much they grew between two moments."""
 
     evaluated: int = 0  # calls of the layer in evaluation mode
     trained: int = 0  # calls in training mode
-    active: int = 0  # calls in which the regularizer was active; for gradients, their number
+    active: int = 0  # calls in which the regularizer acted; for gradients, the gradients it saw
     off: int = 0  # calls in training mode while the attachment was switched off
-    failed: int = 0  # of the `Run`: training forwards of the model that raised an error
+    failed: int = 0  # training forwards of the model that raised an error; 0 for a site
     affected: Any = 0  # elements that were dropped or changed; a tensor until it is read
     total: int = 0  # elements that passed
     expected: float = 0.0  # the sum of the nominal rates over these elements
@@ -211,17 +223,24 @@ class Snapshot(NamedTuple):
             histogram=self._histogram_with(other.histogram, sign),
         )
 
-    def _histogram_with(self, others: Tensor | None, sign: int) -> Tensor | None:
-        """Return the sum of two histograms; with a negative sign, their difference."""
-        own = self.histogram
-        if own is None or others is None:
-            return others if own is None else own
-        others = others.to(own.device)
+    def _histogram_with(self, other: Tensor | None, sign: int) -> Tensor | None:
+        """Return the sum of this histogram and another one; with a negative sign, the difference.
+
+        The difference is the histogram of a window. In it, both largest norms are that of the
+        window.
+        """
+        histogram = self.histogram
+        if histogram is None:
+            return other
+        if other is None:
+            return histogram
+
+        other = other.to(histogram.device)
         if sign > 0:
-            return norms_together(own, others)
-        grown = own - others
-        grown[-LARGEST:] = own[-1]  # both are the largest norm since the window began
-        return grown
+            return norms_together(histogram, other)
+        difference = histogram - other
+        difference[-LARGEST:] = histogram[-1]
+        return difference
 
     def read(self) -> Snapshot:
         """Return the same counts with numbers instead of tensors. This waits for the device."""
@@ -230,7 +249,10 @@ class Snapshot(NamedTuple):
 
 
 class Counter:
-    """The counts of a site. Tensors are never changed in place, because snapshots hold them."""
+    """The totals of a site, and the window that is open.
+
+    Tensors are never changed in place, because snapshots hold them.
+    """
 
     def __init__(self) -> None:
         self.evaluated = 0
@@ -242,9 +264,9 @@ class Counter:
         self.total = 0
         self.expected = 0.0
         self.histogram: Tensor | None = None
-        self._numbers: list[Tensor] = []  # numbers of elements that are not in `affected` yet
-        self._norms: list[Tensor] = []  # norms that are not in the histogram yet
-        self.joint: JointCounts | None = None  # the counts that are shared with other counters
+        self._waiting_affected: list[Tensor] = []  # not in `affected` yet
+        self._waiting_norms: list[Tensor] = []  # not in `histogram` yet
+        self.joint: JointCounts | None = None  # which may hold counts of this counter
         self.map_size: tuple[int, ...] | None = None  # the spatial size of the last tensor
         self.map_varies = False  # whether a tensor of another size came before
         self._begun = Snapshot()  # the totals when the open window began
@@ -260,8 +282,8 @@ class Counter:
         """Add one active call.
 
         Args:
-            affected: how many elements were changed: an integer or a tensor. For None, or a tensor
-                without numbers, elements and norms are not counted.
+            affected: how many elements were changed: an integer or a tensor. If it is None, or a
+                tensor without numbers, only the call is counted, without elements and norms.
             total: the number of elements.
             rate: the nominal rate.
             size: the spatial size of the tensor; None without a map.
@@ -276,25 +298,28 @@ class Counter:
         if isinstance(affected, int):
             self.affected = self.affected + affected
         elif has_data(affected):
-            self._numbers.append(affected.detach() if affected.requires_grad else affected)
+            self._waiting_affected.append(affected.detach() if affected.requires_grad else affected)
         else:
             return
         if type(norms) is Tensor and not norms.is_meta:  # other tensors have no numbers
-            self._norms.append(norms.detach() if norms.requires_grad else norms)
-        if len(self._numbers) >= _MOST_TENSORS or len(self._norms) >= _MOST_TENSORS:
+            self._waiting_norms.append(norms.detach() if norms.requires_grad else norms)
+        if (
+            len(self._waiting_affected) >= _MOST_WAITING
+            or len(self._waiting_norms) >= _MOST_WAITING
+        ):
             self._add_up()
         self.total += total
         self.expected += rate * total
 
     def add_joint(self, affected: Tensor, histogram: Tensor | None) -> None:
-        """Add the elements and the histogram of this counter from its `JointCounts`."""
-        self._numbers.append(affected)
+        """Add the changed elements and the histogram that its `JointCounts` has collected."""
+        self._waiting_affected.append(affected)
         self._add_up()
         if histogram is not None:
             self._add_histogram(histogram.clone())  # it is a view of the histograms of all
 
     def settle(self) -> None:
-        """Take over the numbers of its `JointCounts`."""
+        """Let its `JointCounts` hand over the counts that it holds."""
         if self.joint is not None:
             self.joint.settle()
 
@@ -332,29 +357,29 @@ class Counter:
         self.histogram = histogram
 
     def _begin_largest(self) -> None:
-        """Begin the largest norm of a window anew."""
+        """Set the largest norm of the window to 0, because a new window begins."""
         if self.histogram is not None:
             self.histogram = self.histogram.clone()
             self.histogram[-1].zero_()  # an assigned number would be copied to a GPU, which waits
 
     def _add_up(self) -> None:
         """Add up the waiting numbers and norms, with a constant number of kernels."""
-        if self._numbers:
-            numbers = _together(self._numbers).sum()
-            self._numbers = []
-            if isinstance(self.affected, Tensor):  # a model may have moved
-                numbers = self.affected.to(numbers.device) + numbers
-            else:
-                numbers = numbers + self.affected
-            self.affected = numbers
-        if self._norms:
-            norms = _together(self._norms)
-            self._norms = []
+        if self._waiting_affected:
+            added = _in_one_row(self._waiting_affected).sum()
+            self._waiting_affected = []
+            before = self.affected
+            if isinstance(before, Tensor):
+                before = before.to(added.device)  # the model may have moved
+            self.affected = added + before
+
+        if self._waiting_norms:
+            norms = _in_one_row(self._waiting_norms)
+            self._waiting_norms = []
             norms = norms.to(wide_dtype(norms.device))
-            before = norms.new_zeros(HISTOGRAM_LENGTH)
+            histogram = norms.new_zeros(HISTOGRAM_LENGTH)
             if self.histogram is not None:
-                before = self.histogram.to(norms)
-            self.histogram = with_norms(before, norms)
+                histogram = self.histogram.to(norms)
+            self.histogram = with_norms(histogram, norms)
 
     def life(self) -> Snapshot:
         """Return the totals since attaching, including a loaded state."""
@@ -409,8 +434,8 @@ class Counter:
         self.settle()  # these counts are replaced as well
         self._begun = life.plus(window, -1)
         self.closed = Snapshot()
-        self._numbers = []
-        self._norms = []
+        self._waiting_affected = []
+        self._waiting_norms = []
         self._set_totals(life)
 
     def _set_totals(self, totals: Snapshot) -> None:
@@ -443,16 +468,16 @@ class Counter:
 
 
 class JointCounts:
-    """Counts that one operator adds for several counters, until one of the counters is read.
+    """Collects counts of several counters in one tensor, until one of the counters is read.
 
     `sites.updates` and `sites.memories` add to them when an optimizer begins its step, because they
-    regularize the gradients of several sites together. All numbers stay here in one tensor, so that
-    an update needs no operator for each site.
+    regularize the gradients of several sites together. So an update needs no operator for each
+    site.
 
     Args:
         counters: the counters, in the order of the numbers.
         device: where the numbers are.
-        norm_counts: how many norms each counter gets in a call.
+        norm_counts: how many norms each counter gets in a call of `add`.
     """
 
     def __init__(
@@ -462,7 +487,7 @@ class JointCounts:
         self._device = device
         self._norm_counts = list(norm_counts)
         self._affected: Any = None
-        self._norms: list[Tensor] = []  # norms that are not in the histogram yet
+        self._waiting_norms: list[Tensor] = []  # norms that are not in the histogram yet
         self._histograms: Tensor | None = None
         owners = torch.arange(len(self._counters)).repeat_interleave(torch.tensor(norm_counts))
         self._owners = owners.to(device)  # the counter of each norm
@@ -474,7 +499,7 @@ class JointCounts:
     def of(
         cls, counters: Sequence[Counter], device: torch.device, norm_counts: Sequence[int]
     ) -> JointCounts:
-        """Return the joint counts of these counters; make new ones if the counters have changed."""
+        """Return the object that these counters share already; or a new one if none fits."""
         joint = counters[0].joint
         if joint is not None and joint._fits(counters, device, norm_counts):
             return joint
@@ -486,8 +511,8 @@ class JointCounts:
         """Return whether this object was made for these counters, device and numbers of norms."""
         if self._counters != list(counters) or self._norm_counts != list(norm_counts):
             return False
-        taken = [counter for counter in counters if counter.joint is not self]
-        return self._device == device and not taken
+        have_others = [counter for counter in counters if counter.joint is not self]
+        return self._device == device and not have_others
 
     def add(self, affected: Tensor, totals: Sequence[int], norms: Tensor | None) -> None:
         """Add one gradient of each counter, with the number of its elements.
@@ -499,33 +524,36 @@ class JointCounts:
             counter.total += total
         self._affected = affected if self._affected is None else self._affected + affected
         if norms is not None:
-            self._norms.append(norms)
-            waiting = len(self._norms) * norms.numel()
-            if len(self._norms) >= _MOST_TENSORS or waiting >= _MANY_NORMS:
+            self._waiting_norms.append(norms)
+            tensors = len(self._waiting_norms)
+            if tensors >= _MOST_WAITING or tensors * norms.numel() >= _MOST_WAITING_NORMS:
                 self._bin_norms()
 
     def _bin_norms(self) -> None:
         """Add the waiting norms to the histograms."""
-        if not self._norms:
+        if not self._waiting_norms:
             return
-        calls = len(self._norms)
-        norms = torch.stack(self._norms)
-        self._norms = []
+        calls = len(self._waiting_norms)
+        norms = torch.stack(self._waiting_norms)
+        self._waiting_norms = []
+
         if self._histograms is None:
             self._histograms = norms.new_zeros((len(self._counters), HISTOGRAM_LENGTH))
         owners = self._owners.expand(calls, -1).reshape(-1)
         self._histograms = with_norms_of_several(self._histograms, norms.reshape(-1), owners)
 
     def settle(self) -> None:
-        """Hand the numbers to the counters, without waiting for the device."""
+        """Hand the counts over to the counters, without waiting for the device."""
         if self._affected is None:
             return
         self._bin_norms()
+
         affected = self._affected.long().unbind()
         histograms: Sequence[Tensor | None] = [None] * len(affected)
         if self._histograms is not None:
             histograms = self._histograms.unbind()
         self._affected = None
         self._histograms = None
+
         for counter, number, histogram in zip(self._counters, affected, histograms, strict=True):
             counter.add_joint(number, histogram)

@@ -1,8 +1,11 @@
-"""The hooks of values that a module holds.
+"""The hooks for values that a module holds, instead of a tensor that passes through it.
 
-``attachment.place.HOOKS`` says which targets and regularizers get which hook.
+    RetuneHook     the rate of a dropout that the model already has
+    FreezeHook     the mode of a norm, for `FreezeNorm`
+    ParameterHook  a parameter, whose gradient a `GradHook` or `AccumulatedHook` on it gets
 
-These are parameters, rates (`Retune`), and the mode of a norm (`FreezeNorm`).
+``attachment.place.HOOKS`` says which targets and regularizers get which hook. torch calls these
+hooks before or after each forward of the module.
 """
 
 from __future__ import annotations
@@ -64,15 +67,17 @@ class RetuneHook(SiteHook):
 
     takes = Retune
     precedence = Precedence.BEFORE
-    before: Any = None  # the value that the attribute had
+    before: Any = None  # the value that the attribute had before `install`
 
     @classmethod
     def fitted(cls, target: Target, regularizer: Any, index: Index) -> Regularizer:
         attribute = target.local or rate_attribute(target.module) or ""
         names = (target.name, *target.aliases)
-        read = not target.local and is_read_above(index.model, names, attribute)
-        ours = None if target.local or read else in_place_of(target.module)
-        fitted: Retune = regularizer.fitted(attribute, ours, read_elsewhere=read)
+        is_read = not target.local and is_read_above(index.model, names, attribute)
+        ours = None  # the regularizer that drops in place of the layer, if it may
+        if not (target.local or is_read):
+            ours = in_place_of(target.module)
+        fitted: Retune = regularizer.fitted(attribute, ours, read_elsewhere=is_read)
         return fitted
 
     @classmethod
@@ -118,8 +123,9 @@ class RetuneHook(SiteHook):
     def value(self, training: bool) -> Any:
         """Return the value of the attribute: the present rate, or 0 if this hook drops.
 
-        A paused attachment restores the earlier value. So does a forward in evaluation, because
-        some models read their rate there, too.
+        While the attachment is switched off, it is the value from before `install`. If the module
+        holds the rate, it is this value in evaluation mode, too, because some models read their
+        rate there.
         """
         if not (self.run.installed and self.run.enabled):
             return self.before
@@ -130,20 +136,29 @@ class RetuneHook(SiteHook):
     def follow_mode(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         """Forward pre-hook: set the value of this mode, which other code may have changed."""
         value = self.value(module.training)
-        now = getattr(module, self.attribute)
-        if now == value:
+        present = getattr(module, self.attribute)
+        if present == value:
             return
         setattr(module, self.attribute, value)
-        if is_compiling() or now in (self.value(True), self.value(False), self.before):
+        if is_compiling():
             return
-        values = {"attribute": self.attribute, "value": now}
-        finding = messages.OWN_RATE.finding(self.site.key, epoch=self.run.epoch, **values)
+
+        ours = self.value(training=True), self.value(training=False), self.before
+        if present in ours:
+            return
+        finding = messages.OWN_RATE.finding(
+            self.site.key,
+            epoch=self.run.epoch,
+            attribute=self.attribute,
+            value=present,
+        )
         tell([finding], self.run.told)
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
         result = super().__call__(module, args, *rest)
         if self.holds_rate and not module.training:
-            self.refresh(module)  # the model may train by another method than its forward
+            # the rate of training, because the model may train by another method than its forward
+            self.refresh(module)
         return result
 
     def _act(self, module: nn.Module, args: tuple[Any, ...], rest: tuple[Any, ...]) -> Any:
@@ -153,7 +168,7 @@ class RetuneHook(SiteHook):
         if is_compiling():
             self._note_compiled(module, self.call_of(args, rest))
         elif graph_task() == NO_TASK:
-            self.site.tally.add(None, 0, 0.0)
+            self.site.tally.add(affected=None, total=0, rate=0.0)
         return None
 
     def _note_compiled(self, module: nn.Module, call: Call) -> None:
@@ -200,11 +215,12 @@ class FreezeHook(SiteHook):
         self.refresh(module)
 
     def refresh(self, module: nn.Module) -> None:
-        """Note whether the norm is frozen now, and freeze its parameters or give them back."""
+        """Note whether the norm is frozen now; freeze its parameters, or unfreeze them again."""
         self.frozen = self.run.installed and self.run.enabled and bool(self.site.rate)
         if self.frozen:
             self._freeze_parameters(module)
             return
+
         for name in self.switched_off:
             parameter = parameters_of(module).get(name)
             if parameter is not None:
@@ -212,7 +228,10 @@ class FreezeHook(SiteHook):
         self.switched_off = set()
 
     def _freeze_parameters(self, module: nn.Module) -> None:
-        """Freeze the weight and the bias if the regularizer says so, also if they were unfrozen."""
+        """Freeze the weight and the bias, if the regularizer says so.
+
+        It runs in each forward, because other code may have unfrozen them.
+        """
         regularizer: Any = self.site.regularizer
         if not regularizer.parameters:
             return
@@ -239,15 +258,21 @@ class FreezeHook(SiteHook):
         return super().__call__(module, args, *rest)
 
     def _act(self, module: nn.Module, args: tuple[Any, ...], rest: tuple[Any, ...]) -> Any:
+        """Count a call. In eager mode, one dense tensor goes to `FreezeNorm.apply` instead."""
         if is_compiling():
             return super()._act(module, args, rest)
         if graph_task() == NO_TASK:
-            self.site.tally.add(None, 0, 0.0)
+            self.site.tally.add(affected=None, total=0, rate=0.0)
         return None
 
 
 class ParameterHook(SiteHook):
-    """Forward pre-hook of the module of a parameter: counts calls, and hooks new parameters."""
+    """Forward pre-hook of the module of a parameter: counts calls, and hooks new parameters.
+
+    Before each forward, it makes sure that the parameter which the module holds now has a hook of
+    this site: a `GradHook`, or an `AccumulatedHook` if the parameter is sharded. If the site acts
+    once per update, the parameter needs no hook, and calls are only counted.
+    """
 
     by_call = False
 
@@ -296,9 +321,9 @@ class ParameterHook(SiteHook):
 
     def read_layer(self, module: nn.Module, together: bool = False) -> None:
         super().read_layer(module, together)
-        # a parameter that was unfrozen since then is not hooked yet
-        waits = self.site.frozen and not self.follows(module)
-        self.site.frozen = waits or self.is_frozen(module)
+        # a parameter that was unfrozen since the last reading may have no hook yet
+        is_unhooked = self.site.frozen and not self.follows(module)
+        self.site.frozen = is_unhooked or self.is_frozen(module)
 
     def is_frozen(self, module: nn.Module) -> bool:
         """Return whether the parameter gets no gradient. It is hooked when it is unfrozen."""
@@ -310,7 +335,7 @@ class ParameterHook(SiteHook):
 
         torch.nn.utils.prune renames it, and torch.nn.utils.parametrize moves it to a child.
         """
-        # first, because this runs for each parameter in each step; see `PARAMETERS`
+        # the usual case first, because this runs for each parameter in each step; see `PARAMETERS`
         parameter = vars(module).get(PARAMETERS, NO_PARAMETERS).get(self.local)
         if parameter is not None:
             return parameter
@@ -329,7 +354,7 @@ class ParameterHook(SiteHook):
         if self.site.watch is not None and is_gathered(module):  # a copy for this forward
             return not self.lost(module)
         parameter = self.held(module)
-        is_ordinary = type(parameter) is nn.Parameter  # first, for this runs in each forward
+        is_ordinary = type(parameter) is nn.Parameter  # a fast test, for this runs in each forward
         if not is_ordinary and is_distributed(parameter):
             hooks = accumulate_hooks_of(parameter)
         else:
@@ -382,8 +407,8 @@ class ParameterHook(SiteHook):
             if training and type(module) is not self.layer_type:
                 training = not is_quantized(module)
             if self.site.enter(training):
-                for step in self.run.optimizers:
-                    step.began = False  # a step that has raised an error has not seen its end
+                for hooks_of_step in self.run.optimizers:
+                    hooks_of_step.began = False  # a step that raised has not seen its end
         finally:
             set_eval_frame(callback)
 
@@ -396,8 +421,8 @@ class ParameterHook(SiteHook):
             self._note_compiled(module)
             return
 
-        for step in self.run.optimizers:
-            step.began = False  # a step that has raised an error has not seen its end
+        for hooks_of_step in self.run.optimizers:
+            hooks_of_step.began = False  # a step that has raised an error has not seen its end
         if self.site.accumulates:
             return  # the hook of the optimizer regularizes the gradient
         if not self.run.checked:
@@ -432,22 +457,25 @@ class ParameterHook(SiteHook):
         # a handle has a weak reference to the hooks of its tensor; a weak reference to the tensor
         # itself would prevent torch.utils.swap_tensors
         self.handles = [handle for handle in self.handles if handle.hooks_dict_ref() is not None]
+
         if is_distributed(parameter):
             hook = AccumulatedHook(self, weakref.ref(module))
             self.handles.append(parameter.register_post_accumulate_grad_hook(hook))
             return
         # the hook finds a leaf in the module; another tensor may be gone before the backward
-        leaf = parameter.is_leaf and not transforming()
+        is_in_module = parameter.is_leaf and not transforming()
         tensor_hook = GradHook(
             self,
             owner=weakref.ref(module),
             impl=address_of(parameter),
-            value=None if leaf else parameter.detach(),
+            value=None if is_in_module else parameter.detach(),
         )
         handle = parameter.register_hook(tensor_hook)
         self.handles.append(handle)
+
+        # the hooks of a parameter run in the reverse order of those at a layer
         hooks = hooks_of_tensor(parameter)
-        for key, other in list(hooks.items()):  # the order is the reverse of that at a layer
+        for key, other in list(hooks.items()):
             if isinstance(other, GradHook) and other.hook.precedence < self.precedence:
                 hooks[key] = hooks.pop(key)
         # torch.utils.swap_tensors gives a parameter another C++ tensor, without the hooks
@@ -479,11 +507,18 @@ class AccumulatedHook:
 
 @dataclass(eq=False)
 class GradHook:
-    """Tensor hook of a parameter: regularizes its gradient, with the rates of the backward."""
+    """Tensor hook of a parameter: regularizes its gradient, with the rates of the backward.
+
+    Attributes:
+        hook: the hook on the module.
+        owner: the module that holds the parameter.
+        impl: the address of the C++ tensor of the parameter.
+        value: the parameter without its graph, if it is no leaf; None reads it from the module.
+    """
 
     hook: ParameterHook
-    owner: weakref.ref[nn.Module]  # the module that holds the parameter
-    impl: int  # the address of its C++ tensor
+    owner: weakref.ref[nn.Module]
+    impl: int
     value: Tensor | None
     __torch_unserializable__ = True  # a ParameterHook puts it back after loading
 

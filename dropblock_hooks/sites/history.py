@@ -81,7 +81,7 @@ class History(Table[HistoryRow]):
 
 
 class NormSums(NamedTuple):
-    """Sums over the norms of a site in an epoch."""
+    """The number, the sum and the largest of the norms of a site in an epoch, or a part of it."""
 
     number: float = 0.0
     total: float = 0.0
@@ -95,32 +95,35 @@ class NormSums(NamedTuple):
 
 
 def _rounded(number: float, digits: int) -> float:
-    """Leave out the last digits of a sum or a mean, which depend on where its counting began.
+    """Round a sum or a mean, so that a resumed training has the same history.
 
-    So a resumed training has the same history. A mean has fewer digits than its sum, because the
-    sum was rounded before.
+    The last digits depend on where counting began. A mean gets fewer digits than its sum, because
+    the sum was rounded before.
     """
     return float(f"{number:.{digits}g}")
 
 
 class _Epoch:
-    """The rows of an epoch, some of whose numbers may still be on a device.
+    """The rows of an epoch. Numbers that are on a device stay there until `read` is called.
+
+    These are realized rates, norms and values of penalties.
 
     Args:
         rows: the rows without these numbers; rows of sites come first.
-        windows: the counts of each site, in the same order.
-        before: the norms of this epoch from before a state was loaded, by site.
+        windows: the counts of each site, in the same order; none if the rows are complete.
+        earlier_norms: by site, the norms of this epoch that a loaded state brought.
     """
 
     def __init__(
         self,
         rows: Sequence[HistoryRow],
         windows: Sequence[Snapshot] = (),
-        before: Mapping[str, NormSums] = MappingProxyType({}),
+        earlier_norms: Mapping[str, NormSums] = MappingProxyType({}),
     ) -> None:
         self._rows = list(rows)
         self._totals = [window.total for window in windows]
-        self._before = dict(before)
+        self._earlier_norms = dict(earlier_norms)
+
         affected = {}
         histograms = {}
         for place, window in enumerate(windows):
@@ -132,7 +135,7 @@ class _Epoch:
         with torch.no_grad():
             self._affected = _by_device(affected)
             stacks = _by_device(histograms)
-            self._norms = [(places, _summary(several)) for places, several in stacks]
+            self._norms = [(places, _summaries(stack)) for places, stack in stacks]
 
     def read(self) -> list[HistoryRow]:
         """Return the rows with all numbers. The first call waits for the device."""
@@ -142,13 +145,13 @@ class _Epoch:
                 self._rows[place] = replace(self._rows[place], realized_rate=share)
         self._affected = []
 
-        sums = self._before
+        sums = self._earlier_norms
         for places, numbers in self._norms:
             for place, values in zip(places, numbers.tolist(), strict=True):
                 key = self._rows[place].site
                 sums[key] = NormSums(*values).plus(sums.get(key, NormSums()))
         self._norms = []
-        self._before = {}
+        self._earlier_norms = {}
         if sums:
             self._rows = [_with_norms(row, sums.get(row.site, NormSums())) for row in self._rows]
         return self._rows
@@ -168,17 +171,17 @@ def _by_device(tensors: Mapping[int, Tensor]) -> list[tuple[list[int], Tensor]]:
     return stacks
 
 
-def _summary(histograms: Tensor) -> Tensor:
-    """Return a row for each histogram: the number of norms, their sum and the largest norm."""
+def _summaries(histograms: Tensor) -> Tensor:
+    """Return the `NormSums` of each histogram as a row."""
     count = histograms[:, 1:-LARGEST].sum(1)
     return torch.stack([count, histograms[:, 0], histograms[:, -LARGEST]], dim=1)
 
 
 def _with_norms(row: HistoryRow, sums: NormSums) -> HistoryRow:
-    """Add norms to a row.
+    """Return a row with the mean and the largest of its norms, or with its mean penalty.
 
-    If `penalty` is set (0.0 is a placeholder), the norms are values of a penalty, and without any
-    value it becomes None.
+    The norms of a penalizing site are values of its penalty. Its row has a placeholder of 0.0 in
+    `penalty`, which becomes None if there is no value.
     """
     if not sums.number:
         return replace(row, penalty=None)
@@ -212,9 +215,9 @@ class Recorder:
     def __init__(self) -> None:
         self._epochs: dict[int, _Epoch] = {}
         self._every = 1  # 1, 2, 4, ...: each `_every`-th window is kept
-        self._closed = 0  # the number of windows that have closed
+        self._closed = 0  # the number of closed windows that had rows
         self._begun: dict[str, tuple[int, int]] = {}  # calls, and active calls, before the window
-        self._found: dict[str, list[str]] = {}  # the kinds of the findings in the open window
+        self._kinds: dict[str, list[str]] = {}  # the kinds of the findings in the open window
         self._norms: dict[str, NormSums] = {}  # norms of the open window from a loaded state
         self._ending: Ending | None = None  # the end of the window that closes next
 
@@ -228,12 +231,12 @@ class Recorder:
 
     def note_findings(self, findings: Iterable[Finding]) -> None:
         """Note findings about the open window."""
-        self._found = _together(self._found, findings)
+        self._kinds = _with_findings(self._kinds, findings)
 
     def note_end(self, epoch: int, sites: Sequence[Any]) -> None:
         """Note the rates of an epoch before the time moves on."""
         rates = [site.rate for site in sites]
-        self._ending = Ending(epoch, rates, self._found)
+        self._ending = Ending(epoch, rates, self._kinds)
 
     def close(self, sites: Sequence[Any], windows: Sequence[Snapshot]) -> None:
         """Add the epoch whose end was noted. A repeated epoch replaces its earlier rows.
@@ -247,9 +250,11 @@ class Recorder:
             return
         self._ending = None
         ended = self._epoch_of(ending, sites, windows)
+
+        # the next window begins
         self._begun = {site.key: _calls_of(site) for site in sites}
         self._norms = {}
-        self._found = {}
+        self._kinds = {}
         if ended is None:
             return
 
@@ -281,28 +286,31 @@ class Recorder:
             findings: findings that were not noted yet.
         """
         rates = [site.rate for site in sites]
-        ending = Ending(epoch, rates, _together(self._found, findings))
-        now = self._epoch_of(ending, sites, windows)
-        return [] if now is None else now.read()
+        ending = Ending(epoch, rates, _with_findings(self._kinds, findings))
+        open_epoch = self._epoch_of(ending, sites, windows)
+        return [] if open_epoch is None else open_epoch.read()
 
     def _epoch_of(
         self, ending: Ending, sites: Sequence[Any], windows: Sequence[Snapshot]
     ) -> _Epoch | None:
-        """Make the rows of a window; None if no layer was called and there are no findings."""
+        """Return the rows of a window; None if no layer was called and there are no findings."""
         kinds = ending.kinds
         rows = []
         for site, rate, window in zip(sites, ending.rates, windows, strict=True):
             calls, active_calls = self._calls_in_window(site)
+            # numbers on a device are added by `_Epoch.read`
+            realized_rate = None if isinstance(window.affected, Tensor) else window.share()
             has_norms = window.histogram is not None or site.key in self._norms
+            penalty = 0.0 if has_norms and site.regularizer.penalizes else None
             row = HistoryRow(
                 epoch=ending.epoch,
                 site=site.key,
                 rate=rate,
                 expected_rate=_expected_rate(site, window),
-                realized_rate=None if isinstance(window.affected, Tensor) else window.share(),
+                realized_rate=realized_rate,
                 calls=calls,
                 active_calls=active_calls,
-                penalty=0.0 if has_norms and site.regularizer.penalizes else None,
+                penalty=penalty,
                 findings=tuple(kinds.get(site.key, ())),
             )
             rows.append(row)
@@ -341,7 +349,7 @@ class Recorder:
             "closed": self._closed,
             "begun": begun,
             "norms": norms,
-            "found": {key: list(kinds) for key, kinds in self._found.items()},
+            "found": {key: list(kinds) for key, kinds in self._kinds.items()},
             "rows": [_as_list(row) for row in self.rows()],
         }
 
@@ -353,7 +361,7 @@ class Recorder:
         self._begun = {site.key: _calls_of(site) for site in sites}
         self._begun |= saved._begun
         self._norms = dict(saved._norms)
-        self._found = dict(saved._found)
+        self._kinds = dict(saved._kinds)
 
 
 def read_state(state: Mapping[str, Any]) -> Recorder:
@@ -367,7 +375,7 @@ def read_state(state: Mapping[str, Any]) -> Recorder:
     for key, sums in state["norms"].items():
         recorder._norms[str(key)] = NormSums(*map(float, sums))
     for key, kinds in state["found"].items():
-        recorder._found[str(key)] = list(map(str, kinds))
+        recorder._kinds[str(key)] = list(map(str, kinds))
 
     epochs: dict[int, list[HistoryRow]] = {}
     for values in state["rows"]:
@@ -425,10 +433,13 @@ def mean_rates(sites: Sequence[Any], windows: Sequence[Snapshot]) -> tuple[float
     return sum(nominal) / len(nominal), sum(realized) / len(realized)
 
 
-def _together(
+def _with_findings(
     earlier: Mapping[str, Sequence[str]], findings: Iterable[Finding]
 ) -> dict[str, list[str]]:
-    """Add findings to the kinds of findings about each site. No kind comes twice."""
+    """Return the kinds of findings about each site, with those of more findings.
+
+    No kind comes twice at a site.
+    """
     kinds = {key: list(of_site) for key, of_site in earlier.items()}
     for finding in findings:
         for key in finding.sites or (MODEL,):

@@ -1,6 +1,7 @@
 """Applies regularizers with a memory of earlier updates, at the step of the optimizer.
 
-``updates`` calls `regularize` for each entry with such a regularizer.
+``updates`` calls `regularize` for each entry with such a regularizer. An entry is one regularizer
+of the spec with all parameters that it is for.
 
 The norms of all gradients of an entry are judged at once. Each site keeps its row of the memory.
 """
@@ -25,18 +26,18 @@ from .site import LiveSite
 def regularize(
     entry: Sequence[Any], norms: Tensor, scale: float | Tensor, found_inf: Tensor | None
 ) -> None:
-    """Judge the gradients of an entry, remember their norms, and clip them or leave them out.
+    """Judge the gradients of an entry, remember their norms, and clip or remove the gradients.
 
     Args:
-        entry: the gradients, with their sites and parameters.
-        norms: the norm of each gradient.
+        entry: the members of the entry: gradients with their sites and parameters.
+        norms: the norm of each gradient, of a loss times `scale`.
         scale: the factor of the loss.
         found_inf: not 0 if the GradScaler leaves this update out; None if no GradScaler can.
     """
-    sites = [held.site for held in entry]
-    regularizer: Any = sites[0].regularizer
-    memories = [site.bound for site in sites]
     _check_shapes(entry)
+    sites = [member.site for member in entry]
+    memories = [site.bound for site in sites]
+    regularizer: Any = sites[0].regularizer
 
     norms = gradients.unscaled(norms, scale)
     if regularizer.group:
@@ -47,6 +48,7 @@ def regularize(
 
     rates = _rates(sites, regularizer, norms)
     now = Now(**rates)
+    # the bound of each norm if the regularizer clips; otherwise whether to skip each update
     verdict, new_rows = regularizer.judge(norms, old_rows, now)
 
     if found_inf is not None:
@@ -58,16 +60,16 @@ def regularize(
     _remember(sites, new_rows)
 
     if regularizer.clips:
-        changed = _clip(entry, norms, verdict)
+        changed = _clip(entry, norms, bounds=verdict)
     else:
-        changed = _leave_out(entry, norms, verdict)
+        changed = _remove(entry, norms, is_skipped=verdict)
     _count(entry, changed, norms)
 
 
 def _count(entry: Sequence[Any], changed: Tensor, norms: Tensor) -> None:
     """Add the changed elements and the norms to the counts of the sites."""
-    tallies = [held.site.tally for held in entry]
-    sizes = [held.grad.numel() for held in entry]
+    tallies = [member.site.tally for member in entry]
+    sizes = [member.grad.numel() for member in entry]
     ones = [1] * len(entry)
     norm_of_each = norms.expand(len(entry))
 
@@ -77,15 +79,15 @@ def _count(entry: Sequence[Any], changed: Tensor, norms: Tensor) -> None:
 
 def _check_shapes(entry: Sequence[Any]) -> None:
     """Raise SiteError if a memory was made for a parameter of another shape."""
-    for held in entry:
-        shape = held.parameter.shape
-        memory = held.site.bound
+    for member in entry:
+        shape = member.parameter.shape
+        memory = member.site.bound
         if shape == memory.shape:
             continue
         try:
             memory.check_shape(tuple(shape))
         except ValueError as error:
-            raise held.site.error(error) from None
+            raise member.site.error(error) from None
 
 
 def _remember(sites: Sequence[LiveSite], rows: Tensor) -> None:
@@ -97,7 +99,7 @@ def _remember(sites: Sequence[LiveSite], rows: Tensor) -> None:
 
 
 def _first_in_use(memories: Sequence[Any]) -> Any:
-    """Return the memory of a group. All of its sites hold it, except sites that are new."""
+    """Return the memory that the sites of a group share. A site that is new has no rows yet."""
     for memory in memories:
         if memory.rows is not None:
             return memory
@@ -124,9 +126,9 @@ def _rates(sites: Sequence[LiveSite], regularizer: WithMemory, norms: Tensor) ->
 
 def _clip(entry: Sequence[Any], norms: Tensor, bounds: Tensor) -> Tensor:
     """Scale the gradients down to their bounds, and return how many elements of each changed."""
-    grads = [held.grad for held in entry]
-    no_weights = [None] * len(grads)
-    lists, others = foreach.positions_in_lists(grads, no_weights)
+    grads = [member.grad for member in entry]
+    no_keys = [None] * len(grads)  # they differ only in devices and dtypes
+    lists, others = foreach.positions_in_lists(grads, no_keys)
 
     for positions in lists:
         several = [grads[i] for i in positions]
@@ -167,28 +169,28 @@ def _picked(numbers: Tensor, positions: Sequence[int], grads: Sequence[Tensor]) 
     return numbers.to(first.device)
 
 
-def _leave_out(entry: Sequence[Any], norms: Tensor, skipped: Tensor) -> Tensor:
-    """Remove the gradients of these updates, so that the optimizer skips the parameters.
+def _remove(entry: Sequence[Any], norms: Tensor, is_skipped: Tensor) -> Tensor:
+    """Remove the gradients of skipped updates; return how many elements of each were removed.
 
-    This waits for the device, because the gradients must be gone before the optimizer's step.
+    The optimizer skips a parameter without a gradient. This waits for the device, because the
+    gradients must be gone before the optimizer's step.
     """
     number = len(entry)
-    flags = skipped.expand(number).tolist()
+    flags = is_skipped.expand(number).tolist()
     if not any(flags):
         return norms.new_zeros(number)
 
     keys = []
-    for held, is_skipped in zip(entry, flags, strict=True):
-        if is_skipped:
-            held.parameter.grad = None
-            keys.append(held.site.key)
+    for member, is_removed in zip(entry, flags, strict=True):
+        if is_removed:
+            member.parameter.grad = None
+            keys.append(member.site.key)
 
     run: Run = entry[0].site.run
-    worst = norms[skipped].amax().item()
-    message = messages.SKIPPED_UPDATE
-    finding = message.finding(*keys, epoch=run.epoch, norm=worst)
+    largest = norms[is_skipped].amax().item()
+    finding = messages.SKIPPED_UPDATE.finding(*keys, epoch=run.epoch, norm=largest)
     tell([finding], run.told)
 
-    grads = [held.grad for held in entry]
+    grads = [member.grad for member in entry]
     sizes = foreach.whole_tensors(grads).sizes
-    return skipped * sizes
+    return is_skipped * sizes

@@ -1,10 +1,11 @@
 """Observers in compiled code: their state is a tensor that operators change.
 
-An `ObserveHook` calls `observe` while torch.compile traces.
+An `ObserveHook` calls `observe` while torch.compile traces. It calls one of two operators: `watch`
+for a `Watchdog`, and `measure` for an observer of statistics.
 
-`watch` and `measure` are operators for dynamo, because dynamo traces an operator faster than Python
-code. AOTAutograd traces into them. They call the operators of `functional.measures` in the forward
-and, by a hook of the tensor, in the backward.
+They are operators because dynamo traces an operator faster than Python code. AOTAutograd traces
+into them. They call the operators of `functional.measures` in the forward and, by a hook of the
+tensor, in the backward.
 """
 
 import hashlib
@@ -34,27 +35,39 @@ _CODE = hashlib.sha256(_SOURCES.encode()).hexdigest()[:12]
 def observe(
     site: LiveSite, tensors: list[Tensor], arguments: list[Tensor], training: bool
 ) -> list[Tensor]:
-    """Observe a call; return its tensors with watched gradients, or [] if none is watched."""
+    """Observe a call of a layer, and the gradients of its tensors.
+
+    Returns:
+        The tensors, if one of them had to be copied to observe its gradient; otherwise [].
+    """
     x = tensors[0]
     if site.of_gradients and not any(map(may_get_grad, tensors)):
         site.note_no_gradient()
     mapped = _maps_of(site, x) if site.finds_dead and x.ndim > 1 else None
     batch = arguments[0] if training and site.reads_batches else None
     shortcut = site.shortcut_of(x, arguments) if site.compares_input else None
+
     # `index` makes a symbolic size a number; a layer that is compiled alone may have one
     channels = 0 if mapped is None else index(mapped.shape[1])
     site.use_observed(x.device, channels, batch is not None)
     observed: Any = site.observed
     scale = _scale_on(site, x.device) if site.scaled else None
-    state = observed.state
-    alive = observed.alive
-    gradients = observed.gradients
     if observed.watches:
         bounds = observed.numbers
         watched: list[Tensor] = watch(
-            tensors, arguments, mapped, scale, state, gradients, alive, training, bounds, _CODE
+            tensors,
+            arguments,
+            mapped,
+            scale,
+            observed.state,
+            observed.gradients,
+            observed.alive,
+            training,
+            bounds,
+            _CODE,
         )
         return watched
+
     every, first, last = observed.numbers
     sums = observed.sums
     measured: list[Tensor] = measure(
@@ -63,9 +76,9 @@ def observe(
         batch,
         shortcut,
         scale,
-        state,
-        gradients,
-        alive,
+        observed.state,
+        observed.gradients,
+        observed.alive,
         observed.batches,
         sums.get("tails"),
         sums.get("peaks"),
@@ -112,12 +125,13 @@ def watch(
 ) -> list[Tensor]:
     """Watch a call and its gradients; see `functional.measures.add_watched`.
 
-    `code` is the hash of the traced code, which caches on disk see.
+    `gradients` is the state for gradients. `code` is the hash of the traced code, which caches on
+    disk see.
     """
     values = [x.detach() for x in tensors]
     arguments = [x.detach() for x in given]
-    channels = None if mapped is None else mapped.detach()
-    measures.add_watched(values, arguments, channels, training, bounds, state, alive)
+    values_by_channel = None if mapped is None else mapped.detach()
+    measures.add_watched(values, arguments, values_by_channel, training, bounds, state, alive)
     if not any(map(may_get_grad, tensors)):
         return []
 
@@ -125,7 +139,7 @@ def watch(
         if grad is not None:  # the output was used
             measures.add_watched_gradient(grad.detach(), scale, training, gradients)
 
-    return _watched(tensors, see)
+    return _with_hooks(tensors, see)
 
 
 @define(
@@ -156,30 +170,32 @@ def measure(
 ) -> list[Tensor]:
     """Measure a call if `values`, else its gradients; see `functional.measures.add_statistics`.
 
-    `code` is the hash of the traced code, which caches on disk see.
+    `gradients` is the state for gradients. `code` is the hash of the traced code, which caches on
+    disk see.
     """
     bins = every, first, last
     if values:
-        channels = None if mapped is None else mapped.detach()
+        values_by_channel = None if mapped is None else mapped.detach()
         inputs = None if batch is None else batch.detach()
         seen = tensors[0].detach()
         if tails is not None:
-            outliers.add_tails(seen, channels, training, every, state, tails, peaks)
+            outliers.add_tails(seen, values_by_channel, training, every, state, tails, peaks)
         if branch is not None and shortcut is not None:
             residual.add_branch(seen, shortcut.detach(), training, every, state, branch)
         measures.add_statistics(
             seen,
-            channels,
+            values_by_channel,
             inputs,
-            None,
+            None,  # the scale, which only gradients have
             training,
-            True,
+            True,  # it is a call
             *bins,
             state,
             alive,
             batches,
         )
         return []
+
     measures.add_call(training, state)
     if not any(map(may_get_grad, tensors)):
         return []
@@ -188,11 +204,11 @@ def measure(
         if grad is not None:
             measures.add_measured_gradient(grad.detach(), scale, training, *bins, gradients)
 
-    return _watched(tensors, see)
+    return _with_hooks(tensors, see)
 
 
-def _watched(tensors: Sequence[Tensor], see: Any) -> list[Tensor]:
-    """Put a hook on each tensor; return the tensors, or [] if none had to be copied."""
-    watched = [watch_gradient(x, see) for x in tensors]
-    are_same = all(new is old for new, old in zip(watched, tensors, strict=True))
-    return [] if are_same else watched
+def _with_hooks(tensors: Sequence[Tensor], see: Any) -> list[Tensor]:
+    """Put a hook on each tensor, or on a copy; return the results, or [] if none is a copy."""
+    hooked = [watch_gradient(x, see) for x in tensors]
+    are_same = all(new is old for new, old in zip(hooked, tensors, strict=True))
+    return [] if are_same else hooked

@@ -131,18 +131,18 @@ def sharded_lists(entry: Sequence[Any]) -> list[list[Any]]:
     number of axes: none, one, or more than one.
 
     Args:
-        entry: the gradients, each a ``_Held`` of `sites.updates`.
+        entry: the gradients, each a ``_Member`` of `sites.updates`.
     """
     lists: dict[Any, list[list[Any]]] = {}
     elements: dict[Any, int] = defaultdict(int)
-    for held in entry:
-        rates = tuple(held.site.values.items())
-        key = held.shards, held.grad.dtype, held.grad.device, rates, min(held.grad.ndim, 2)
+    for member in entry:
+        rates = tuple(member.site.values.items())
+        key = member.shards, member.grad.dtype, member.grad.device, rates, min(member.grad.ndim, 2)
         alike = lists.setdefault(key, [[]])
-        size = held.parameter.numel()  # of the whole gradient
+        size = member.parameter.numel()  # of the whole gradient
         if alike[-1] and elements[key] + size > foreach.MOST_ELEMENTS:
             alike.append([])
             elements[key] = 0
-        alike[-1].append(held)
+        alike[-1].append(member)
         elements[key] += size
     return [several for alike in lists.values() for several in alike]

@@ -2,6 +2,10 @@
 
 The setter of `Attachment.optimizer` calls `use_optimizers`. It puts a hook on each optimizer, which
 torch calls before each step.
+
+In this module and in `memories`, an *entry* is one regularizer of the spec with all parameters that
+it is for, as a list of members. Members with equal rates, devices and dtypes are regularized
+together.
 """
 
 import functools
@@ -43,10 +47,14 @@ _WRAPPED = ("_base_optimizer", "base_optimizer", "_optimizer", "original_optimiz
 their optimizer."""
 
 
-class _Held(NamedTuple):
-    """A parameter and its gradient, at a site that regularizes the gradient.
+class _Member(NamedTuple):
+    """A member of an entry: the gradient of one parameter, at the site that regularizes it.
 
-    The gradient of a sharded parameter is the part on this process.
+    Attributes:
+        site: the site.
+        parameter: the parameter.
+        grad: its gradient; for a sharded parameter, the part on this process.
+        shards: how the gradient is spread over processes; None if it is whole.
     """
 
     site: LiveSite
@@ -55,21 +63,23 @@ class _Held(NamedTuple):
     shards: Shards | None
 
 
-_held_of: Callable[[tuple[Any, ...]], _Held] = functools.partial(tuple.__new__, _Held)
-"""Makes a `_Held` from its fields. A call of the class runs Python, which takes longer."""
+_new_member: Callable[[tuple[Any, ...]], _Member] = functools.partial(tuple.__new__, _Member)
+"""Makes a `_Member` from its fields. A call of the class runs Python, which takes longer."""
 
 
 class _Place:
-    """The module that holds the parameter of a site, and what is known about the parameter.
+    """The module that holds the parameter of a site.
+
+    It has no reference to the parameter. A strong one would keep the parameter, because the
+    optimizer may live longer than the model. A weak one would prevent ``torch.utils.swap_tensors``.
 
     Attributes:
         module: the module, as a weak reference.
         hook: the hook of the site.
         site: the site.
         local: the name of the parameter in the module.
-        plain: returns the parameter, if it is an ordinary one, for which `_refusal` has no reason
-            and which has no shards; otherwise an object that is no parameter. It is a weak
-            reference, because the optimizer may live longer than the model.
+        takes_dense: whether the regularizer takes every dense gradient that is not sharded. For
+            such a gradient, `_refusal` is not asked.
     """
 
     def __init__(self, module: weakref.ref[nn.Module], hook: Any) -> None:
@@ -77,21 +87,8 @@ class _Place:
         self.hook = hook
         self.site: LiveSite = hook.site
         self.local: str = hook.local
-        self.plain: Callable[[], Any] = _no_parameter
-
-    def find(self, module: nn.Module) -> Any:
-        """Return the parameter that the module holds now, or None; note whether it is plain."""
         regularizer = self.site.regularizer
-        parameter = self.hook.held(module)
-        is_allowed = bool(regularizer.parts) and not regularizer.random
-        is_plain = type(parameter) in foreach.PLAIN_TYPES and not is_managed(module)
-        self.plain = weakref.ref(parameter) if is_allowed and is_plain else _no_parameter
-        return parameter
-
-
-def _no_parameter() -> Any:
-    """Return an object that no module holds, in place of an ordinary parameter."""
-    return _no_parameter
+        self.takes_dense = bool(regularizer.parts) and not regularizer.random
 
 
 def checked_optimizers(optimizers: Any) -> list[Optimizer]:
@@ -175,13 +172,16 @@ def updated_by(optimizer: Any) -> set[int]:
 class StepHooks:
     """The hooks of an optimizer: they regularize the gradients when its step begins.
 
-    A step may call the step of a parent class, and torch calls the hooks in both. `began` is True
-    if the present step has already regularized the gradients. A forward sets it to False.
-
     Args:
         optimizer: the optimizer that gets the hooks.
         sites: the modules that hold the parameters, as weak references, with the hooks of the
             sites.
+
+    Attributes:
+        places: where the parameters of the sites are.
+        began: whether the present step has already regularized the gradients. A step may call the
+            step of a parent class, and torch calls the hooks in both. A forward sets it to False,
+            because a step that raises an error never ends.
     """
 
     def __init__(
@@ -208,7 +208,10 @@ class StepHooks:
     def _before(
         self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, dict[str, Any]] | None:
-        """Regularize the gradients. If the step has a closure, replace it by one that does this."""
+        """Step pre-hook: regularize the gradients, or replace the closure by one that does this.
+
+        A closure computes the gradients inside the step, and maybe several times.
+        """
         if self.began and not torch.compiler.is_compiling():
             return None
         self.began = True
@@ -217,15 +220,15 @@ class StepHooks:
             _regularize(self.places, optimizer)
             return None
 
-        def evaluated(*closure_args: Any, **closure_kwargs: Any) -> Any:
+        def regularizing(*closure_args: Any, **closure_kwargs: Any) -> Any:
             loss = closure(*closure_args, **closure_kwargs)
             self.began = True  # the forward in the closure has set it to False
             _regularize(self.places, optimizer)
             return loss
 
         if "closure" in kwargs:
-            return args, {**kwargs, "closure": evaluated}
-        return (args[0], evaluated, *args[2:]), kwargs
+            return args, {**kwargs, "closure": regularizing}
+        return (args[0], regularizing, *args[2:]), kwargs
 
     def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self.began = False
@@ -248,31 +251,34 @@ def _regularize(places: Sequence[_Place], optimizer: Any) -> None:
             entry = _still_updated(entry)
         if not entry:
             continue
+
         if isinstance(entry[0].site.regularizer, WithMemory):
-            norms = norms_of_whole(_grads_of(entry), _shards_of(entry), 2.0)
+            norms = norms_of_whole(_grads_of(entry), _shards_of(entry), norm_type=2.0)
             # a fused optimizer itself leaves out updates that are not finite
             found_inf = getattr(optimizer, "found_inf", None)
             memories.regularize(entry, norms, scale_on(norms.device), found_inf)
             continue
+
         common = _common_norms(entry)
         lists, others = _in_lists(entry)
-        for held in others:
-            _regularize_one(held, common, scale_on(held.grad.device))
+        for member in others:
+            _regularize_one(member, common, scale_on(member.grad.device))
         for several in lists:
             _regularize_all(several, common, scale_on(several[0].grad.device))
 
 
-def _still_updated(entry: list[_Held]) -> list[_Held]:
-    """Return the gradients that no earlier entry has left out."""
-    return [held for held in entry if held.parameter.grad is not None]
+def _still_updated(entry: list[_Member]) -> list[_Member]:
+    """Return the members whose gradients no earlier entry, such as `SkipUpdate`, has removed."""
+    return [member for member in entry if member.parameter.grad is not None]
 
 
-def _entries(places: Sequence[_Place], optimizer: Any) -> list[list[_Held]]:
-    """Return the gradients to regularize, in a list for each regularizer of an entry.
+def _entries(places: Sequence[_Place], optimizer: Any) -> list[list[_Member]]:
+    """Return the entries whose gradients are regularized in this update, in the order of the spec.
 
-    It calls no function of Python for a parameter that is the same as in the last update.
+    Each is a list of its members. Parameters without a gradient are left out, and those that this
+    optimizer does not update. It calls no function of Python for an ordinary parameter.
     """
-    entries: dict[Any, list[_Held]] = defaultdict(list)
+    entries: dict[Any, list[_Member]] = defaultdict(list)
     updated = updated_by(optimizer)
     for place in places:
         module = place.module()
@@ -282,21 +288,22 @@ def _entries(places: Sequence[_Place], optimizer: Any) -> list[list[_Held]]:
 
         attributes = vars(module)
         parameter = attributes.get(PARAMETERS, NO_PARAMETERS).get(place.local)
-        plain = place.plain()
-        if parameter is not plain or MANAGED in attributes:
-            parameter = place.find(module)
-            plain = place.plain()
+        if parameter is None:  # it has another name, or another module holds it
+            parameter = place.hook.held(module)
         if id(parameter) not in updated:
             continue
         grad = parameter.grad
         if grad is None:
             continue
 
-        parts = None
-        are_plain = parameter is plain and type(grad) is Tensor
-        if not are_plain or grad.layout is not torch.strided:
-            grad, parts = _checked_gradient(module, site, parameter)
-        entries[site.position].append(_held_of((site, parameter, grad, parts)))
+        shards_of_grad = None
+        are_plain = type(parameter) in foreach.PLAIN_TYPES and type(grad) is Tensor
+        is_sharded = MANAGED in attributes and is_managed(module)
+        is_ordinary = are_plain and not is_sharded and grad.layout is torch.strided
+        if not (is_ordinary and place.takes_dense):
+            grad, shards_of_grad = _checked_gradient(module, site, parameter)
+        member = _new_member((site, parameter, grad, shards_of_grad))
+        entries[site.position].append(member)
     return list(entries.values())
 
 
@@ -330,107 +337,116 @@ def _refusal(module: nn.Module, site: LiveSite, parameter: Any) -> str | None:
     return shard_refusal(module, acts_on_parts=bool(parts), once=True)
 
 
-def _grads_of(entry: Sequence[_Held]) -> list[Tensor]:
+def _grads_of(entry: Sequence[_Member]) -> list[Tensor]:
     """Return the gradients of an entry, of sharded ones the parts on this process."""
-    return [held.grad for held in entry]
+    return [member.grad for member in entry]
 
 
-def _parameters_of(entry: Sequence[_Held]) -> list[Tensor]:
+def _parameters_of(entry: Sequence[_Member]) -> list[Tensor]:
     """Return the parameters of an entry, of sharded ones the parts on this process."""
-    parameters = [held.parameter for held in entry]
-    if not [held for held in entry if held.shards is not None]:
+    parameters = [member.parameter for member in entry]
+    if not [member for member in entry if member.shards is not None]:
         return parameters
     return [local_part(parameter) for parameter in parameters]
 
 
-def _shards_of(entry: Sequence[_Held]) -> list[Shards | None]:
+def _shards_of(entry: Sequence[_Member]) -> list[Shards | None]:
     """Return how the gradients of an entry are spread over processes."""
-    return [held.shards for held in entry]
+    return [member.shards for member in entry]
 
 
-def _common_norms(entry: Sequence[_Held]) -> Rates:
+def _common_norms(entry: Sequence[_Member]) -> Rates:
     """Return the norms over a whole entry that its regularizer reads from `Now`, by name."""
     regularizer = entry[0].site.regularizer
     if not isinstance(regularizer, ClipGradNorm | AdaptiveClipGrad) or not regularizer.group:
         return {}
-    spread = _shards_of(entry)
+
+    shards_of_each = _shards_of(entry)
     norm_type = regularizer.norm_type
-    norms = {"common_norm": _common_norm(_grads_of(entry), spread, norm_type)}
+    norms = {"common_norm": _common_norm(_grads_of(entry), shards_of_each, norm_type)}
     if isinstance(regularizer, AdaptiveClipGrad):
         parameters = _parameters_of(entry)
-        norms["common_weight_norm"] = _common_norm(parameters, spread, norm_type)
+        norms["common_weight_norm"] = _common_norm(parameters, shards_of_each, norm_type)
     return norms
 
 
 def _common_norm(
-    tensors: Sequence[Tensor], spread: Sequence[Shards | None], norm_type: float
+    tensors: Sequence[Tensor], shards_of_each: Sequence[Shards | None], norm_type: float
 ) -> Tensor:
     """Return one norm over all gradients, or all parameters, of an entry."""
-    if not [shards for shards in spread if shards is not None]:
+    sharded = [shards for shards in shards_of_each if shards is not None]
+    if not sharded:
         return common_norm(tensors, norm_type)
-    norms = norms_of_whole(tensors, spread, norm_type)
+    norms = norms_of_whole(tensors, shards_of_each, norm_type)
     return group_norm(norms, norm_type, "tensor").reshape(())
 
 
-def _in_lists(entry: Sequence[_Held]) -> tuple[list[list[_Held]], list[_Held]]:
-    """Return lists of gradients that are regularized together, and the remaining gradients."""
+def _in_lists(entry: Sequence[_Member]) -> tuple[list[list[_Member]], list[_Member]]:
+    """Return lists of members that are regularized together, and the remaining members."""
     if not entry[0].site.regularizer.acts_on_all:
         return [], list(entry)
-    whole = [held for held in entry if held.shards is None]
-    together, others = _whole_in_lists(whole)
+    whole = [member for member in entry if member.shards is None]
+    lists, others = _whole_in_lists(whole)
     if len(whole) == len(entry):
-        return together, others
-    sharded = shards.sharded_lists([held for held in entry if held.shards is not None])
-    return sharded + together, others
+        return lists, others
+    sharded = [member for member in entry if member.shards is not None]
+    return shards.sharded_lists(sharded) + lists, others
 
 
-def _whole_in_lists(entry: Sequence[_Held]) -> tuple[list[list[_Held]], list[_Held]]:
-    """Return the same as `_in_lists`, for gradients that are not sharded."""
+def _whole_in_lists(entry: Sequence[_Member]) -> tuple[list[list[_Member]], list[_Member]]:
+    """Return the same as `_in_lists`, for members that are not sharded."""
     if not entry:
         return [], []
-    kinds = {type(held.parameter) for held in entry}
-    if not kinds.issubset(foreach.PLAIN_TYPES):
+    types = {type(member.parameter) for member in entry}
+    if not types.issubset(foreach.PLAIN_TYPES):
         return [], list(entry)
 
+    # usually all sites have the same rates, which then need no comparison
     first = entry[0].site.values
     rates: list[Any] = [None] * len(entry)
-    if [held for held in entry if held.site.values != first]:
-        rates = [tuple(held.site.values.items()) for held in entry]
+    others_differ = [member for member in entry if member.site.values != first]
+    if others_differ:
+        rates = [tuple(member.site.values.items()) for member in entry]
 
-    lists, others = foreach.positions_in_lists([held.grad for held in entry], rates)
-    together = [[entry[i] for i in positions] for positions in lists]
-    return together, [entry[i] for i in others]
+    grads = _grads_of(entry)
+    positions_of_lists, positions_of_others = foreach.positions_in_lists(grads, rates)
+    lists = []
+    for positions in positions_of_lists:
+        lists.append([entry[i] for i in positions])
+    others = [entry[i] for i in positions_of_others]
+    return lists, others
 
 
-def _regularize_one(held: _Held, common: Rates, scale: float | Tensor) -> None:
+def _regularize_one(member: _Member, common: Rates, scale: float | Tensor) -> None:
     """Regularize one gradient in place."""
-    site = held.site
-    grad = held.grad
+    site = member.site
+    grad = member.grad
     rates = {**site.values, **common}
-    now = {"grad_scale": scale, "parameter": local_part(held.parameter)}
-    new = regularize_grad(site, OF_PARAMETER, rates, grad, **now)
+    parameter = local_part(member.parameter)
+    new = regularize_grad(site, OF_PARAMETER, rates, grad, grad_scale=scale, parameter=parameter)
     if new is not grad:
         grad.copy_(new)
 
 
-def _regularize_all(several: Sequence[_Held], common: Rates, scale: float | Tensor) -> None:
-    """Regularize and count gradients that have the same device, dtype and rates."""
+def _regularize_all(several: Sequence[_Member], common: Rates, scale: float | Tensor) -> None:
+    """Regularize and count the gradients of a list: same device, dtype, rates and shards."""
     site = several[0].site
-    grads = [held.grad for held in several]
+    grads = [member.grad for member in several]
     now = Now(grad_scale=scale, layout="parameter", **site.values, **common)
     now.shards = several[0].shards
     now.parameters = _parameters_of(several)
     if site.regularizer.anchored:
-        now.anchors = [held.site.anchor_of(held.parameter) for held in several]
+        now.anchors = [member.site.anchor_of(member.parameter) for member in several]
     try:
         changed = site.regularizer.apply_all(grads, now)
     except Exception as error:
         name_site(error, site, "the error comes from this site, or from others of its entry")
         raise
-    tallies = [held.site.tally for held in several]
-    if changed is None:
+
+    tallies = [member.site.tally for member in several]
+    if changed is None:  # the class does not count elements
         for tally in tallies:
-            tally.add(None, 0, 0.0)
+            tally.add(affected=None, total=0, rate=0.0)
         return
     norm_counts = [1] * len(grads) if now.norm_counts is None else now.norm_counts
     joint = JointCounts.of(tallies, grads[0].device, norm_counts)

@@ -34,7 +34,8 @@ def train(model, compiled=False, steps=12, loss=nn.functional.cross_entropy):
         for _ in range(steps):
             attached.step()
             optimizer.zero_grad()
-            loss(call(torch.randn(16, 8)), torch.zeros(16, dtype=torch.long)).backward()
+            x = torch.randn(16, 8, dtype=next(model.parameters()).dtype)
+            loss(call(x), torch.zeros(16, dtype=torch.long)).backward()
             optimizer.step()
     return found
 
@@ -65,6 +66,15 @@ def test_minus_inf_is_named_where_the_backward_is_not_finite():
     finding = train(model, loss=lambda y, target: y.square().sum())[0]
     assert finding.layer == "1"
     assert "-Inf in masked logits" in finding.cure
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_a_large_number_is_finite_although_its_square_overflows(compiled, dtype):
+    largest = torch.finfo(dtype).max
+    with_largest = Code(lambda x: x.masked_fill(x > 0, largest))
+    model = nn.Sequential(nn.Linear(8, 8), with_largest, nn.Tanh()).to(dtype)
+    assert train(model, compiled) == []
 
 
 def test_plus_inf_is_a_fault_alone():

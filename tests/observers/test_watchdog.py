@@ -121,7 +121,8 @@ def test_in_the_backward_the_first_layer_that_it_reaches_is_named(behind, value)
     assert [each.layer for each in found] == [str(behind)]
 
 
-def test_a_mask_of_minus_infinity_is_no_bad_input():
+@pytest.mark.parametrize("masked", [-math.inf, 1e300], ids=["-inf", "1e300"])
+def test_a_mask_is_no_bad_input(masked):
     class Masked(nn.Module):
         def forward(self, x, mask):
             return (x @ x.transpose(-2, -1) + mask).softmax(-1) / (x.sum() - x.sum())
@@ -132,11 +133,11 @@ def test_a_mask_of_minus_infinity_is_no_bad_input():
             self.attention = Masked()
 
         def forward(self, x):
-            return self.attention(x, mask=torch.full((3, 3), -math.inf).triu(1))
+            return self.attention(x, mask=torch.full((3, 3), masked, dtype=x.dtype).triu(1))
 
     found = []
     attached = watch(Model(), action=found.append)
-    attached._base(torch.ones(2, 3, 4))
+    attached._base(torch.ones(2, 3, 4, dtype=torch.float64))
     attached.step()
     assert [each.layer for each in found] == ["attention"]
 

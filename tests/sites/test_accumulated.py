@@ -130,9 +130,18 @@ def other_shape(layer):
     layer.weight.grad = None
 
 
-@pytest.mark.parametrize("change", [other_type, other_parameter, pruned, other_shape])
+def swapped(layer):
+    """Change the tensor inside the parameter, which torch refuses if it has a weak reference."""
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        layer.double()
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+
+
+@pytest.mark.parametrize("change", [other_type, other_parameter, pruned, other_shape, swapped])
 def test_a_parameter_that_changes_between_two_updates(change):
-    """An update remembers the parameters of the update before."""
+    """An update knows nothing of the parameters of the update before."""
     model = nn.Sequential(nn.Linear(3, 2), nn.Linear(3, 2))
     optimizer = SGD(model.parameters(), lr=0.0)
     attached = attach(model, {"param:*.weight": ClipGradNorm(0.5, **ONCE)}, optimizer=optimizer)

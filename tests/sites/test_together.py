@@ -215,7 +215,7 @@ def test_an_update_of_a_resnet_takes_at_most_20_operators(resnet, way, name, reg
 @pytest.mark.parametrize("regularizer", REGULARIZERS)
 def test_more_parameters_take_no_more_operators(way, name, regularizer, monkeypatch):
     way(name)
-    monkeypatch.setattr(counter, "_MOST_TENSORS", 8)
+    monkeypatch.setattr(counter, "_MOST_WAITING", 8)
     counts = []
     for copies in (1, 8):
         shapes = [(4, 3), (4,), (2, 3, 3, 3), (2,)] * copies
@@ -224,7 +224,7 @@ def test_more_parameters_take_no_more_operators(way, name, regularizer, monkeypa
         attach(model, {"param:**": REGULARIZERS[regularizer]}, optimizer=optimizer)
         total = 0
         grads = random_grads(shapes, [torch.float32] * len(shapes), 1)
-        for _ in range(counter._MOST_TENSORS + 1):  # with the norms that waited
+        for _ in range(counter._MOST_WAITING + 1):  # with the norms that waited
             model.give(grads)
             with Counting() as counting:
                 before_step(optimizer)
