@@ -307,7 +307,7 @@ def test_it_copies_and_leaves():
         ),
         ({"action": "stop"}, "action must be 'warn', 'raise' or a function, got 'stop'"),
         ({"every": -1}, "every must be an integer >= 0"),
-        ({"at": "input"}, "at must be one of 'output'"),
+        ({"at": "input"}, "at must be 'output', got 'input'"),
     ],
 )
 def test_bad_input(fields, message):
