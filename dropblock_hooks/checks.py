@@ -248,10 +248,14 @@ def own_name(name: str, names: Collection[str]) -> str:
 def check_option(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
     """Raise ValueError for a value that is not one of the allowed ones."""
     is_plain = isinstance(value, (str, int, NoneType))  # arrays, for example, have another `==`
-    if not is_plain or value not in allowed:
-        hint = closest(str(value), map(str, allowed))
-        options = ", ".join(map(repr, allowed))
-        raise ValueError(f"{name} must be one of {options}, got {quote(value)}{hint}")
+    if is_plain and value in allowed:
+        return
+
+    if len(allowed) == 1:
+        raise ValueError(f"{name} must be {allowed[0]!r}, got {quote(value)}")
+    hint = closest(str(value), map(str, allowed))
+    options = ", ".join(map(repr, allowed))
+    raise ValueError(f"{name} must be one of {options}, got {quote(value)}{hint}")
 
 
 def check_tensor(input: Any) -> None:

@@ -27,6 +27,12 @@ SHARDED_BACKWARD = Message(
     "write when='accumulated', and pass attach(..., optimizer=optimizer)",
     severity=Severity.ERROR,
 )
+SHARDED_ANCHOR = Message(
+    Kind.SHARDED,
+    "{sharding} shards the parameter, and its value at attach can't be kept in parts: add the "
+    "gradient of the penalty to parameter.grad yourself, before optimizer.step()",
+    severity=Severity.ERROR,
+)
 PARAMETER_GONE = Message(
     Kind.LOST,
     "the layer no longer has the parameter '{name}'",

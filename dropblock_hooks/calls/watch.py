@@ -17,6 +17,8 @@ def watch(
     rules: str | Sequence[str] = "all",
     action: str | Callable[[Any], Any] = "warn",
     every: int | None = 100,
+    *,
+    keep: int = 0,
     **options: Any,
 ) -> Attachment:
     """Put a `Watchdog` on all layers except torch.jit layers. It names the layer of a fault.
@@ -37,8 +39,10 @@ def watch(
         action: ``"warn"``, ``"raise"``, or a function of a `Finding`.
         every: look at each n-th training forward, and measure some of the others; 1 measures each
             forward. 0 or None: measure each forward, and look when an epoch or the block ends.
-        options: other fields of `Watchdog`, such as ``keep=3``, which shows the last 3 measured
-            calls of a layer before NaN; and ``grad_scaler`` and ``root`` of `attach`.
+        keep: how many measured calls before the first NaN or Inf the finding shows of the layer
+            that it names, at least 0.
+        options: other fields of `Watchdog`, such as ``max_dead=0.5``; and ``grad_scaler`` and
+            ``root`` of `attach`.
 
     Raises:
         ValueError: if a rule or an action does not exist, or an option is out of range.
@@ -46,7 +50,7 @@ def watch(
         SpecError: if the model already has a `Watchdog`.
     """
     of_attach = {name: options.pop(name) for name in ("grad_scaler", "root") if name in options}
-    dog = Watchdog(rules, action=action, every=every, **options)  # type: ignore[arg-type]  # checked
+    dog = Watchdog(rules, action=action, every=every, keep=keep, **options)  # type: ignore[arg-type]  # checked
     # a function leaves out torch.jit layers, which take no hooks
     return attach(model, {_AllLayers(where=_takes_hooks): dog}, **of_attach)
 

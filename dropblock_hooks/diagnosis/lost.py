@@ -44,6 +44,7 @@ def _lost_parameter(hook: ParameterHook, owner: nn.Module) -> Finding | None:
         owner,
         acts_on_parts,
         acts_once(regularizer),
+        anchored=regularizer.anchored,
     )
     if refusal is not None:
         return _finding(

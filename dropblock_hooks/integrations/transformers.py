@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from transformers.trainer_callback import ExportableState, TrainerCallback
+from transformers.trainer_callback import DefaultFlowCallback, ExportableState, TrainerCallback
 
 from ..specs.spec import Spec
 from .driver import TrainerDriver
@@ -14,12 +14,15 @@ class Regularize(TrainerCallback, ExportableState, TrainerDriver):  # type: igno
     The Trainer gives the time, the length of the training and the GradScaler. Scalars go into its
     logs, the state into its checkpoints. After each epoch the callback warns of what
     `Attachment.verify` finds. The end of training removes the hooks. If the training raises, call
-    ``callback.attached.remove()``. A Trainer takes one such callback.
+    ``callback.attached.remove()``. A Trainer takes one such callback. Add it by `add_to`, or with
+    ``Trainer(..., callbacks=[callback])``, where reporters such as TensorBoard get no scalars.
 
     Example:
         >>> from dropblock_hooks.integrations.transformers import Regularize
         >>> callback = Regularize({"bert.encoder.layer.*": Dropout(p=LinearSchedule(0.0, 0.1))})
-        >>> trainer = Trainer(model, args, callbacks=[callback])  # doctest: +SKIP
+        >>> trainer = Trainer(model, args, train_dataset=data)  # doctest: +SKIP
+        >>> callback.add_to(trainer)  # doctest: +SKIP
+        >>> trainer.train()  # doctest: +SKIP
 
     Args:
         spec: any spec that `attach` accepts.
@@ -54,6 +57,48 @@ class Regularize(TrainerCallback, ExportableState, TrainerDriver):  # type: igno
         options: dict[str, Any] = {"root": root, "strict": strict, "log_sites": log_sites}
         self._arguments = {"spec": plain, "unit": unit, **options}
         TrainerDriver.__init__(self, spec, unit, **options)
+
+    def add_to(self, trainer: Any) -> None:
+        """Add the callback to a Trainer, in front of the reporters, which then get its scalars.
+
+        A Trainer calls its callbacks in their order, and puts TensorBoard and other reporters in
+        front of those that it is given. The order of the other callbacks stays the same. A callback
+        that the Trainer already has is moved.
+
+        Example:
+            >>> from tempfile import TemporaryDirectory
+            >>> from transformers import Trainer, TrainingArguments
+            >>> from dropblock_hooks.integrations.transformers import Regularize
+            >>> with TemporaryDirectory() as folder:
+            ...     args = TrainingArguments(folder, report_to=[], use_cpu=True)
+            ...     trainer = Trainer(nn.Linear(2, 2), args)
+            >>> Regularize({"": Dropout(0.1)}).add_to(trainer)
+            >>> [type(callback).__name__ for callback in trainer.callback_handler.callbacks]
+            ['DefaultFlowCallback', 'Regularize', 'ProgressCallback']
+
+        Args:
+            trainer: a ``Trainer`` of Transformers, or a subclass.
+
+        Raises:
+            RuntimeError: if the training has begun.
+        """
+        if trainer.is_in_train:
+            raise RuntimeError(
+                "add_to was called during a training: call it before trainer.train(), and make a "
+                "new Trainer if a training has raised an error"
+            )
+
+        others: list[TrainerCallback] = []
+        place = 0
+        while (callback := trainer.pop_callback(TrainerCallback)) is not None:
+            if callback is self:
+                continue
+            others.append(callback)
+            if place == 0 and isinstance(callback, DefaultFlowCallback):
+                place = len(others)  # the flow callback stays in front: it decides when to log
+
+        for callback in [*others[:place], self, *others[place:]]:
+            trainer.add_callback(callback)
 
     def state(self) -> dict[str, Any]:
         """Return the state for a checkpoint of the Trainer."""

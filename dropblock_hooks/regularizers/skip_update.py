@@ -24,6 +24,9 @@ class SkipUpdate(WithMemory):
 
     Example:
         >>> spec = {"param:**": SkipUpdate(max_norm=100.0, z=6.0)}
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> optimizer = torch.optim.AdamW(model.parameters())
+        >>> attached = attach(model, spec, optimizer=optimizer)
 
     Args:
         max_norm: largest norm, a number > 0 or a schedule; None for no such bound.

@@ -24,6 +24,9 @@ class ZClip(WithMemory):
 
     Example:
         >>> spec = {"param:**": ZClip(2.5)}
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> optimizer = torch.optim.AdamW(model.parameters())
+        >>> attached = attach(model, spec, optimizer=optimizer)
 
     Args:
         z: largest z-score, a number > 0 or a schedule.

@@ -140,16 +140,21 @@ def is_gathered(owner: nn.Module) -> bool:
     return is_managed(owner) and not are_parts
 
 
-def shard_message(owner: nn.Module, acts_on_parts: bool, once: bool) -> Message | None:
+def shard_message(
+    owner: nn.Module, acts_on_parts: bool, once: bool, *, anchored: bool = False
+) -> Message | None:
     """Return why the gradients of this module's parameters can't be regularized, or None.
 
     Args:
         owner: the module that holds the parameters.
         acts_on_parts: whether the regularizer can work on a part of a gradient.
         once: whether the regularizer acts once per update, at the step of the optimizer.
+        anchored: whether the regularizer needs the values of the parameters at attaching.
     """
     if sharding_of(owner) is None:
         return None
+    if anchored:
+        return messages.SHARDED_ANCHOR
     # FullyShardedDataParallel joins several parameters to a flat one, and splits this into parts
     is_flat = any(map(is_part_of_flat, parameters_of(owner).values()))
     if is_flat or not acts_on_parts:
@@ -157,9 +162,11 @@ def shard_message(owner: nn.Module, acts_on_parts: bool, once: bool) -> Message 
     return None if once else messages.SHARDED_BACKWARD
 
 
-def shard_refusal(owner: nn.Module, acts_on_parts: bool, once: bool) -> str | None:
+def shard_refusal(
+    owner: nn.Module, acts_on_parts: bool, once: bool, *, anchored: bool = False
+) -> str | None:
     """Return the text of `shard_message` for this module, or None."""
-    message = shard_message(owner, acts_on_parts, once)
+    message = shard_message(owner, acts_on_parts, once, anchored=anchored)
     return None if message is None else message.text.format(sharding=sharding_of(owner))
 
 

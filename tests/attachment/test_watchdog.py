@@ -1,6 +1,7 @@
 """The rules of Watchdog, each on a made pathology; when it looks, and what it does."""
 
 import copy
+import inspect
 import math
 import pickle
 from contextlib import suppress
@@ -307,7 +308,7 @@ def test_it_copies_and_leaves():
         ),
         ({"action": "stop"}, "action must be 'warn', 'raise' or a function, got 'stop'"),
         ({"every": -1}, "every must be an integer >= 0"),
-        ({"at": "input"}, "at must be one of 'output'"),
+        ({"at": "input"}, "at must be 'output', got 'input'"),
     ],
 )
 def test_bad_input(fields, message):
@@ -321,3 +322,12 @@ def test_the_table_and_errors_of_watch_say_all_layers():
     assert "5 sites all layers/Watchdog" in str(attached)
     with pytest.raises(SpecError, match="all layers: an earlier attach has put Watchdog on"):
         watch(model)
+
+
+def test_the_options_that_watch_names_have_the_defaults_of_a_watchdog():
+    named = inspect.signature(watch).parameters
+    fields = inspect.signature(Watchdog).parameters
+    shared = named.keys() & fields.keys()
+    assert shared == {"rules", "action", "every", "keep"}
+    for name in shared:
+        assert named[name].default == fields[name].default, name

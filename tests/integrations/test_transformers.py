@@ -9,7 +9,13 @@ import dropblock_hooks as r
 
 pytest.importorskip("transformers")
 import transformers
-from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainerCallback
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    DefaultFlowCallback,
+    Trainer,
+    TrainerCallback,
+)
 
 from dropblock_hooks.integrations.transformers import Regularize
 
@@ -133,22 +139,85 @@ def test_means_over_the_sites_are_logged_without_being_asked_for(tmp_path, unit)
     assert logged[-1]["dropblock_hooks/nominal_rate"] > 0.1
 
 
-def test_a_reporter_that_is_put_behind_gets_them(tmp_path):
-    class Reporter(TrainerCallback):
-        logs = ()
+class Reporter(TrainerCallback):
+    """Keeps the logs that it gets, as TensorBoard does."""
 
-        def on_log(self, args, state, control, logs=None, **kwargs):
-            self.logs = (*self.logs, *logs)
+    def __init__(self):
+        self.logs = []
 
-    made = trainer(tmp_path, Reporter(), Regularize(SPEC))
-    made.add_callback(reporter := made.pop_callback(Reporter))
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        self.logs.append(dict(logs))
+
+
+def callbacks_of(made):
+    return made.callback_handler.callbacks
+
+
+@pytest.mark.parametrize("is_passed", [True, False], ids=["passed", "not passed"])
+def test_reporters_get_the_scalars_after_add_to(tmp_path, is_passed):
+    reporter = Reporter()
+    callback = Regularize(SPEC, log_sites=True)
+    given = [reporter, callback] if is_passed else [reporter]
+    made = trainer(tmp_path, *given)
+    callback.add_to(made)
     made.train()
-    assert "dropblock_hooks/realized_rate" in reporter.logs
+
+    reported = [logs for logs in reporter.logs if "loss" in logs]
+    history = [entry for entry in made.state.log_history if "loss" in entry]
+    assert len(reported) == EPOCHS * STEPS / 2
+    for logs, entry in zip(reported, history, strict=True):
+        assert logs == {name: value for name, value in entry.items() if name != "step"}
+    assert {"dropblock_hooks/nominal_rate", "dropblock_hooks/realized_rate"} <= reported[0].keys()
+    assert reported[-1]["dropblock_hooks/nominal_rate"] > 0.1
+    assert reported[-1]["dropblock_hooks/realized_rate"] > 0.1
+    assert reported[-1]["dropblock_hooks/findings"] == 0
+    assert reported[-1]["reg/bert.encoder.layer.0.output.dense/Dropout/p"] == 0.3
+
+
+@pytest.mark.parametrize("is_passed", [True, False], ids=["passed", "not passed"])
+def test_add_to_keeps_the_order_of_the_other_callbacks(tmp_path, is_passed):
+    callback = Regularize(SPEC)
+    given = [Reporter(), callback, Rates()] if is_passed else [Reporter(), Rates()]
+    made = trainer(tmp_path, *given)
+    before = [other for other in callbacks_of(made) if other is not callback]
+    assert [type(other) for other in before[:3]] == [DefaultFlowCallback, Reporter, Rates]
+
+    assert callback.add_to(made) is None
+    after = callbacks_of(made)[:]
+    assert after == [before[0], callback, *before[1:]]
+    callback.add_to(made)
+    assert callbacks_of(made) == after
+
+
+def test_add_to_goes_behind_the_first_flow_callback_or_to_the_front(tmp_path):
+    callback, reporter = Regularize(SPEC), Reporter()
+    first, second = DefaultFlowCallback(), DefaultFlowCallback()
+    made = trainer(tmp_path)
+    made.callback_handler.callbacks = [reporter, first, second]
+    callback.add_to(made)
+    assert callbacks_of(made) == [reporter, first, callback, second]
+    made.callback_handler.callbacks = [reporter]
+    callback.add_to(made)
+    assert callbacks_of(made) == [callback, reporter]
+
+
+def test_add_to_is_refused_during_a_training(tmp_path):
+    class Late(TrainerCallback):
+        def on_step_begin(self, args, state, control, **kwargs):
+            callback.add_to(made)
+
+    callback = Regularize(SPEC)
+    made = trainer(tmp_path, Late())
+    before = callbacks_of(made)[:]
+    with pytest.raises(RuntimeError, match=r"during a training: call it before trainer.train\(\)"):
+        made.train()
+    assert callbacks_of(made) == before
 
 
 @pytest.mark.parametrize("unit", ["epoch", "step"])
 @pytest.mark.parametrize("at", [3, STEPS])
-def test_a_resumed_training_is_the_uninterrupted_one(tmp_path, unit, at):
+@pytest.mark.parametrize("adds", [False, True], ids=["callbacks", "add_to"])
+def test_a_resumed_training_is_the_uninterrupted_one(tmp_path, unit, at, adds):
     options = {
         "save_strategy": "steps",
         "save_steps": at,
@@ -161,12 +230,18 @@ def test_a_resumed_training_is_the_uninterrupted_one(tmp_path, unit, at):
 
     broken = Regularize(SPEC, unit)
     made = trainer(tmp_path / "broken", broken, Rates(at + 1), **options)
+    if adds:
+        broken.add_to(made)
     with pytest.raises(KeyboardInterrupt):
         made.train()
     assert r.attachments(made.model) == [broken.attached]  # a Trainer tells nothing of exceptions
 
     resumed, again = Regularize(SPEC, unit), Rates()
-    made = trainer(tmp_path / "broken", resumed, again, **options)
+    if adds:
+        made = trainer(tmp_path / "broken", again, **options)
+        resumed.add_to(made)
+    else:
+        made = trainer(tmp_path / "broken", resumed, again, **options)
     made.train(resume_from_checkpoint=str(tmp_path / "broken" / f"checkpoint-{at}"))
     rest = {step: rates for step, rates in seen.seen.items() if step >= at}
     assert again.seen == rest

@@ -485,7 +485,7 @@ def test_a_layer_is_refused(regularizer):
         ({"decay": 1.0}, r"decay must be in \[0, 1\), got 1.0"),
         ({"warmup": 2.5}, "warmup must be an integer >= 1, got 2.5"),
         ({"max_norm": -1.0}, "max_norm must be > 0, got -1"),
-        ({"when": "backward"}, "when must be one of 'accumulated', got 'backward'"),
+        ({"when": "backward"}, "when must be 'accumulated', got 'backward'"),
         ({"group": 1}, "group must be True or False, got 1"),
     ],
 )

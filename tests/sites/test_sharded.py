@@ -11,6 +11,7 @@ import torch
 from torch import distributed, nn
 
 from dropblock_hooks import (
+    L2SP,
     AdaGC,
     AdaptiveClipGrad,
     CentralizeGrad,
@@ -282,6 +283,42 @@ def others_are_refused(rank):
                 attach(make(net()), {"param:first.*": regularizer})
 
 
+def a_penalty_is_refused_and_can_be_added_by_hand(rank, wrapper):
+    """The error of L2SP says what to do in its place, and this has the result of one process."""
+    alone = net()
+    optimizer = torch.optim.SGD(alone.parameters(), lr=0.1)
+    attach(alone, {"param:**": L2SP(0.5, **ONCE)}, optimizer=optimizer)
+    for i in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(alone, i).backward()
+        optimizer.step()
+
+    make = {"fsdp2": fsdp2, "tensor_parallel": tensor_parallel}[wrapper]
+    before = net()
+    attached = attach(before, {"param:first.*": L2SP(0.5)})
+    model = make(before)
+    (finding,) = [finding for finding in attached.verify() if finding.sites]
+    assert "its value at attach can't be kept in parts" in finding.text
+    attached.remove()
+
+    for options in ({}, ONCE):
+        text = "L2SP.*shards the parameter.*parameter.grad yourself, before optimizer.step"
+        with pytest.raises(SpecError, match=text):
+            attach(model, {"param:first.*": L2SP(0.5, **options)})
+    with pytest.raises(SpecError, match="L2SP is for gradients of parameters"):
+        attach(model, {"first": L2SP(0.5)})
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    starts = [parameter.detach().clone() for parameter in model.parameters()]
+    for i in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(model, i, lambda x: shards_of(x, rank) if wrapper == "fsdp2" else x).backward()
+        for parameter, start in zip(model.parameters(), starts, strict=True):
+            parameter.grad.add_(0.5 * (parameter.detach() - start))
+        optimizer.step()
+    close(weights(model), weights(alone), wrapper)
+
+
 def a_mesh_of_two_axes(rank):
     """One of the axes has one process only; the gradients are sharded over the other."""
     from torch.distributed.device_mesh import init_device_mesh
@@ -371,6 +408,7 @@ CALLS = {
         "fsdp2_with_a_fused_optimizer",
         "fsdp2_resumes",
         "a_mesh_of_two_axes",
+        "a_penalty_is_refused_and_can_be_added_by_hand:fsdp2",
         "fsdp2_is_observed",
         "a_report_of_one_process_waits_for_no_other",
     ],
@@ -378,6 +416,7 @@ CALLS = {
         "tensor_parallel_is_one_process",
         "rows_that_are_spread_are_refused",
         "others_are_refused",
+        "a_penalty_is_refused_and_can_be_added_by_hand:tensor_parallel",
         "tensor_parallel_is_observed",
     ],
 }
