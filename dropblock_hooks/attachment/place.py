@@ -26,7 +26,6 @@ from ..selectors.dropouts import rate_attribute
 from ..selectors.index import Index, NoMatchError, Target
 from ..selectors.kinds import ATTRIBUTE, LAYER, PARAMETER, TargetKind
 from ..selectors.select import ROOT, Select, Selector, match
-from ..selectors.wrappers import shard_refusal
 from ..sites.held import FreezeHook, ParameterHook, RetuneHook
 from ..sites.hooks import ObserveHook, SiteHook, hooks_on
 from ..sites.model_hook import ModelHook
@@ -233,11 +232,6 @@ def _refusals(p: Placement) -> Iterator[str]:
     if target.kind.is_layer and p.regularizer.accumulates:
         text = "a regularizer that acts once per update is for parameters"
         yield f"{text}: write {_of_parameters(p.entry.selector)}"
-    if target.kind is PARAMETER and p.regularizer.anchored:
-        # before the hook's own text about shards, whose advice does not replace a penalty
-        refusal = shard_refusal(target.module, acts_on_parts=False, once=False, anchored=True)
-        if refusal is not None:
-            yield refusal
     yield from filter(None, p.hook.refusals(target, p.regularizer))
     stated = [
         f"{name}="

@@ -11,6 +11,7 @@ A backward gets the rate and the factors of its forward, because the rate may ha
 """
 
 import json
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import cache
 from operator import index
@@ -51,11 +52,12 @@ SEEDED = {"cpu"}
 _SEEDS = 2**62
 _EXACT_SEEDS = 2**53  # a tensor of float64 holds these seeds
 _MOST_SEEDS = 2**16
-_drawn_seeds: dict[int, None] = {}  # the last seeds of forwards, which recomputations draw again
+# the last seeds of forwards, which recomputations draw again
+_drawn_seeds: OrderedDict[int, None] = OrderedDict()
 OTHER_BLOCKS = (
     "a recomputation drops other blocks than its forward, because the random generator was not "
-    "restored: torch.compile with backend='eager' does not restore it in a checkpoint. Use another "
-    "backend, or no checkpoint"
+    "restored. A checkpoint with preserve_rng_state=False does not restore it, nor does torch.compile "
+    "with backend='eager': use another backend, or no checkpoint"
 )
 _library = torch.library.Library("dropblock_hooks", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's
 # An output has the strides of ``torch.empty_like`` of its own input, so inductor may choose them.
@@ -529,8 +531,7 @@ def _draw_seed() -> Tensor:
     if graph_task() == NO_TASK:
         _drawn_seeds[number] = None
         if len(_drawn_seeds) > _MOST_SEEDS:
-            oldest = next(iter(_drawn_seeds))
-            del _drawn_seeds[oldest]
+            _drawn_seeds.popitem(last=False)
     elif number not in _drawn_seeds:
         raise RuntimeError(OTHER_BLOCKS)
     return seed

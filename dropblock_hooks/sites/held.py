@@ -294,7 +294,12 @@ class ParameterHook(SiteHook):
         if parameter.is_complex():
             yield "the parameter is complex: only gradients of real parameters are regularized"
         acts_on_parts = bool(regularizer.parts)
-        yield shard_refusal(target.module, acts_on_parts, acts_once(regularizer))
+        yield shard_refusal(
+            target.module,
+            acts_on_parts,
+            once=acts_once(regularizer),
+            anchored=regularizer.anchored,
+        )
         yield regularizer.refusal(target.module, parameter)
 
     def install(self, module: nn.Module) -> None:
@@ -444,7 +449,12 @@ class ParameterHook(SiteHook):
             return
         regularizer = self.site.regularizer
         acts_on_parts = bool(regularizer.parts)
-        refusal = shard_refusal(module, acts_on_parts, acts_once(regularizer))
+        refusal = shard_refusal(
+            module,
+            acts_on_parts,
+            once=acts_once(regularizer),
+            anchored=regularizer.anchored,
+        )
         if refusal is not None:
             raise self.site.error(refusal)
         parameter = self.held(module)

@@ -331,10 +331,13 @@ def _refusal(module: nn.Module, site: LiveSite, parameter: Any) -> str | None:
         return NOT_DENSE
     if site.regularizer.random and world_size() > 1:
         return "each process would draw other numbers: use when='backward'"
-    parts = site.regularizer.parts
+    regularizer = site.regularizer
+    parts = regularizer.parts
     if parts == "rows" and is_distributed(parameter) and not Shards.of(parameter).has_whole_rows():
         return "the mean of a row needs all of it, and other processes have parts of the row"
-    return shard_refusal(module, acts_on_parts=bool(parts), once=True)
+    return shard_refusal(
+        module, acts_on_parts=bool(parts), once=True, anchored=regularizer.anchored
+    )
 
 
 def _grads_of(entry: Sequence[_Member]) -> list[Tensor]:
