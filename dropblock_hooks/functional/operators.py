@@ -56,8 +56,8 @@ _MOST_SEEDS = 2**16
 _drawn_seeds: OrderedDict[int, None] = OrderedDict()
 OTHER_BLOCKS = (
     "a recomputation drops other blocks than its forward, because the random generator was not "
-    "restored. A checkpoint with preserve_rng_state=False does not restore it, nor does torch.compile "
-    "with backend='eager': use another backend, or no checkpoint"
+    "restored. A checkpoint with preserve_rng_state=False does not restore it, nor does "
+    "torch.compile with backend='eager': use another backend, or no checkpoint"
 )
 _library = torch.library.Library("dropblock_hooks", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's
 # An output has the strides of ``torch.empty_like`` of its own input, so inductor may choose them.
