@@ -72,6 +72,18 @@ stream_is_captured: Callable[[], bool] = _of_c(
 """Says whether a CUDA graph is captured on the current stream. The public function takes longer."""
 
 
+def recomputes_checkpoint() -> bool:
+    """Return whether a checkpoint that is not reentrant recomputes its forward.
+
+    Without the private name, this is never known.
+    """
+    if graph_task() == NO_TASK:
+        return False
+    top = _of_c("_autograd._top_saved_tensors_default_hooks", None)
+    hooks = None if top is None else top(True)
+    return hooks is not None and getattr(hooks[0], "__module__", "") == "torch.utils.checkpoint"
+
+
 def generator_of(device: torch.device) -> torch.Generator:
     """Return the generator from which a device draws random numbers."""
     if device.type != "mps":
@@ -471,10 +483,10 @@ def run_as_python(function: Function) -> Function:
 def skip_functions() -> None:
     """Pass the functions of `run_as_python` to dynamo, now or when it is imported.
 
-    ``torch._dynamo.reset`` forgets them, so this runs in `attach`, and when code is compiled.
-    Without the private name, dynamo compiles these functions. Then the hook of a compiled model
-    does not count its forwards, a `Watchdog` looks only in ``step``, and each parameter of the
-    model itself has a graph of its own.
+    It runs in `attach`, and when code is compiled, because ``torch._dynamo.reset`` forgets the
+    functions. Without ``skip_code``, dynamo compiles them. Then the hook of a compiled model does
+    not count its forwards, a `Watchdog` looks only in ``step``, and each parameter of the model
+    itself has a graph of its own.
     """
     _when_imported(_DYNAMO_FRAMES, _skip_functions_in)
 
@@ -485,6 +497,22 @@ def _skip_functions_in(eval_frame: ModuleType) -> None:
         return
     for function in _run_as_python:
         skip_code(function.__code__)
+
+
+def keep_equal_calls(*operators: Any) -> None:
+    """Tell torch.compile that two equal calls of a random operator have different results.
+
+    Before torch 2.14, AOTAutograd joins equal calls in one graph, and asks no tag. Without the
+    private name, two calls of a layer with one input draw the same mask there.
+    """
+    packets = [getattr(operator, "overloadpacket", operator) for operator in operators]
+
+    def add(compile_utils: ModuleType) -> None:
+        random = getattr(compile_utils, "rand_ops", None)
+        if isinstance(random, list):
+            random.extend(packets)
+
+    _when_imported("torch._functorch.compile_utils", add)
 
 
 def keep_address(tensor: Tensor) -> None:
@@ -622,7 +650,7 @@ def _guard_hooks_in(config: ModuleType) -> None:
 def _when_imported(name: str, change: Callable[[ModuleType], None]) -> None:
     """Change a module of dynamo, now or when it is imported.
 
-    So a process that compiles nothing need not import dynamo.
+    Its import takes a second, and a process that compiles nothing does not need it.
     """
     module = sys.modules.get(name)
     if module is not None:
@@ -641,7 +669,8 @@ class _Import(importlib.abc.MetaPathFinder):
     def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
         if name != self.name:
             return None
-        sys.meta_path.remove(self)
+        if self in sys.meta_path:  # other code may have replaced the list
+            sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
         if spec is None or spec.loader is None:
             return None

@@ -25,7 +25,9 @@ from .._torch import (
     constant_when_traced,
     graph_task,
     is_short_of_memory,
+    keep_equal_calls,
     outside_of_trace,
+    recomputes_checkpoint,
 )
 from . import in_graph
 from .cells import FIRST_RATE, RATES, SIZE, added, code_of, norms_together
@@ -52,12 +54,12 @@ SEEDED = {"cpu"}
 _SEEDS = 2**62
 _EXACT_SEEDS = 2**53  # a tensor of float64 holds these seeds
 _MOST_SEEDS = 2**16
-# the last seeds of forwards, which recomputations draw again
-_drawn_seeds: OrderedDict[int, None] = OrderedDict()
+# the last seeds that forwards have drawn, by site; a recomputation must draw one of them again
+_drawn_seeds: OrderedDict[tuple[int, int], None] = OrderedDict()
 OTHER_BLOCKS = (
     "a recomputation drops other blocks than its forward, because the random generator was not "
-    "restored. A checkpoint with preserve_rng_state=False does not restore it, nor does "
-    "torch.compile with backend='eager': use another backend, or no checkpoint"
+    "restored: with checkpoint(), leave preserve_rng_state=True; with torch.compile, use another "
+    "backend than 'eager'"
 )
 _library = torch.library.Library("dropblock_hooks", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's
 # An output has the strides of ``torch.empty_like`` of its own input, so inductor may choose them.
@@ -405,7 +407,7 @@ def drop_blocks(
     Args:
         x: floating-point tensor (N, C, ...).
         cells: the cells of the site; see `functional.cells`.
-        counts: the counts of the site, which are not changed. None is for CPUs.
+        counts: the counts of the site, which are not changed. None on a CPU.
         random: the result of `randomness`.
         training: the mode of the layer, which chooses the cells.
         block: an edge for each spatial axis; clipped to the map.
@@ -494,10 +496,11 @@ def drop_and_add(
 ) -> tuple[Tensor, Tensor]:
     """Drop blocks on a CPU like `drop_blocks`, and add the call to the counts.
 
-    It is one operator with two results, because each further one takes time to compile. Its schema
-    does not say that it changes the counts, for three reasons. Autograd takes no formula for such
-    an operator. AOTAutograd would need more operators for the site. And a compiled checkpoint would
-    save the counts for its recomputation, and refuse its backward after another forward.
+    Each operator and each result takes time to compile, so this is one operator with two results.
+
+    Its schema does not say that it changes the counts. If it did, ``register_autograd`` would
+    refuse the operator, and AOTAutograd would need more operators for a site. A compiled checkpoint
+    would save the counts for its recomputation, and refuse its backward after another forward.
 
     Args:
         x: floating-point tensor (N, C, ...).
@@ -511,9 +514,14 @@ def drop_and_add(
         The new tensor, and a vector for `drop_again`: the seed, the rate and the factors of the
         kept elements.
     """
-    random = _draw_seed() if seed is None else seed % _EXACT_SEEDS
     block, method, normalize, share_channels = read_options(options)
     rows = cells[int(training), 0]
+    if seed is None:
+        random = torch.randint(_EXACT_SEEDS, (), device="cpu")
+        if rows[RATES, FIRST_RATE] > 0:
+            _check_seed(counts.data_ptr(), int(random))
+    else:
+        random = seed % _EXACT_SEEDS
     y, _, factors, row = _drop_blocks_densely(
         x, rows, None, random, block, method, normalize, share_channels
     )
@@ -522,19 +530,20 @@ def drop_and_add(
 
 
 torch.fx.has_side_effect(drop_and_add)  # so that no call is left out
+keep_equal_calls(drop_and_add, seed)
 
 
-def _draw_seed() -> Tensor:
-    """Draw a seed for a CPU; RuntimeError in a recomputation that draws another seed."""
-    seed = torch.randint(_EXACT_SEEDS, ())
-    number = int(seed)
-    if graph_task() == NO_TASK:
-        _drawn_seeds[number] = None
+def _check_seed(site: int, seed: int) -> None:
+    """Raise RuntimeError if a checkpoint recomputes a call with another seed than its forward.
+
+    The site is named by the address of its counts.
+    """
+    if not recomputes_checkpoint():
+        _drawn_seeds[site, seed] = None
         if len(_drawn_seeds) > _MOST_SEEDS:
             _drawn_seeds.popitem(last=False)
-    elif number not in _drawn_seeds:
+    elif (site, seed) not in _drawn_seeds:
         raise RuntimeError(OTHER_BLOCKS)
-    return seed
 
 
 def _fake_drop_again(grad: Tensor, draw: Tensor, options: str) -> Tensor:
@@ -583,7 +592,7 @@ def drop_and_count(
     """
     y: Tensor
     if x.device.type in SEEDED:
-        # torch does not compute a seed again, because it is far smaller than `x`
+        # the partitioner saves this seed instead of drawing it again, because it is small
         kept_seed = seed(x) if is_short_of_memory() else None
         y, _ = drop_and_add(x, cells, counts, kept_seed, training, options)
         return y
@@ -668,7 +677,9 @@ def _factor(
 ) -> Any:
     """Return the factor of the kept elements: a number, or a tensor with one for each sample."""
     if normalize is None or x.numel() == 0:
-        return [1.0] * x.shape[0] if normalize == "sample" else 1.0
+        if normalize == "sample":
+            return torch.ones(x.shape[0], dtype=wide_dtype(x.device), device=x.device)
+        return 1.0
     if normalize == "batch":
         return count_ratio(x.numel(), x.numel() - dropped, 1e-6)
     if normalize == "expected":
@@ -722,7 +733,7 @@ def _backward_by_drop_again(
     return drop_again(grad, draw, ctx.options), *no_others
 
 
-def _save_for_third_drop(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _save_for_second_drop_again(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     _, draw, ctx.options = inputs
     ctx.save_for_backward(draw)
 
@@ -807,7 +818,7 @@ torch.library.register_autograd(
 torch.library.register_autograd(
     "dropblock_hooks::drop_again",
     _second_backward_by_drop_again,
-    setup_context=_save_for_third_drop,
+    setup_context=_save_for_second_drop_again,
     lib=_library,
 )
 torch.library.register_autograd(

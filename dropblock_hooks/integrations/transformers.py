@@ -7,6 +7,8 @@ from transformers.trainer_callback import DefaultFlowCallback, ExportableState, 
 from ..specs.spec import Spec
 from .driver import TrainerDriver
 
+_ONE_CALLBACK = "a Trainer takes one Regularize callback, with all of the spec"
+
 
 class Regularize(TrainerCallback, ExportableState, TrainerDriver):  # type: ignore[misc]  # of a skipped package
     """A callback that puts regularizers on the model of a Trainer, for its training.
@@ -88,17 +90,17 @@ class Regularize(TrainerCallback, ExportableState, TrainerDriver):  # type: igno
                 "new Trainer if a training has raised an error"
             )
 
-        others: list[TrainerCallback] = []
-        place = 0
-        while (callback := trainer.pop_callback(TrainerCallback)) is not None:
-            if callback is self:
-                continue
-            others.append(callback)
-            if place == 0 and isinstance(callback, DefaultFlowCallback):
-                place = len(others)  # the flow callback stays in front: it decides when to log
+        callbacks: list[Any] = trainer.callback_handler.callbacks
+        others = [callback for callback in callbacks if callback is not self]
+        if any(isinstance(callback, Regularize) for callback in others):
+            raise RuntimeError(_ONE_CALLBACK)
 
-        for callback in [*others[:place], self, *others[place:]]:
-            trainer.add_callback(callback)
+        place = 0
+        for number, callback in enumerate(others, start=1):
+            if isinstance(callback, DefaultFlowCallback):
+                place = number  # the flow callback stays in front: it decides when to log
+                break
+        callbacks[:] = [*others[:place], self, *others[place:]]
 
     def state(self) -> dict[str, Any]:
         """Return the state for a checkpoint of the Trainer."""
@@ -121,7 +123,7 @@ class Regularize(TrainerCallback, ExportableState, TrainerDriver):  # type: igno
                 "hooks between threads: start it with torchrun, or set CUDA_VISIBLE_DEVICES=0"
             )
         if isinstance(state.stateful_callbacks.get(type(self).__name__), list):
-            raise RuntimeError("a Trainer takes one Regularize callback, with all of the spec")
+            raise RuntimeError(_ONE_CALLBACK)
 
         is_resumed = state.global_step > 0
         if is_resumed:

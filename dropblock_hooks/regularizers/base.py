@@ -57,7 +57,7 @@ _OF_APPLY = (
     "apply_all",
     "block_options",
 )
-"""What belongs to one ``apply``: a class with another ``apply`` does not inherit these."""
+"""What describes one ``apply``. A class that defines another ``apply`` gets the defaults."""
 
 
 class Now:
@@ -231,10 +231,10 @@ class Regularizer:
 
     @property
     def block_options(self) -> str:
-        """The options of a class that compiled code runs by `functional.operators.drop_and_count`.
+        """The options, if compiled code calls `functional.operators.drop_and_count`.
 
-        They are a text; see `functional.operators.BlockOptions`. All other classes have none, and
-        compiled code calls their ``apply``.
+        They are a text; see `functional.operators.BlockOptions`. For "", compiled code calls
+        ``apply``.
         """
         return ""
 
@@ -273,12 +273,18 @@ class Regularizer:
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
-        if not {"apply", "bind"} & vars(cls).keys():
+        # the class itself, and mixins in front of the regularizer that it extends
+        new = []
+        for part in cls.__mro__:
+            if part is not cls and issubclass(part, Regularizer):
+                break
+            new.append(vars(part))
+        if not any("apply" in names or "bind" in names for names in new):
             return
 
         check_apply(cls)
         for name in _OF_APPLY:
-            if name not in vars(cls):
+            if not any(name in names for names in new):
                 setattr(cls, name, getattr(Regularizer, name))
 
     def __post_init__(self) -> None:

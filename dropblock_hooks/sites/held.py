@@ -230,7 +230,8 @@ class FreezeHook(SiteHook):
     def _freeze_parameters(self, module: nn.Module) -> None:
         """Freeze the weight and the bias, if the regularizer says so.
 
-        It runs in each forward, because other code may have unfrozen them.
+        It runs in each eager forward in which the norm is frozen, because other code may have
+        unfrozen them.
         """
         regularizer: Any = self.site.regularizer
         if not regularizer.parameters:

@@ -97,7 +97,7 @@ class SiteHook:
         # True if the hook needs only the output, as a whole
         self.takes_output = not (self.at_input or item.index is not None or item.needs_input)
         self.direct = self.takes_output  # whether `__call__` may regularize it without `_act`
-        # the options with which compiled code drops blocks of the output; "" asks for more steps
+        # the options with which compiled code drops blocks of the output in few steps, or ""
         self.block_options = site.block_options if self.direct and site.reader.sure else ""
         if self.precedence == Precedence.ACTIVATIONS:
             self.precedence = _precedence_of(item)
@@ -378,9 +378,10 @@ class SiteHook:
         layout: torch.layout,
         ndim: int,
     ) -> bool:
-        """Return whether blocks of an output are dropped as it is, and prepare the site for it.
+        """Return whether the output needs no change of its axes before blocks are dropped.
 
-        Dynamo calls it as Python, because it would take long to trace these questions.
+        If so, the site gets its tensors. Dynamo calls this as Python, because it would take long to
+        trace these questions.
         """
         site = self.site
         view = site.reader.sure

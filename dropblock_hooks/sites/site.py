@@ -140,7 +140,7 @@ class LiveSite:
         self.has_map = regularizer.spatial is not None
         self.reads_axes = self.has_map or regularizer.channelwise
         self.has_share = regularizer.has_share
-        self.block_options = regularizer.block_options
+        self.block_options = "" if self.of_gradients else regularizer.block_options
         self.note_scaler()
         self.moves = any(map(is_moving, regularizer.rates.values()))
         self.always = regularizer.active == "always"
@@ -154,6 +154,8 @@ class LiveSite:
         self.scaled = bool(scaler) and is_enabled(scaler) and reads_scale
         # whether it becomes a part of compiled graphs; otherwise an operator there calls Python
         self.traced = regularizer.traced and len(regularizer.rates) <= MOST_RATES
+        if self.of_gradients and regularizer.block_options:
+            self.traced = False  # compiled code has no function for blocks of gradients
         if self.scaled and not has_scale_tensor(scaler):
             # a graph reads the scale from a tensor, which only torch's own GradScaler has
             self.traced = False

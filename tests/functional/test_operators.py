@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -133,31 +134,54 @@ def test_the_operator_for_cpus_drops_as_the_other_one(method, share_channels, no
     assert torch.equal(second == 0, y == 0)
 
 
-def test_a_recomputation_with_another_seed_is_refused():
-    x = torch.ones(2, 3, 9, 9)
+def test_the_operator_for_cpus_takes_empty_tensors():
+    for normalize in NORMALIZE:
+        options = operators.BlockOptions((3, 3), "exact", normalize, False).text
+        counts = torch.zeros(WIDTH, dtype=torch.float64)
+        for shape in [(0, 3, 9, 9), (2, 0, 9, 9)]:
+            x = torch.ones(shape)
+            y, draw = operators.drop_and_add(x, cells_of(0.3), counts, None, True, options)
+            assert y.shape == shape
+            assert draw.shape == (2 + (shape[0] if normalize == "sample" else 1),)
+        assert counts[ACTIVE] == 2
+
+
+def drop(x, counts, p=0.3):
     options = operators.BlockOptions((3, 3), "exact", "batch", False).text
+    y, _ = operators.drop_and_add(x, cells_of(p), counts, None, True, options)
+    return y
+
+
+def in_a_checkpoint(p, preserve_rng_state):
+    """The gradient of the square of the kept elements for x = 1, and their squares."""
+    x = torch.ones(4, 3, 9, 9, requires_grad=True)
     counts = torch.zeros(WIDTH, dtype=torch.float64)
+    y = torch.utils.checkpoint.checkpoint(
+        lambda x: drop(x, counts, p).square(),
+        x,
+        use_reentrant=False,
+        preserve_rng_state=preserve_rng_state,
+    )
+    y.sum().backward()
+    return x.grad, y
 
-    class Recomputes(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x, restores):
-            ctx.restores = restores
-            ctx.state = torch.get_rng_state()
-            ctx.y = operators.drop_and_add(x, cells_of(0.3), counts, None, True, options)[0]
-            return ctx.y.clone()
 
-        @staticmethod
-        def backward(ctx, grad):
-            if ctx.restores:
-                torch.set_rng_state(ctx.state)
-            again, _ = operators.drop_and_add(x, cells_of(0.3), counts, None, True, options)
-            assert torch.equal(again, ctx.y)
-            return grad, None
+def test_a_recomputation_with_another_seed_is_refused(monkeypatch):
+    monkeypatch.setattr(operators, "_drawn_seeds", OrderedDict())  # tests begin with one seed
+    grad, y = in_a_checkpoint(0.3, preserve_rng_state=True)
+    torch.testing.assert_close(grad, 2 * y.detach())
+    with pytest.raises(RuntimeError, match="other blocks than its forward.*preserve_rng_state"):
+        in_a_checkpoint(0.3, preserve_rng_state=False)
+    in_a_checkpoint(0.0, preserve_rng_state=False)  # nothing is dropped
 
-    Recomputes.apply(x.clone().requires_grad_(), True).sum().backward()
-    assert counts[ACTIVE] == 1  # a recomputation is not counted
-    with pytest.raises(RuntimeError, match="other blocks than its forward.*backend='eager'"):
-        Recomputes.apply(x.clone().requires_grad_(), False).sum().backward()
+
+def test_a_new_forward_in_a_backward_is_no_recomputation():
+    y = torch.ones(2, requires_grad=True) * 2
+    results = []
+    counts = torch.zeros(WIDTH, dtype=torch.float64)
+    y.register_hook(lambda grad: results.append(drop(torch.ones(4, 3, 9, 9), counts)))
+    y.sum().backward()
+    assert (results[0] == 0).any()
 
 
 @pytest.mark.parametrize("of_gradient", FORMATS)

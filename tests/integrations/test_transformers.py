@@ -201,6 +201,14 @@ def test_add_to_goes_behind_the_first_flow_callback_or_to_the_front(tmp_path):
     assert callbacks_of(made) == [callback, reporter]
 
 
+def test_add_to_refuses_a_second_callback(tmp_path):
+    made = trainer(tmp_path, callbacks=[Regularize(SPEC)])
+    before = list(made.callback_handler.callbacks)
+    with pytest.raises(RuntimeError, match="takes one Regularize callback"):
+        Regularize(SPEC).add_to(made)
+    assert made.callback_handler.callbacks == before
+
+
 def test_add_to_is_refused_during_a_training(tmp_path):
     class Late(TrainerCallback):
         def on_step_begin(self, args, state, control, **kwargs):

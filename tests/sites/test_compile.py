@@ -3,6 +3,8 @@
 import copy
 import dataclasses
 import functools
+from dataclasses import dataclass
+from typing import ClassVar
 
 import pytest
 import torch
@@ -34,6 +36,7 @@ from dropblock_hooks import (
     ZeroGrad,
     ZLoss,
     attach,
+    register,
 )
 from tests.cases import not_in_dynamo_of_2_9, rest_slow
 from tests.classes import own_regularizers
@@ -302,6 +305,52 @@ def test_several_forwards_of_a_checkpoint_before_their_backward(regularizer):
     (site,) = attached.sites
     assert (site.calls, site.active_calls) == (4, 4)
     assert site.map_size == (9, 9)
+
+
+@pytest.mark.parametrize("regularizer", [DropBlock2d(0.3, 3), Dropout(0.3)], ids=str)
+@pytest.mark.parametrize("layer", [nn.Conv2d(3, 3, 1), nn.Identity()], ids=["Conv2d", "Identity"])
+def test_two_calls_in_one_graph_have_different_masks(layer, regularizer):
+    """As in R-Drop, which compares two passes of one batch."""
+    model = nn.Sequential(copy.deepcopy(layer))
+    attached = attach(model, {"0": regularizer})
+    both = compiled(lambda x: (model(x), model(x)))
+    first, second = both(torch.randn(4, 3, 16, 16, requires_grad=True))
+    assert not torch.equal(first == 0, second == 0)
+    (site,) = attached.sites
+    assert (site.calls, site.active_calls) == (2, 2)
+
+
+def test_blocks_of_gradients_do_not_drop_activations(own_registry):
+    @register
+    @dataclass(frozen=True, repr=False)
+    class GradBlock2d(DropBlock2d):
+        acts_on: ClassVar[str] = "gradient"
+
+    model = nn.Sequential(nn.Conv2d(3, 3, 1))
+    attach(model, {"0": GradBlock2d(0.3, 3)})
+    x = torch.randn(4, 3, 16, 16, requires_grad=True)
+    y = compiled(model)(x)
+    assert (y != 0).all()
+    y.sum().backward()
+    assert (model[0].bias.grad < 4 * 16 * 16 * 2).all()
+    assert (x.grad == 0).any()
+
+
+def test_apply_of_a_mixin_runs_in_compiled_code(own_registry):
+    class Fives:
+        def apply(self, x, now):
+            return x * 0 + 5, None
+
+    @register
+    @dataclass(frozen=True, repr=False)
+    class FivesIn2d(Fives, DropBlock2d):
+        pass
+
+    model = nn.Sequential(nn.Conv2d(3, 3, 1))
+    attach(model, {"0": FivesIn2d(0.3, 3)})
+    x = torch.randn(4, 3, 16, 16)
+    assert (model(x) == 5).all()
+    assert (compiled(model)(x) == 5).all()
 
 
 @pytest.mark.parametrize(
