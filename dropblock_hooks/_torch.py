@@ -73,12 +73,10 @@ stream_is_captured: Callable[[], bool] = _of_c(
 
 
 def recomputes_checkpoint() -> bool:
-    """Return whether a checkpoint that is not reentrant recomputes its forward.
+    """Return in a backward whether a checkpoint that is not reentrant recomputes its forward.
 
     Without the private name, this is never known.
     """
-    if graph_task() == NO_TASK:
-        return False
     top = _of_c("_autograd._top_saved_tensors_default_hooks", None)
     hooks = None if top is None else top(True)
     return hooks is not None and getattr(hooks[0], "__module__", "") == "torch.utils.checkpoint"

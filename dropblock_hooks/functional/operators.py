@@ -538,7 +538,7 @@ def _check_seed(site: int, seed: int) -> None:
 
     The site is named by the address of its counts.
     """
-    if not recomputes_checkpoint():
+    if graph_task() == NO_TASK or not recomputes_checkpoint():
         _drawn_seeds[site, seed] = None
         if len(_drawn_seeds) > _MOST_SEEDS:
             _drawn_seeds.popitem(last=False)

@@ -202,7 +202,7 @@ def test_add_to_goes_behind_the_first_flow_callback_or_to_the_front(tmp_path):
 
 
 def test_add_to_refuses_a_second_callback(tmp_path):
-    made = trainer(tmp_path, callbacks=[Regularize(SPEC)])
+    made = trainer(tmp_path, Regularize(SPEC))
     before = list(made.callback_handler.callbacks)
     with pytest.raises(RuntimeError, match="takes one Regularize callback"):
         Regularize(SPEC).add_to(made)
