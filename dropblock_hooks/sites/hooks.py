@@ -349,15 +349,17 @@ class SiteHook:
         Few functions are called here, because dynamo takes long for each of them.
         """
         site = self.site
-        if self.block_options and module.training:
-            x = rest[-1]
-            if isinstance(x, Tensor) and self._drops_plainly(
-                type(module), x.device, x.dtype, x.layout, x.ndim
-            ):
-                return drop_and_count(x, site.cells, site.counts, True, self.block_options)
+        if self.block_options and self._takes_blocks(module, rest[-1]):
+            return drop_and_count(rest[-1], site.cells, site.counts, True, self.block_options)
+        if self.direct and site.traced and _traces_plainly():
+            return self._compile_output(module, args, rest)
+        return self._compile_any(module, args, rest)
 
-        if not (self.direct and site.traced and _traces_plainly()):
-            return self._compile_any(module, args, rest)
+    def _compile_output(
+        self, module: nn.Module, args: tuple[Any, ...], rest: tuple[Any, ...]
+    ) -> Any:
+        """Run while torch.compile traces, if the hook needs only the output, as a whole."""
+        site = self.site
         training = module.training and not type(module).__module__.startswith(_QUANTIZED)
         if not (training or site.is_on(False)):
             return None
@@ -368,6 +370,14 @@ class SiteHook:
             y = compiled.regularize(site, x, args[0] if args else None, training)
             return None if y is x else y
         return self._act(module, args, rest)
+
+    def _takes_blocks(self, module: nn.Module, output: Any) -> bool:
+        """Return whether compiled code drops blocks of this output in few steps."""
+        if not (module.training and isinstance(output, Tensor)):
+            return False
+        return self._drops_plainly(
+            type(module), output.device, output.dtype, output.layout, output.ndim
+        )
 
     @constant_when_traced
     def _drops_plainly(

@@ -11,7 +11,7 @@ together.
 import functools
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -280,12 +280,8 @@ def _entries(places: Sequence[_Place], optimizer: Any) -> list[list[_Member]]:
     """
     entries: dict[Any, list[_Member]] = defaultdict(list)
     updated = updated_by(optimizer)
-    for place in places:
-        module = place.module()
+    for place, module in _acting(places):
         site = place.site
-        if module is None or not (module.training or site.is_on(False)):
-            continue
-
         attributes = vars(module)
         parameter = attributes.get(PARAMETERS, NO_PARAMETERS).get(place.local)
         if parameter is None:  # it has another name, or another module holds it
@@ -305,6 +301,14 @@ def _entries(places: Sequence[_Place], optimizer: Any) -> list[list[_Member]]:
         member = _new_member((site, parameter, grad, shards_of_grad))
         entries[site.position].append(member)
     return list(entries.values())
+
+
+def _acting(places: Sequence[_Place]) -> Iterator[tuple[_Place, nn.Module]]:
+    """Yield the places whose site acts in the present mode of its module, with the module."""
+    for place in places:
+        module = place.module()
+        if module is not None and (module.training or place.site.is_on(False)):
+            yield place, module
 
 
 def _are_on(places: Sequence[_Place]) -> bool:
