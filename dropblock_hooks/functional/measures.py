@@ -33,7 +33,7 @@ from .operators import operator
 KEPT, COUNT, SUM, SQUARES, NORMS, ZEROS, NONFINITE, BINS = range(8)
 """The places in ``state["sums"]``, the sums over the measured calls.
 
-KEPT        measured calls without NaN and Inf; COUNT to NORMS are sums over these calls only
+KEPT        measured calls without NaN and Inf; the sums above cover only these calls
 COUNT       the number of values
 SUM         the values
 SQUARES     their squares
@@ -73,7 +73,7 @@ DISTANCE            the distance of measured calls or gradients, see `is_planned
 SEEN_GRADIENTS      gradients while the site was on, measured or not
 FOUND               here begin three numbers of a call, only for kernels
 SQUARE              a number of a gradient, only for kernels
-WATCHED             here begin the rows, see `rows_in`; so it is also the number of places
+WATCHED             the number of places above; the rows begin here, see `rows_in`
 """
 _ROW = 4096  # values that are added up in float32
 TINY = 1e-12  # the magnitude up to which a Watchdog calls a channel dead
@@ -344,7 +344,7 @@ def largest_magnitude(x: Tensor) -> Tensor:
 
 
 def norm_of(x: Tensor) -> Tensor:
-    """Return the norm. It is finite if all values are, also where their squares exceed a type.
+    """Return the norm. It is finite if all values are, also where their squares overflow.
 
     If even the norm in float64 overflows, the result is the largest magnitude.
     """

@@ -8,7 +8,7 @@ new memory, and changes nothing. A row of zeros, as `new_memory` makes it, has s
 
     adagc        mean of the norms after clipping, number of norms
     zclip        mean of the norms after clipping by `z`, their variance, number of norms
-    skip_update  mean of the norms, each at most the bound of `z`, their variance, number of norms
+    skip_update  mean of the norms, each cut at the bound of `z`, their variance, number of norms
 
 The option `max_norm` of `zclip` and `skip_update` does not change what is remembered.
 
@@ -318,7 +318,7 @@ def _with_norms(memory: Tensor, norms: Tensor, limits: Tensor, decay: float, war
     change = norms - mean
     new_mean = mean + weight * change
     distance = norms - new_mean
-    square = torch.where(warms_up, change, distance) * distance  # first Welford's algorithm
+    square = torch.where(warms_up, change, distance) * distance  # in the warm-up, Welford's algorithm
     new_variance = variance + weight * (square - variance)
 
     new = torch.stack([new_mean, new_variance, count], dim=1)

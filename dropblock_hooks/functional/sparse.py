@@ -27,7 +27,7 @@ LEAST = {
     "blocks": 2**17,
     "units": 2**18,
 }
-"""The number of elements of a tensor from which on the sparse form is faster."""
+"""From so many elements on, the sparse form is faster."""
 _CPU = torch.device("cpu")
 _FREQUENT = 0.4  # from this chance on, one draw for each position is faster than one for each gap
 _LONG_SIDE = 64  # elements; it is fast to write a side of a block with at least as many

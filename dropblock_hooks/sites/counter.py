@@ -32,7 +32,7 @@ _BIN_OF_ONE = 257  # the bin that begins at a norm of 1
 _LAST_BIN = 513
 HISTOGRAM_LENGTH = 1 + (_LAST_BIN + 1) + LARGEST  # the sum, the bins, and the two largest norms
 _MOST_WAITING = 64  # tensors that wait to be added up together, because each launch takes time
-_MOST_WAITING_NORMS = 2**20  # norms of several counters that wait, which bounds their memory
+_MOST_WAITING_NORMS = 2**20  # a `JointCounts` keeps fewer norms, which bounds its memory
 
 
 class Norms:
@@ -499,7 +499,7 @@ class JointCounts:
     def of(
         cls, counters: Sequence[Counter], device: torch.device, norm_counts: Sequence[int]
     ) -> JointCounts:
-        """Return the object that these counters share already; or a new one if none fits."""
+        """Return the `JointCounts` that these counters share, or a new one."""
         joint = counters[0].joint
         if joint is not None and joint._fits(counters, device, norm_counts):
             return joint

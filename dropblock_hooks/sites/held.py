@@ -2,7 +2,7 @@
 
     RetuneHook     the rate of a dropout that the model already has
     FreezeHook     the mode of a norm, for `FreezeNorm`
-    ParameterHook  a parameter, whose gradient a `GradHook` or `AccumulatedHook` on it gets
+    ParameterHook  a parameter; puts a `GradHook` or an `AccumulatedHook` on it
 
 ``attachment.place.HOOKS`` says which targets and regularizers get which hook. torch calls these
 hooks before or after each forward of the module.
@@ -259,7 +259,7 @@ class FreezeHook(SiteHook):
         return super().__call__(module, args, *rest)
 
     def _act(self, module: nn.Module, args: tuple[Any, ...], rest: tuple[Any, ...]) -> Any:
-        """Count a call. In eager mode, one dense tensor goes to `FreezeNorm.apply` instead."""
+        """Count a call whose output is not one dense tensor; such a tensor gets `FreezeNorm.apply`."""
         if is_compiling():
             return super()._act(module, args, rest)
         if graph_task() == NO_TASK:
@@ -414,7 +414,7 @@ class ParameterHook(SiteHook):
                 training = not is_quantized(module)
             if self.site.enter(training):
                 for hooks_of_step in self.run.optimizers:
-                    hooks_of_step.began = False  # a step that raised has not seen its end
+                    hooks_of_step.began = False  # a step that raised did not reset this
         finally:
             set_eval_frame(callback)
 
@@ -428,7 +428,7 @@ class ParameterHook(SiteHook):
             return
 
         for hooks_of_step in self.run.optimizers:
-            hooks_of_step.began = False  # a step that has raised an error has not seen its end
+            hooks_of_step.began = False  # a step that raised did not reset this
         if self.site.accumulates:
             return  # the hook of the optimizer regularizes the gradient
         if not self.run.checked:
@@ -524,7 +524,7 @@ class GradHook:
         hook: the hook on the module.
         owner: the module that holds the parameter.
         impl: the address of the C++ tensor of the parameter.
-        value: the parameter without its graph, if it is no leaf; None reads it from the module.
+        value: the detached parameter, if it is no leaf; None for a leaf, read from the module.
     """
 
     hook: ParameterHook

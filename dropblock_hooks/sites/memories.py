@@ -30,7 +30,7 @@ def regularize(
 
     Args:
         entry: the members of the entry: gradients with their sites and parameters.
-        norms: the norm of each gradient, of a loss times `scale`.
+        norms: the norm of each gradient. The gradients are those of the loss times `scale`.
         scale: the factor of the loss.
         found_inf: not 0 if the GradScaler leaves this update out; None if no GradScaler can.
     """

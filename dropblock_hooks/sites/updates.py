@@ -70,7 +70,7 @@ _new_member: Callable[[tuple[Any, ...]], _Member] = functools.partial(tuple.__ne
 class _Place:
     """The module that holds the parameter of a site.
 
-    It has no reference to the parameter. A strong one would keep the parameter, because the
+    It has no reference to the parameter. A strong one would keep the parameter alive, because the
     optimizer may live longer than the model. A weak one would prevent ``torch.utils.swap_tensors``.
 
     Attributes:
@@ -78,8 +78,7 @@ class _Place:
         hook: the hook of the site.
         site: the site.
         local: the name of the parameter in the module.
-        takes_dense: whether the regularizer takes every dense gradient that is not sharded. For
-            such a gradient, `_refusal` is not asked.
+        takes_dense: whether `_refusal` never refuses a dense gradient that is not sharded.
     """
 
     def __init__(self, module: weakref.ref[nn.Module], hook: Any) -> None:
