@@ -137,7 +137,7 @@ def whole_tensors(tensors: Sequence[Tensor]) -> UnitsOfList:
 
 
 def rows_as_units(tensors: Sequence[Tensor], least_axes: int) -> UnitsOfList:
-    """Return the rows of axis 0 as units; a tensor with fewer than `least_axes` axes is one unit."""
+    """Return the rows of axis 0 as units. A tensor with less than `least_axes` axes is one unit."""
     counts = []
     for x in tensors:
         counts.append(x.shape[0] if x.ndim >= least_axes else 1)

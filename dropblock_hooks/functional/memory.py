@@ -318,7 +318,8 @@ def _with_norms(memory: Tensor, norms: Tensor, limits: Tensor, decay: float, war
     change = norms - mean
     new_mean = mean + weight * change
     distance = norms - new_mean
-    square = torch.where(warms_up, change, distance) * distance  # in the warm-up, Welford's algorithm
+    # in the warm-up, by Welford's algorithm
+    square = torch.where(warms_up, change, distance) * distance
     new_variance = variance + weight * (square - variance)
 
     new = torch.stack([new_mean, new_variance, count], dim=1)

@@ -259,7 +259,7 @@ class FreezeHook(SiteHook):
         return super().__call__(module, args, *rest)
 
     def _act(self, module: nn.Module, args: tuple[Any, ...], rest: tuple[Any, ...]) -> Any:
-        """Count a call whose output is not one dense tensor; such a tensor gets `FreezeNorm.apply`."""
+        """Count a call whose output is not one dense tensor. Such a tensor goes to ``apply``."""
         if is_compiling():
             return super()._act(module, args, rest)
         if graph_task() == NO_TASK:
