@@ -33,6 +33,10 @@ OF_OBJECTS = {
 }
 
 
+# names that only compiled code needs, and that torch before 2.9 may lack
+OF_COMPILED_CODE = {"torch._C._autograd._top_saved_tensors_default_hooks"}
+
+
 def names():
     """The paths that `_torch` looks up in torch."""
     found = [f"torch.{name}" for name in FOREACH]
@@ -40,7 +44,8 @@ def names():
         called = getattr(getattr(node, "func", None), "id", "")
         if called in FINDERS and isinstance(node.args[0], ast.Constant):
             found.append(FINDERS[called].format(node.args[0].value))
-    return sorted(set(found))
+    unneeded = OF_COMPILED_CODE if compiling.TOO_OLD else set()
+    return sorted(set(found) - unneeded)
 
 
 def look_up(path):

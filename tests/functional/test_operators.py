@@ -7,6 +7,7 @@ from collections import OrderedDict
 import pytest
 import torch
 
+from dropblock_hooks.compiling import TOO_OLD
 from dropblock_hooks.functional import block_gamma, operators
 from dropblock_hooks.functional.cells import (
     ACTIVE,
@@ -166,6 +167,7 @@ def in_a_checkpoint(p, preserve_rng_state):
     return x.grad, y
 
 
+@pytest.mark.skipif(TOO_OLD, reason="torch before 2.9 compiles nothing, and lacks a private name")
 def test_a_recomputation_with_another_seed_is_refused(monkeypatch):
     monkeypatch.setattr(operators, "_drawn_seeds", OrderedDict())  # tests begin with one seed
     grad, y = in_a_checkpoint(0.3, preserve_rng_state=True)
