@@ -11,7 +11,7 @@ together.
 import functools
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -302,12 +302,14 @@ def _entries(places: Sequence[_Place], optimizer: Any) -> list[list[_Member]]:
     return list(entries.values())
 
 
-def _acting(places: Sequence[_Place]) -> Iterator[tuple[_Place, nn.Module]]:
-    """Yield the places whose site acts in the present mode of its module, with the module."""
-    for place in places:
+def _acting(places: Sequence[_Place]) -> list[tuple[_Place, nn.Module]]:
+    """Return the places whose site acts in the present mode of its module, with the module."""
+    acting = []
+    for place in places:  # a generator would be resumed for each parameter
         module = place.module()
         if module is not None and (module.training or place.site.is_on(False)):
-            yield place, module
+            acting.append((place, module))
+    return acting
 
 
 def _are_on(places: Sequence[_Place]) -> bool:
