@@ -135,16 +135,14 @@ def add_counts(counts: Tensor, row: Tensor) -> None:
 
     Compiled code that a checkpoint calls runs twice, and its graph is the same both times.
     """
-    if graph_task() == NO_TASK:
-        # torch does not do this below a TorchDispatchMode, such as that of a compiled checkpoint
-        torch.autograd.graph.increment_version(counts)
-    _add_once(counts, row)
-
-
-def _add_once(counts: Tensor, row: Tensor) -> None:
-    """Add a row to the counts, but not in a recomputation."""
     if graph_task() != NO_TASK:
         return
+    # torch does not do this below a TorchDispatchMode, such as that of a compiled checkpoint
+    torch.autograd.graph.increment_version(counts)
+    _add_row(counts, row)
+
+
+def _add_row(counts: Tensor, row: Tensor) -> None:
     if row[SIZE] > 0:  # the size of a map replaces the size of the last map
         counts[SIZE].fill_(0.0)
     counts.add_(row)
@@ -525,7 +523,8 @@ def drop_and_add(
     y, _, factors, row = _drop_blocks_densely(
         x, rows, None, random, block, method, normalize, share_channels
     )
-    _add_once(counts.data, row)
+    if graph_task() == NO_TASK:
+        _add_row(counts.data, row)
     return y, torch.cat((random.to(factors).reshape(1), factors))
 
 

@@ -305,7 +305,7 @@ class ParameterHook(SiteHook):
 
     def install(self, module: nn.Module) -> None:
         self.layer_type = None if is_quantized(module) else type(module)
-        module.register_forward_pre_hook(self.count if self.site.accumulates else self.__call__)
+        module.register_forward_pre_hook(self.__call__)
         if self.site.regularizer.anchored:
             parameter = self.held(module)
             self.site.anchor = parameter.detach().clone()
@@ -378,7 +378,7 @@ class ParameterHook(SiteHook):
 
     @run_as_python
     def __call__(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
-        """Run in every forward of the module.
+        """Run in every forward of the module. A model has many parameters, so this is short.
 
         The hooks of a compiled model itself run outside of its graph. Dynamo would compile each of
         them alone, once for each parameter.
@@ -387,56 +387,37 @@ class ParameterHook(SiteHook):
         if is_dynamo_compiling() or getattr(compiler, COMPILING, False):
             self._compile(module, args, rest)
             return
+
         callback = set_eval_frame(None)  # otherwise dynamo would compile what this calls
         try:
             training = module.training
             if training and type(module) is not self.layer_type:
                 training = not is_quantized(module)
-            if self.site.enter(training):
-                self._act(module, args, rest)
+            if not self.site.enter(training):
+                return
+            if transforming():
+                refuse_tracing(self.site, module.training)
+
+            for hooks_of_step in self.run.optimizers:
+                hooks_of_step.began = False  # a step that raised did not reset this
+            if not self.site.accumulates:  # otherwise the optimizer has the hook
+                self._hook_present(module)
         finally:
             set_eval_frame(callback)
 
-    @run_as_python
-    def count(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        """Count a forward, if the hook of the optimizer regularizes the gradient.
-
-        A model has many parameters, so this is a short form of `__call__`.
-        """
-        compiles = is_dynamo_compiling() or getattr(compiler, COMPILING, False)
-        if compiles or transforming():
-            self(module, args)
-            return
-        callback = set_eval_frame(None)  # otherwise dynamo would compile what this calls
-        try:
-            training = module.training
-            if training and type(module) is not self.layer_type:
-                training = not is_quantized(module)
-            if self.site.enter(training):
-                for hooks_of_step in self.run.optimizers:
-                    hooks_of_step.began = False  # a step that raised did not reset this
-        finally:
-            set_eval_frame(callback)
-
-    def _act(self, module: nn.Module, args: tuple[Any, ...], rest: tuple[Any, ...]) -> None:
-        # the function is_compiling() would take longer
-        compiles = is_dynamo_compiling() or getattr(compiler, COMPILING, False)
-        if compiles or transforming():
-            refuse_tracing(self.site, module.training)
-        if compiles:
-            self._note_compiled(module)
-            return
-
-        for hooks_of_step in self.run.optimizers:
-            hooks_of_step.began = False  # a step that raised did not reset this
-        if self.site.accumulates:
-            return  # the hook of the optimizer regularizes the gradient
+    def _hook_present(self, module: nn.Module) -> None:
+        """Hook the parameter that the module holds now, if that was not done before."""
         if not self.run.checked:
             parameter = self.held(module)
             if parameter is not None:
                 self.site.note_autocast(parameter.device)
         if torch.is_grad_enabled() and not self.follows(module):
             self.refresh(module)
+
+    def _act(self, module: nn.Module, args: tuple[Any, ...], rest: tuple[Any, ...]) -> None:
+        """Count a call in compiled code."""
+        refuse_tracing(self.site, module.training)
+        self._note_compiled(module)
 
     def _note_compiled(self, module: nn.Module) -> None:
         """Count a call in compiled code, on the device of the parameter."""
