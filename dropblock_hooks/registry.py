@@ -84,18 +84,27 @@ def _path_of(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
-def check_fields(cls: type) -> None:
-    """Raise TypeError if a class has fields, but no decorator ``@register``."""
-    if "__dataclass_params__" in vars(cls):
-        return
+def check_fields(cls: type, root: type) -> None:
+    """Raise TypeError if a class, or a class that it extends, has fields, but no ``@register``.
 
-    names = []
-    for name, hint in inspect.get_annotations(cls).items():
-        if "ClassVar" not in str(hint):
-            names.append(name)
-    if names:
-        fields_ = ", ".join(sorted(names))
-        raise TypeError(f"{cls.__name__} has fields ({fields_}): put @register above it")
+    Without the decorator the fields would be lost without a message: no argument would set them.
+
+    Args:
+        cls: a subclass of `root`.
+        root: Regularizer or Schedule, where the search ends.
+    """
+    for part in cls.__mro__:
+        is_decorated = "__dataclass_params__" in vars(part)
+        if part is root or is_decorated or not issubclass(part, root):
+            continue
+
+        names = []
+        for name, hint in inspect.get_annotations(part).items():
+            if "ClassVar" not in str(hint):
+                names.append(name)
+        if names:
+            fields_ = ", ".join(sorted(names))
+            raise TypeError(f"{part.__name__} has fields ({fields_}): put @register above it")
 
 
 def store(frozen: object, /, **values: Any) -> None:

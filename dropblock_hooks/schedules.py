@@ -54,7 +54,7 @@ class Schedule:
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        check_fields(cls)
+        check_fields(cls, Schedule)
         check_arguments(cls, args, kwargs, "float")
         return super().__new__(cls)
 

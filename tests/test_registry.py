@@ -107,6 +107,21 @@ def test_a_decorator_that_was_forgotten():
         Plain()
 
 
+def test_a_decorator_that_was_forgotten_at_a_class_that_is_extended():
+    class Plain(r.Regularizer):
+        q: r.Rate = 0.1
+
+        def apply(self, x, now):
+            return x * now.q, None
+
+    @r.register
+    class Extended(Plain):
+        pass
+
+    with pytest.raises(TypeError, match="Plain has fields .q.: put @register above it"):
+        Extended()
+
+
 def test_a_schedule_for_what_is_no_rate():
     @r.register
     class Typed(r.Regularizer):

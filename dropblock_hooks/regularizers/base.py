@@ -196,7 +196,7 @@ class Regularizer:
     traced: ClassVar[bool] = False  # whether ``apply`` is traced, with rates as tensors
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        check_fields(cls)
+        check_fields(cls, Regularizer)
         check_arguments(cls, args, kwargs, "Probability")
         return super().__new__(cls)
 

@@ -128,6 +128,7 @@ def test_silent_where_nothing_is_dropped_twice(build, name, regularizer, shape):
     assert told_by_attach(model, spec) == []
 
 
+@register
 class DropoutLike(Regularizer):
     p: Probability = 0.2
 
@@ -135,13 +136,14 @@ class DropoutLike(Regularizer):
         return x / 2, None
 
 
+@register
 class DropsElements(DropoutLike):
     unit = "elements"
 
 
 @pytest.mark.parametrize(("cls", "number"), [(DropoutLike, 0), (DropsElements, 1)])
-def test_a_class_of_your_own_drops_what_it_says_whatever_its_name(cls, number, own_registry):
-    regularizer = register(cls)()
+def test_a_class_of_your_own_drops_what_it_says_whatever_its_name(cls, number):
+    regularizer = cls()
     assert len(told_by_plan(sequence(), {"2": regularizer}, ROW)) == number
     assert len(told_by_attach(sequence(), {"2": regularizer})) == number
 
