@@ -226,7 +226,7 @@ def test_the_families_of_timm_are_counted():
     found = re.search(r"Of timm's (\d+) model families, (\d+) have no argument", text)
     families, without = found.groups()
     members = {member.family: has_drop_block_rate(member) for member in MEMBERS}
-    (with_paths,) = re.findall(r"Of these, (\d+) have `drop_path_rate`", text)
+    (with_paths,) = re.findall(rf"Of the {without}, (\d+) have `drop_path_rate`", text)
     others = [member for member in MEMBERS if not members[member.family]]
     assert sum(map(has_drop_path_rate, others)) == int(with_paths)
     assert len(members) == int(families)
@@ -237,7 +237,7 @@ def test_the_families_of_timm_are_counted():
 
     both_stages, last_stage = re.findall(r"\*\*(\d+)\*\*", supported.timm_table())[:2]
     assert (
-        f"DropBlock worked in the last two stages of {both_stages}, "
+        f"DropBlock worked in the last two stages of {both_stages} families, "
         "and in the last stage of Hiera" in text
     )
     assert int(both_stages) + int(last_stage) == len(members)
@@ -294,12 +294,12 @@ def test_the_times_are_those_of_the_benchmarks():
         assert smallest == pytest.approx(min(times), abs=0.05)
         assert largest == pytest.approx(max(times), abs=0.05 if largest < 10 else 0.5)
 
-    separate = row_of("time on a CPU with one mask per channel")
+    separate = row_of("CPU time, one mask per channel")
     assert_range(separate[1], [1 / of["functional", "timm"] for of in recorded])
     assert_range(separate[2], [1 / of["functional", "torchvision"] for of in recorded])
-    shared = row_of("time on a CPU with one mask for all channels")
+    shared = row_of("CPU time, one mask for all channels")
     assert_range(shared[1], [1 / of["share_channels", "timm shared"] for of in recorded])
-    default = row_of("time on a CPU with the default of each library")
+    default = row_of("CPU time, the default of each library")
     ratios = [of["timm shared", "floor"] / of["functional", "floor"] for of in recorded]
     assert_range(default[1], ratios)
 

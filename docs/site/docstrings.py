@@ -89,6 +89,11 @@ def shown_type(hint):
     return re.sub(r"\b(?:collections\.abc|typing|torch)\.", "", text).replace("'", '"')
 
 
+def docstring_of(obj, text):
+    """A docstring whose sections are read, on the page of a module, too."""
+    return griffe.Docstring(text, parent=obj, lineno=obj.lineno, parser="google")
+
+
 class RuntimeDocstrings(griffe.Extension):
     """Docstrings as ``help()`` shows them, with links to public names; calls of dataclasses."""
 
@@ -100,7 +105,7 @@ class RuntimeDocstrings(griffe.Extension):
                 text = inspect.getdoc(found)
                 if is_attachable(found):
                     text = without_shared_options(found)
-                obj.docstring = text and griffe.Docstring(text, parent=obj, lineno=obj.lineno)
+                obj.docstring = text and docstring_of(obj, text)
                 if is_dataclass(found) and found.__init__.__qualname__ != "object.__init__":
                     obj.set_member("__init__", self.call_of(found))
         if obj.docstring:

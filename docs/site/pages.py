@@ -24,7 +24,8 @@ from dropblock_hooks.cli import main
 ROOT = Path(__file__).parents[2]
 OUTSIDE = ("*.md", "experiments/**/*.md")
 LINK = re.compile(r"""(?:(?<=\]\()|(?<=src=")|(?<=srcset="))(?!\w+:|#)([^)#\s"]+)""")
-MESSAGE = re.compile(r"^- \*\*(.+?)\*\*: (.+?)(?=^- |^\n)", re.DOTALL | re.MULTILINE)
+MESSAGE = re.compile(r"^- \*\*(.+?)\*\*:\s+(.+?)(?=^- |^\n)", re.DOTALL | re.MULTILINE)
+BOLD = re.compile(r"(?<!\\)\*\*")
 FOUND_FIRST = (
     "guide/",
     "models.md",
@@ -211,7 +212,7 @@ def with_messages_as_headings(markdown):
     """Make a heading of each message, because the search prefers words of headings."""
 
     def heading(item):
-        message = " ".join(item[1].split())
+        message = " ".join(BOLD.sub("", item[1]).split())
         text = re.sub("^  ", "", item[2], flags=re.MULTILINE)
         return f"#### {message}\n\n{text}\n"
 
@@ -233,6 +234,7 @@ def on_page_markdown(markdown, page, config, files):
         markdown = with_first_example(markdown)
     if uri == "models.md":  # its long tables would be found first, whatever was looked for
         markdown = WIDE_TABLE.sub(r"\1 { data-search-exclude }", markdown)
+    markdown = markdown.replace("\n```python notest\n", "\n```python\n")  # a mark for the tests
     path = f"docs/{uri}"
     if not (ROOT / path).exists():
         return markdown

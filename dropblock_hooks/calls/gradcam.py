@@ -52,8 +52,9 @@ class CAM(_Maps):
         torch.Size([2, 8, 8])
 
     Attributes:
-        maps: (N, H, W) in [0, 1], of the size of the images: `raw` scaled from the smallest
-            value in an image to the largest.
+        maps: (N, H, W) in [0, 1], of the size of the images. `raw` is scaled in each image, from
+            its smallest value to its largest one, and enlarged. So the largest value can be a
+            little less than 1.
         raw: (N, h, w), not negative: the sum of the features, weighted by gradients of the score.
         target: (N,), the explained class of each image; None if the target was a function.
         layer: the name of the layer.
