@@ -95,7 +95,7 @@ class Schedule:
         return self
 
     def without_epochs(self, epochs: int | None) -> Schedule:
-        """Return the schedule with epochs=None if its length equals the one that `at` would give.
+        """Return the schedule with epochs=None if its `epochs` are those that `at` would give.
 
         So the schedules of a training and of a longer training can be compared.
         """
@@ -320,7 +320,7 @@ class LinearSchedule(Schedule):
     def _rest_of(self, epochs: int) -> int:
         """Return the length of the ramp in a training of so many epochs."""
         rest = epochs - math.ceil(self.delay)  # in integers, because a float rounds large numbers
-        return rest or 1
+        return rest or 1  # 0 is left of 1 epoch with a delay of half an epoch
 
     def span(self) -> Span:
         low = min(self.start, self.stop)
@@ -524,14 +524,14 @@ class ByDepth(Schedule):
         store(self, share=share)
 
     @classmethod
-    def rising(cls, rate: Any, first: float = 0.0) -> ByDepth:
-        """Return a rate that rises with depth to `rate`, from `first` times `rate`.
+    def rising(cls, rate: Any, first_share: float = 0.0) -> ByDepth:
+        """Return a rate that rises with depth to `rate`, from `first_share` times `rate`.
 
         A `ByDepth` is returned unchanged.
         """
         if isinstance(rate, ByDepth):
             return rate
-        start = scaled(rate, first) if first else 0.0
+        start = scaled(rate, first_share) if first_share else 0.0
         return cls(start, rate)
 
     @property

@@ -18,7 +18,8 @@ def derive_seed(seed: int, purpose: str, replica: int = 0) -> int:
     """
     text = f"{purpose}/{seed}/{replica}"
     digest = hashlib.sha256(text.encode()).digest()
-    return int.from_bytes(digest[:8], "big") >> 1
+    number = int.from_bytes(digest[:8], "big")
+    return number >> 1  # 63 bits also fit into a signed integer
 
 
 def own_generator(seed: int, purpose: str, replica: int = 0) -> torch.Generator:

@@ -90,8 +90,9 @@ def find(which: Which, base: nn.Module, sites: Sequence[LiveSite]) -> tuple[Live
 
 def _no_site(which: Which, reason: str, keys: Sequence[str]) -> KeyError:
     """Make the error about a missing site, with the closest key."""
-    known = closest(str(which), keys) or f": {listed(keys, 5)}"
-    return KeyError(f"no site is {quote(which)}: {reason}; sites{known}")
+    similar = closest(str(which), keys)  # such as " (closest: fc/Dropout)"
+    sites = f"sites{similar}" if similar else f"sites: {listed(keys, 5)}"
+    return KeyError(f"no site is {quote(which)}: {reason}; {sites}")
 
 
 def _matched_names(selector: str | Select, index: Index) -> tuple[set[str], str]:
@@ -212,6 +213,7 @@ def suggestions(sites: Sequence[LiveSite], share: float) -> Table[Suggestion]:
     selectors = {site.key: site.selector for site in sites}
 
     def entry(row: Suggestion) -> str:
+        """Return what the lines have in common that the table joins to one."""
         return f"{selectors[row.site]}/{row.site.rpartition('/')[2]}"
 
     title = f"bounds that would have clipped {100 * share:.4g} % of the measured gradients"
@@ -272,7 +274,7 @@ def _members(site: LiveSite) -> str:
     of_their_class = [
         other for other in site.run.sites if isinstance(other.regularizer, type(site.regularizer))
     ]
-    # the selector also finds the other sites on these layers, so it is right if there are none
+    # `set` with the selector also changes other sites on these layers, so there must be none
     if len(on_their_layers) == len(members):
         return site.selector if site.selector.startswith("Select(") else repr(site.selector)
     if len(of_their_class) == len(members):

@@ -35,7 +35,8 @@ _SAME = re.compile(
     r"\w*Pool\dD\w*|Upsample\w+|\w+Pad\dD|GridSampler\dD|"
     "BackwardHookFunction"  # a full backward hook, which returns its tensors
 )
-# ``axes[i]`` is the axis, at a node, that axis i of the tensor came from; None if it is lost
+# ``axes[i]`` is where axis i of the tensor that was asked about is at a node. It is None if the
+# axis is lost, as the channels are behind a Linear layer.
 _Axes = tuple[int | None, ...]
 
 
@@ -45,7 +46,7 @@ class _Step(NamedTuple):
     Attributes:
         node: the node that has returned it.
         output: which output of the node it is.
-        axes: where the axes of the first tensor are in this one.
+        axes: where the axes of the tensor that was asked about are in this one.
     """
 
     node: Any
@@ -89,12 +90,12 @@ def _shape(node: Any, output: int) -> tuple[int, ...]:
 
 
 def _side(node: Any, shape: tuple[int, ...], axes: _Axes) -> str:
-    """Return the place of the channels in the first tensor, if the operation shows it; else "".
+    """Return the place of the channels, `FIRST` or `LAST`, if the operation shows it; else "".
 
     Args:
         node: the operation.
         shape: the shape of its output.
-        axes: where the axes of the first tensor are in this output.
+        axes: where the axes of the tensor that was asked about are in this output.
     """
     name = node.name()
     rank = len(shape)

@@ -17,8 +17,11 @@ def find_skipped(sites: Sequence[LiveSite], window: Window, epoch: float) -> lis
     findings = []
     for site in sites:
         regularizer = site.regularizer
-        if not isinstance(regularizer, WithMemory) or regularizer.clips:
+        skips = isinstance(regularizer, WithMemory) and not regularizer.clips
+        if not skips:
             continue
+
+        # an update is skipped as a whole, so the share of its values is the share of updates
         counts = window.sites[site.key]
         share = float(counts.share() or 0.0)
         skipped = round(share * counts.active)

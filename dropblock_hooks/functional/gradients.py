@@ -6,7 +6,8 @@
     g' = g - mean of each row                           centralization
 
 A bound is a number, or a 0-dim tensor on the device of the gradient. The ``*_counted`` functions
-return the new gradient and the number of changed values.
+return the new gradient and the number of changed values. The ``*_measured`` functions also return
+what they compared with the bound.
 """
 
 import functools
@@ -151,7 +152,7 @@ def clip_measured(
     if isinstance(max_norm, Tensor) or norm_type != 2.0 or not _kernels_take(grad):
         return with_torch()
 
-    axis = None if per == "tensor" else _axis_of(grad, per, channel_axis)
+    axis = _axis_of(grad, per, channel_axis)
     try:
         return _clip_kernels()(grad, max_norm, axis, scale)
     except launch.KernelError:
@@ -177,7 +178,7 @@ def _axis_of(grad: Tensor, per: Per, channel_axis: int) -> int | None:
     return axis % grad.ndim
 
 
-def clip_adaptive_counted(
+def clip_adaptive_measured(
     grad: Tensor, parameter: Tensor, clip_factor: Bound, eps: float, norm_type: float, scale: Bound
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Clip the gradient of a loss times `scale` by the norms of the weights.
@@ -204,7 +205,7 @@ def clip_adaptive_counted(
 def _clip_adaptive_with_torch(
     grad: Tensor, parameter: Tensor, clip_factor: Bound, eps: float, norm_type: float, scale: Bound
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The same as `clip_adaptive_counted`, in torch operations."""
+    """The same as `clip_adaptive_measured`, in torch operations."""
     per: Per = "sample" if grad.ndim > 1 else "tensor"  # the units are on axis 0
     weights = group_norm(parameter, norm_type, per, 0)
     scaled_weights = weights.clamp_min(eps) * scale
@@ -302,7 +303,7 @@ def clamp_grad(grad: Tensor, min: float | None = None, max: float | None = None)
     check_bounds(low, high)
     if _kernels_take(grad):
         return clamp_measured(grad, low, high, 1.0)[0]
-    return clamp_counted(grad, low, high)[0]
+    return clamp_counted(grad, low, high)[0]  # without the search for the largest magnitude
 
 
 def clip_grad_norm(
@@ -379,7 +380,7 @@ def adaptive_clip_grad(
         shapes = f"{tuple(grad.shape)} and {tuple(parameter.shape)}"
         raise ValueError(f"grad and parameter must have one shape, got {shapes}")
 
-    clipped, _, _ = clip_adaptive_counted(grad, parameter, factor, eps, order, 1.0)
+    clipped, _, _ = clip_adaptive_measured(grad, parameter, factor, eps, order, 1.0)
     return clipped
 
 

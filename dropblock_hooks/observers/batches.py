@@ -31,7 +31,8 @@ class Batches:
     compared: int = 0  # the number of compared batches
     size: int = 0  # the number of samples in the last batch
     differ: bool = False  # whether a batch has different samples, or cannot be judged
-    unread: list[Tensor] = field(default_factory=list)  # for each batch, whether samples differ
+    # for each compared tensor, whether samples differ
+    unread: list[Tensor] = field(default_factory=list)
 
     def __reduce__(self) -> Any:
         return Batches, ()  # a copy sees other batches
@@ -96,7 +97,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _has_batch(x: Tensor) -> bool:
-    """Return whether axis 0 of a tensor is a batch: it may be a vector, or one gray image."""
+    """Return whether axis 0 is surely the batch: not in a vector, nor in what may be one image."""
     may_be_image = x.ndim == _IMAGE and x.shape[0] <= _CHANNELS and x.is_floating_point()
     return x.ndim > 1 and not may_be_image
 

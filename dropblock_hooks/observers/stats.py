@@ -251,7 +251,9 @@ class Measuring(Observer):
         values = counted.values
         calls = round(values[CALLS])
         all_calls = counted.turn + calls
-        measured = math.ceil(all_calls / self.every) - math.ceil(counted.turn / self.every)
+        # each `every`-th call was measured, from call 0 on
+        measured_before = math.ceil(counted.turn / self.every)
+        measured = math.ceil(all_calls / self.every) - measured_before
         state["calls"] += measured
         state["all_values"] += round(values[ALL_VALUES])
 
@@ -367,7 +369,7 @@ class ActivationStats(Measuring):
         return sums
 
     def read_layer(self, state: State, module: nn.Module, parameter: str | None) -> None:
-        """Keep the running statistics of a BatchNorm, with which its batches are compared."""
+        """Keep the latest running statistics of a BatchNorm, to compare its batches with them."""
         layer: Any = module
         if not isinstance(module, _BATCH_NORMS):
             return
@@ -418,6 +420,7 @@ class ActivationStats(Measuring):
             statistics = _with_outliers(statistics, state)
 
         if "batches" in state:
+            # the rows are the sums of means, the sums of variances and the numbers of batches
             number_of_batches = state["batches"][-1]
             mean, variance, _ = state["batches"] / number_of_batches
             running_mean, running_variance, eps = state["running"]
@@ -506,7 +509,8 @@ class GradientStats(Measuring):
             raise ValueError(f"{self.label} measures all values together: it takes no layout")
 
     def start(self) -> State:
-        # by how many calls measured calls are shifted, and how many of them lost their gradient
+        # shift: by how many calls the measured calls are later than each `every`-th call
+        # lost_gradients: how many measured calls got no gradient
         return {**super().start(), "shift": 0, "lost_gradients": 0}
 
     def is_due(self, state: State, turn: int, training: bool, shared: dict[str, Any]) -> bool:
@@ -521,7 +525,7 @@ class GradientStats(Measuring):
             return True
         if (turn - state["shift"]) % self.every:
             return False
-        # if each call is measured, a shift would only leave out this one
+        # if each call is measured, no other call could be measured in place of this one
         if state["lost_gradients"] and self.every > 1:
             state["shift"] += 1
             state["lost_gradients"] = 0
@@ -584,7 +588,7 @@ class WeightStats(Observer):
         values = _parameters(module, parameter)
         state.update(_new_sums(self.edges))
         state.update(calls=len(values), moved=False, norms={}, updates={})
-        state["waits"] = _waits(module)
+        state["waits"] = _waits(module)  # `ModelHook` reads it
 
         starts: dict[str, Tensor] = {}  # the values when the epoch began
         for name, x in values.items():

@@ -463,7 +463,7 @@ class AdaptiveClipGrad(_OfParameters):
             now.norms = self._common_ratio(now, x.device)
             return gradients.scale_counted(x, now.clip_factor, now.norms)
 
-        clipped, changed, norms = gradients.clip_adaptive_counted(
+        clipped, changed, norms = gradients.clip_adaptive_measured(
             x,
             now.parameter,
             now.clip_factor,

@@ -18,11 +18,11 @@ class L2SP(OnGradients, Regularizer):
     """Pulls parameters to the values that they had at ``attach``; see `functional.l2_sp`.
     Use it to fine-tune, on the pretrained weights, in place of weight decay.
 
-    The sum is the gradient of ``loss + weight * penalty``. With ``when="accumulated"``, the penalty
-    is added once per update. Otherwise it is added in each backward. Then a loop that divides the
-    loss by n, to accumulate gradients over n backwards, must also divide the weight by n. A
-    parameter that gets no gradient in an update is not pulled. ``attached.state_dict()`` holds the
-    values.
+    The new gradient is the one of ``loss + weight * penalty``. With ``when="accumulated"``, the
+    penalty is added once per update. Otherwise it is added in each backward. Then a loop that
+    divides the loss by n, to accumulate gradients over n backwards, must also divide the weight by
+    n. A parameter that gets no gradient in an update is not pulled. ``attached.state_dict()`` holds
+    the values.
 
     Example:
         >>> spec = {"param:backbone.**": L2SP(0.01)}
@@ -73,7 +73,9 @@ class L2SP(OnGradients, Regularizer):
         return None
 
     def apply(self, x: Tensor, now: Now) -> Applied:
-        penalty_gradient, now.norms = l2_sp_gradient(now.parameter, now.anchor)
+        # the penalty is measured at a weight of 0, too
+        penalty_gradient, penalty = l2_sp_gradient(now.parameter, now.anchor)
+        now.norms = penalty
         if now.weight == 0.0:
             return x, 0
         return add_gradient(x, penalty_gradient, now.weight * now.grad_scale), x.numel()

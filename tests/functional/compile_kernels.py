@@ -121,7 +121,9 @@ def main(dtype):
                 gradients.clamp_measured(grad, None, 1.0, scale)
                 for per in ("tensor", "sample", "channel"):
                     gradients.clip_measured(grad, 1.0, 2.0, per, scale)
-                gradients.clip_adaptive_counted(grad, torch.randn_like(grad), 0.1, 1e-3, 2.0, scale)
+                gradients.clip_adaptive_measured(
+                    grad, torch.randn_like(grad), 0.1, 1e-3, 2.0, scale
+                )
                 state = {
                     "sums": torch.zeros(measures.BINS + 43, dtype=torch.float64),
                     "largest": torch.zeros((), dtype=torch.float64),
