@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import dropblock_hooks
+from dropblock_hooks import registry
 from tests.cases import covering_pairs
 
 os.environ["COLUMNS"] = "100"  # printed tables are as wide as the terminal
@@ -123,3 +124,10 @@ def _same_random_numbers():
     """Every test begins with the same seeds."""
     torch.manual_seed(0)
     np.random.seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _examples_register_for_themselves(request, monkeypatch):
+    """A class that an example registers is gone after it, so that it is not found by tests."""
+    if isinstance(request.node, pytest.DoctestItem):
+        monkeypatch.setattr(registry, "_CLASSES", dict(registry._CLASSES))

@@ -119,7 +119,8 @@ FROZEN_LAYER = Cause(
 )
 PAUSED = Cause("the attachment is paused", "Set attached.enabled = True")
 NO_GRADIENT_REACHED = Cause(
-    "no gradient reached it", "Look for a detach() or no_grad() behind the layer"
+    "no gradient reached it",
+    "Look for a detach() or no_grad() behind the layer, or for a loss that is computed inside it",
 )
 NEEDS_NO_GRADIENT = Cause(
     "its tensor needs no gradient, because nothing in front of the layer is trained",
@@ -471,8 +472,8 @@ AFTER_THE_END = (
 )
 ANCHOR_BEFORE_LOADING = (
     "{sites}: the parameter has changed between attach and the first forward, and it is pulled to "
-    "its value at attach; call attach after the weights are loaded, or load_state_dict of the "
-    "attachment too"
+    "its value at attach; call attach after the weights are loaded or the layer is replaced, or "
+    "load_state_dict of the attachment too"
 )
 NO_SITE_OF_STATE = "the state has none of these sites, so only its epoch is restored"
 NO_STATE_OF_CALLBACK = (

@@ -107,15 +107,18 @@ class RuntimeDocstrings(griffe.Extension):
                     text = without_shared_options(found)
                 obj.docstring = text and docstring_of(obj, text)
                 if is_dataclass(found) and found.__init__.__qualname__ != "object.__init__":
-                    obj.set_member("__init__", self.call_of(found))
+                    refused = shared_options(found)[1] if is_attachable(found) else []
+                    obj.set_member("__init__", self.call_of(found, refused))
         if obj.docstring:
             text = re.sub(r"^( *)Example:$", r"\1Examples:", obj.docstring.value, flags=re.M)
             obj.docstring.value = NAME.sub(lambda name: f"[{name[0]}][{path_of(name[1])}]", text)
 
-    def call_of(self, cls):
-        """The parameters of the constructor of a dataclass, inherited ones included."""
+    def call_of(self, cls, refused):
+        """The parameters of the constructor of a dataclass, without options that it refuses."""
         parameters = []
         for parameter in [*inspect.signature(cls.__init__).parameters.values()][1:]:
+            if parameter.name in refused:
+                continue
             has_default = parameter.default is not parameter.empty
             has_type = parameter.annotation is not parameter.empty
             shown = griffe.Parameter(

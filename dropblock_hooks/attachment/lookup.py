@@ -204,8 +204,8 @@ def suggestions(sites: Sequence[LiveSite], share: float) -> Table[Suggestion]:
         rows.extend(_suggested(site, share))
     if not rows:
         raise ValueError(
-            "there is nothing to suggest: no site here has a bound on gradients, as ClipGradNorm "
-            "and ClampGrad have"
+            "there is nothing to suggest: no site here has a fixed bound on gradients, as "
+            "ClipGradNorm and ClampGrad have"
         )
 
     names = ("site", "field", "bound", "changed", "proposed", "seen", "over")

@@ -149,27 +149,21 @@ def find_overwritten(
 
 
 def old_anchors(base: nn.Module, hooks: Iterable[SiteHook]) -> list[str]:
-    """Return the keys of sites that pull a parameter to a value from before it was loaded.
+    """Return the keys of sites that pull a parameter to a value that it does not have any more.
 
-    Values are compared only if the parameter was written since `attach`, because a comparison
-    waits for the device.
+    The first forward asks this: weights were loaded after `attach`, or the layer was replaced.
     """
     keys = []
     for hook in hooks:
         site = hook.site
-        version = site.anchored_at
-        site.anchored_at = None  # from here on, the training changes the parameter
+        is_unchecked = site.anchor_is_unchecked
+        site.anchor_is_unchecked = False  # from here on, the training changes the parameter
+        if not is_unchecked or site.active_calls or not isinstance(hook, ParameterHook):
+            continue
 
         owner = hook.find(base)
-        if version is None or owner is None:
-            continue
-        if not isinstance(hook, ParameterHook):
-            continue
-
-        parameter = hook.held(owner)
-        if parameter is None or site.active_calls:
-            continue
-        if parameter._version == version:
+        parameter = None if owner is None else hook.held(owner)
+        if parameter is None:
             continue
 
         anchor = site.anchor_of(parameter)

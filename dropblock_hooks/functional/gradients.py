@@ -275,7 +275,8 @@ def check_norm(norm_type: float, per: str) -> float:
         TypeError: if `norm_type` is no number.
         ValueError: if `norm_type` is not above 0, or `per` has no allowed value.
     """
-    if norm_type != math.inf and as_number("norm_type", norm_type) <= 0:
+    kind = "a number, or float('inf')"
+    if norm_type != math.inf and as_number("norm_type", norm_type, kind) <= 0:
         raise ValueError(f"norm_type must be > 0 or inf, got {norm_type}")
     check_option("per", per, get_args(Per))
     return float(norm_type)

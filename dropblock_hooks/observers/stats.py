@@ -202,10 +202,11 @@ class Measuring(Observer):
     def check(self, values: Mapping[str, float]) -> None:
         super().check(values)
         as_count("every", self.every)
-        of_low = Range(1e-30, 1e30)
-        low = as_number("low", self.low, allowed=of_low)
-        of_high = Range(low, 1e30, open_low=True)
-        as_number("high", self.high, allowed=of_high)
+        magnitudes = Range(1e-30, 1e30)
+        low = as_number("low", self.low, allowed=magnitudes)
+        high = as_number("high", self.high, allowed=magnitudes)
+        if high <= low:
+            raise ValueError(f"high must be above low, got low={low:g}, high={high:g}")
 
     @property
     def edges(self) -> tuple[float, ...]:

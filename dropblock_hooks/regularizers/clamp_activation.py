@@ -23,8 +23,10 @@ class ClampActivation(Regularizer):
         >>> spec = {"lm_head": ClampActivation(cap=30.0, active="always")}
 
     Args:
-        min: lower bound, any number or a schedule; None for no bound.
-        max: upper bound, any number, not below `min`, or a schedule; None for no bound.
+        min: lower bound, any number or a schedule; None for no bound. A single number is `min`, and
+            it can't be above 0 then: a bound of the magnitude is ``ClampActivation(cap=30.0)``.
+        max: upper bound, any number, not below `min`, or a schedule; None for no bound. Without
+            `min`, it can't be below 0.
         cap: bound of the magnitude, a number > 0 or a schedule, in place of `min` and `max`.
         at: regularize the layer's ``"output"`` or its ``"input"``.
         index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
@@ -38,8 +40,8 @@ class ClampActivation(Regularizer):
 
     Raises:
         TypeError: if a rate, a flag or an index has a wrong type.
-        ValueError: if a value is not allowed, or the bounds are missing or contradict
-            each other.
+        ValueError: if a value is not allowed, the bounds are missing or contradict each
+            other, or the only bound moves a value of 0.
 
     Equation:
         ``y = minimum(maximum(x, min), max)``, or ``y = cap * tanh(x / cap)``.
@@ -58,8 +60,26 @@ class ClampActivation(Regularizer):
     traced: ClassVar[bool] = True
 
     def check(self, values: Mapping[str, float]) -> None:
-        clamping.check_bounds(values.get("min"), values.get("max"), values.get("cap"))
+        low = values.get("min")
+        high = values.get("max")
+        clamping.check_bounds(low, high, values.get("cap"))
+
+        # a single number is meant as a cap by many, and is `min`
+        if high is None and low is not None and low > 0:
+            raise ValueError(_alone("min", low))
+        if low is None and high is not None and high < 0:
+            raise ValueError(_alone("max", high))
 
     def apply(self, x: Tensor, now: Now) -> Applied:
         rates = vars(now)  # a bound of None is not in it
         return clamping.clamp_counted(x, rates.get("min"), rates.get("max"), rates.get("cap"))
+
+
+def _alone(name: str, bound: float) -> str:
+    """Return the message about one bound that moves even a value of 0."""
+    size = abs(bound)
+    return (
+        f"{name}={bound:g} without another bound would set each value of 0 to {bound:g}: write "
+        f"cap={size:g} for a soft bound of the magnitude, or two bounds, min={-size:g} and "
+        f"max={size:g}"
+    )

@@ -38,13 +38,13 @@ class FreezeNorm(Regularizer):
             that was trained when the model was wrapped.
         at: ``"output"``; no other value is allowed.
         index: None; no other value is allowed.
-        layout: the axes of the tensor: ``"NCHW"``, ``"NHWC"``, the same in 1d and 3d, or ``"NLC"``
-            for tokens. ``"auto"`` reads them from the model, or refuses.
+        layout: ``"auto"``; no other value is allowed.
         grid: None; no other value is allowed.
         prefix_tokens: None; no other value is allowed.
         active: ``"train"``; no other value is allowed.
-        begin: epoch at which the norm is frozen, a number >= 0. It trains as usual before. Calls
-            before this epoch count as active, as the calls of a dropout at rate 0 do.
+        begin: epoch at which the norm is frozen, a number >= 0. It trains as usual before. Call
+            ``attached.step(epoch)`` at the start of each epoch. `active` also counts the calls
+            before `begin`, as it does for a dropout at rate 0.
 
     Raises:
         TypeError: if a rate, a flag or an index has a wrong type.
@@ -74,8 +74,11 @@ class FreezeNorm(Regularizer):
         begin = as_number("begin", self.begin, allowed=NON_NEGATIVE)
         if begin and callable(self.frozen):
             raise ValueError("a schedule and begin= both say when FreezeNorm begins: give one")
-        if self.at != "output" or self.index is not None or self.active != "train":
-            raise ValueError("FreezeNorm sets the mode of a layer: it takes no at, index or active")
+        given = (self.at, self.index, self.layout, self.active)
+        if given != ("output", None, "auto", "train"):
+            raise ValueError(
+                "FreezeNorm sets the mode of a layer: it takes no at, index, layout or active"
+            )
 
     @property
     def rates(self) -> dict[str, RateLike]:
@@ -89,9 +92,9 @@ class FreezeNorm(Regularizer):
         if any(isinstance(getattr(module, name, None), Tensor) for name in _STATISTICS):
             return None
         return (
-            f"{with_article(type(module).__name__)} has no running statistics (running_mean), so "
-            "evaluation mode does not change how it normalizes: select layers that have some, such "
-            "as 'type:_BatchNorm'"
+            f"{with_article(type(module).__name__)} without running statistics (running_mean) "
+            "normalizes in evaluation mode as in training mode: select layers that have some, such "
+            "as a BatchNorm2d with track_running_stats=True"
         )
 
     def apply(self, x: Tensor, now: Now) -> Applied:

@@ -65,11 +65,6 @@ class L2SP(OnGradients, Regularizer):
             return f"{self.label} is for gradients of parameters: select them by 'param:**.weight'"
         if parameter.is_meta:
             return "the parameter has no values yet (meta device): attach after they are loaded"
-        if not parameter.requires_grad:
-            return (
-                "the parameter is frozen (requires_grad is False), so a penalty does not move it: "
-                "unfreeze it before, or leave it out of the selector"
-            )
         return None
 
     def apply(self, x: Tensor, now: Now) -> Applied:

@@ -20,7 +20,7 @@ class SkipUpdate(WithMemory):
     Use it against bad batches. To leave out an update, it sets the gradients to None before the
     optimizer's step. So the parameters and the state of the optimizer do not change. It warns at
     the first update that it leaves out, and the report has the share of these updates. It acts once
-    per update, so ``attach`` needs the optimizer. Each update waits for the device.
+    per update, so ``attach`` needs the optimizer. On a GPU, the CPU waits for it once per update.
 
     Example:
         >>> spec = {"param:**": SkipUpdate(max_norm=100.0, z=6.0)}

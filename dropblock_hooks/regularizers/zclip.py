@@ -41,7 +41,8 @@ class ZClip(WithMemory):
         when: ``"accumulated"``; no other value is allowed.
         group: True takes one norm over all parameters of the entry; False takes one for each.
         decay: weight of the old mean and variance, in [0, 1).
-        warmup: number of the first updates, at least 1, which only measure.
+        warmup: number of the first updates, at least 1, which only measure. A very large norm among
+            them raises the mean and the deviation, so later spikes may pass.
 
     Raises:
         TypeError: if a rate, a flag or an index has a wrong type.

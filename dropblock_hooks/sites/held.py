@@ -289,7 +289,10 @@ class ParameterHook(SiteHook):
     def refusals(cls, target: Target, regularizer: Regularizer) -> Iterator[str | None]:
         parameter: Any = parameters_of(target.module)[target.local]
         if regularizer.acts_on != "gradient":
-            yield "a parameter takes only regularizers of gradients, such as ClipGradNorm"
+            yield (
+                "a parameter takes only regularizers of gradients, such as ClipGradNorm, and the "
+                "observers GradientStats and WeightStats"
+            )
         if isinstance(parameter, nn.parameter.UninitializedParameter):
             yield "the parameter is not initialized: run a forward first"
         if parameter.is_complex():
@@ -309,7 +312,7 @@ class ParameterHook(SiteHook):
         if self.site.regularizer.anchored:
             parameter = self.held(module)
             self.site.anchor = parameter.detach().clone()
-            self.site.anchored_at = parameter._version
+            self.site.anchor_is_unchecked = True
         self.refresh(module)
 
     def uninstall(self, module: nn.Module) -> None:

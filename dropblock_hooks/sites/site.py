@@ -98,7 +98,8 @@ class LiveSite:
         self.rose = False  # whether the rate was ever above 0
         self.differentiable = True  # whether the last tensor may get a gradient
         self.anchor: Any = None  # the value of an anchored parameter at attaching
-        self.anchored_at: int | None = None  # the version of the parameter then; None if loaded
+        # whether the parameter may be loaded or replaced between attaching and the first forward
+        self.anchor_is_unchecked = False
         self.frozen = False  # whether the parameter got no gradient when it was last read
 
         # the tensors of the site on the board, after compiled code has called the site
@@ -369,9 +370,24 @@ class LiveSite:
             return None  # the report shows that channels are unknown
 
     def anchor_of(self, parameter: Tensor) -> Any:
-        """Return the value of the parameter at attaching, on its present device; or None."""
-        if self.anchor is not None and self.anchor.device != parameter.device:
-            self.anchor = self.anchor.to(parameter.device)
+        """Return the value of the parameter at attaching, on its present device; or None.
+
+        Raises:
+            SiteError: if a parameter of another shape has replaced it.
+        """
+        anchor = self.anchor
+        if anchor is None:
+            return None
+        if anchor.shape != parameter.shape:
+            before = tuple(anchor.shape)
+            now = tuple(parameter.shape)
+            raise self.error(
+                f"the parameter had shape {before} at attach, and has shape {now} now: call "
+                "attach after the layer is replaced"
+            )
+
+        if anchor.device != parameter.device:
+            self.anchor = anchor.to(parameter.device)
         return self.anchor
 
     def error(self, cause: object) -> SiteError:

@@ -104,10 +104,12 @@ AT_AN_UPDATE: Mapping[Any, int] = {
 
 # calls of the CUDA runtime and driver that put work on the GPU; some have a suffix, such as ExC
 CALLS = ("cudaLaunchKernel", "cuLaunchKernel", "cudaMemsetAsync", "cudaMemcpyAsync")
-# operators that start nothing: they allocate memory, make views, or draw a seed on the host
+# operators that start nothing: they allocate memory, make views, draw a seed on the host, or mark
+# the time for a profiler
 FREE = {
     *("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "promote_types"),
     *("detach", "alias", "_unsafe_view", "lift_fresh", "randint", "_local_scalar_dense"),
+    *("_record_function_enter_new", "_record_function_exit"),
 }
 
 

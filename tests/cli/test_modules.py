@@ -12,6 +12,8 @@ from dropblock_hooks import collect_env
 
 
 def test_the_package_is_the_command(monkeypatch, capsys):
+    # as in a new process
+    monkeypatch.delitem(sys.modules, "dropblock_hooks.__main__", raising=False)
     monkeypatch.setattr(sys, "argv", ["dropblock_hooks", "--version"])
     with pytest.raises(SystemExit) as ended:
         runpy.run_module("dropblock_hooks", run_name="__main__")

@@ -14,7 +14,8 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from dropblock_hooks import Dropout, attach, register
+from dropblock_hooks import Dropout, SkipUpdate, attach, register
+from dropblock_hooks.functional import foreach
 from dropblock_hooks.functional.kernels import launch
 from experiments.overhead.launches import (
     AT_A_LAYER,
@@ -25,6 +26,9 @@ from experiments.overhead.launches import (
     launches_of,
     operators_of,
 )
+
+SKIPPED = 8  # the most kernels of an update that SkipUpdate skips
+TWO_PARTS = 34  # the most of an update whose values are in two parts
 
 
 @pytest.fixture(autouse=True)
@@ -103,6 +107,20 @@ def test_an_update_starts_the_same_kernels_for_any_number_of_parameters(item, mo
     assert started[1].total() <= most, started[1]
 
 
+@pytest.mark.filterwarnings("ignore:.*left out an update of the optimizer")
+def test_an_update_that_is_skipped_starts_few_kernels():
+    names = of_update({"param:**": SkipUpdate(max_norm=1e-9)}, 6)
+    assert names.total() <= SKIPPED, names
+
+
+@pytest.mark.parametrize("item", AT_AN_UPDATE, ids=repr)
+def test_many_values_are_two_parts(item, monkeypatch):
+    monkeypatch.setattr(foreach, "MOST_ELEMENTS", 3 * (8 * 8 + 8))
+    names = of_update({"param:**": item}, 6)
+    names.subtract(of_update({}, 6))
+    assert 0 < (+names).total() <= TWO_PARTS, +names
+
+
 def test_the_page_has_these_numbers():
     page = Path(__file__).parents[2] / "docs" / "guide" / "stacks.md"
     budgets = defaultdict(set)
@@ -112,6 +130,8 @@ def test_the_page_has_these_numbers():
 
     rows = re.findall(r"^\| (`.+) \| (\d+) \|$", page.read_text("utf-8"), re.MULTILINE)
     assert len(rows) > 10
+    assert f"it starts {SKIPPED} kernels" in page.read_text("utf-8")
+    assert f"an update starts up to {TWO_PARTS} kernels" in page.read_text("utf-8")
     for classes, number in rows:
         for name in re.findall(r"`(\w+)", classes):
             assert int(number) in budgets[name], name

@@ -240,6 +240,19 @@ BAD = {
 }
 
 
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"min": 30.0}, "min=30 without another bound would set each value of 0 to 30.*cap=30"),
+        ({"max": -2.0}, "max=-2 without another bound .* two bounds, min=-2 and max=2"),
+    ],
+)
+def test_a_single_bound_that_moves_0(arguments, error):
+    with pytest.raises(ValueError, match=error):
+        ClampActivation(**arguments)
+    ClampActivation(min=0.0)  # as a ReLU
+
+
 @pytest.mark.parametrize("case", BAD)
 def test_bad_arguments(case):
     arguments, error = BAD[case]

@@ -284,15 +284,15 @@ def test_other_norms_with_statistics():
 
 
 REFUSED = {
-    "LayerNorm": (nn.LayerNorm(4), "0", r"a LayerNorm has no running statistics \(running_mean\)"),
-    "GroupNorm": (nn.GroupNorm(2, 4), "0", "a GroupNorm has no running statistics"),
-    "InstanceNorm": (nn.InstanceNorm2d(4), "0", "an InstanceNorm2d has no running statistics"),
+    "LayerNorm": (nn.LayerNorm(4), "0", r"a LayerNorm without running statistics \(running_mean\)"),
+    "GroupNorm": (nn.GroupNorm(2, 4), "0", "a GroupNorm without running statistics"),
+    "InstanceNorm": (nn.InstanceNorm2d(4), "0", "an InstanceNorm2d without running statistics"),
     "without statistics": (
         nn.BatchNorm2d(4, track_running_stats=False),
         "0",
-        "a BatchNorm2d has no running statistics",
+        "a BatchNorm2d without running statistics",
     ),
-    "no norm": (nn.Linear(4, 4), "0", "a Linear has no running statistics"),
+    "no norm": (nn.Linear(4, 4), "0", "a Linear without running statistics"),
     "parameter": (nn.BatchNorm2d(4), "param:0.weight", "takes only regularizers of gradients"),
 }
 
@@ -311,8 +311,9 @@ BAD = {
     "negative": ({"begin": -1}, r"begin must be >= 0, got -1"),
     "text": ({"begin": "5"}, "begin must be a number, got '5'"),
     "both": ({"frozen": StepSchedule({0: 0, 1: 1}), "begin": 2}, "both say when FreezeNorm begins"),
-    "input": ({"at": "input"}, "it takes no at, index or active"),
-    "always": ({"active": "always"}, "it takes no at, index or active"),
+    "input": ({"at": "input"}, "it takes no at, index, layout or active"),
+    "layout": ({"layout": "NHWC"}, "it takes no at, index, layout or active"),
+    "always": ({"active": "always"}, "it takes no at, index, layout or active"),
     "range": ({"frozen": 2}, r"frozen must be in \[0, 1\], got 2"),
 }
 

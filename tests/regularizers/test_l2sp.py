@@ -15,6 +15,7 @@ from dropblock_hooks import (
     HookWarning,
     Kind,
     LinearSchedule,
+    SiteError,
     SpecError,
     attach,
     attachments,
@@ -416,13 +417,44 @@ def test_refused():
         SpecError, match=r"L2SP is for gradients of parameters: select them by 'param:\*\*"
     ):
         attach(net, {"head": L2SP(0.1)})
-    net.head.bias.requires_grad_(False)
-    net.stem.weight.requires_grad_(False)
-    with pytest.raises(SpecError, match=r"stem.weight, head.bias: the parameter is frozen") as e:
-        attach(net, {"param:**": L2SP(0.1)})
-    assert len(e.value.problems) == 1
     with torch.device("meta"), pytest.raises(SpecError, match="has no values yet"):
         attach(nn.Sequential(nn.Linear(3, 3)), {"param:**": L2SP(0.1)})
+
+
+def test_a_parameter_that_is_unfrozen_is_pulled_to_its_value_at_attach():
+    net = nn.Linear(3, 2)
+    net.bias.requires_grad_(False)
+    attach(net, {"param:**": L2SP(0.5)})
+    net(torch.ones(1, 3)).sum().backward()
+    assert net.bias.grad is None
+
+    net.bias.requires_grad_(True)
+    start = net.bias.detach().clone()
+    with torch.no_grad():
+        net.bias += 1.0
+    (net(torch.ones(1, 3)) * 0.0).sum().backward()
+    assert torch.allclose(net.bias.grad, 0.5 * (net.bias.detach() - start))
+
+
+@pytest.mark.parametrize("spec", [SPEC, ONCE], ids=["backward", "accumulated"])
+def test_a_layer_that_is_replaced_is_told(spec):
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    attached = attach(model, spec, optimizer=optimizer)
+    model.head = nn.Linear(8, 5).double()
+    attached.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.warns(HookWarning, match="head.weight/L2SP.*has changed between attach"):
+        model(batch(0)).sum().backward()
+
+
+@pytest.mark.parametrize("spec", [SPEC, ONCE], ids=["backward", "accumulated"])
+def test_a_layer_of_another_shape_is_an_error(spec):
+    model = make()
+    attached = attach(model, spec, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    model.head = nn.Linear(8, 6).double()
+    attached.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(SiteError, match=r"head.weight/L2SP.* call attach after the layer is repl"):
+        model(batch(0)).sum().backward()
 
 
 def test_without_an_optimizer_it_is_told():
