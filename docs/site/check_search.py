@@ -13,6 +13,7 @@ from pathlib import Path
 
 from lunr.builder import Builder
 from lunr.stop_word_filter import stop_word_filter
+from lunr.token_set import TokenSet
 
 ROOT = Path(__file__).parents[2]
 SHOWN = 3
@@ -45,6 +46,19 @@ QUERIES = {
     "supported models": "models.html",
     "does it work with my model": "models.html",
 }
+
+
+def key_of(node):
+    """The text by which lunr knows that two nodes of its tree of words are equal.
+
+    lunr's own text has no separators. So with many words that hold digits, nodes that differ may
+    have one text, and lunr finds words that no page has.
+    """
+    edges = [f"{label}>{child.id}" for label, child in sorted(node.edges.items())]
+    return "/".join([str(node.final), *edges])
+
+
+TokenSet.__str__ = key_of
 
 
 class Search:
