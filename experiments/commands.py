@@ -135,6 +135,7 @@ def run_all_with(options: argparse.Namespace, study: Study) -> Callable[..., Non
         if not folders:
             return
         for folder in folders:
+            # an open run may have noted that its process died
             if folder.status in ("failed", "open"):
                 folder.forget_failure()
 
@@ -200,7 +201,7 @@ def begin_report(study: Study, folder: Path) -> None:
 
 
 def imports_of(folder: Path) -> Path:
-    """Return the folder of the study file of a report, where its own factories are."""
+    """Return the folder of the study file of a report, from which its factories are imported."""
     note = folder / SOURCE
     if not note.exists():
         return Path.cwd()

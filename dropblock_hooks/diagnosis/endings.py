@@ -52,8 +52,7 @@ def find_zero_rates(run: Run, sites: Iterable[LiveSite]) -> list[Finding]:
     """
     entries: dict[tuple[int, int], list[LiveSite]] = defaultdict(list)
     for site in sites:
-        was_off = _is_off_at_zero(site.regularizer)
-        if was_off and site.counter.active:
+        if _is_off_at_zero(site.regularizer) and site.counter.active:
             entries[site.position].append(site)
 
     risen = set()
@@ -153,6 +152,7 @@ def _only_evaluated(run: Run, sites: Iterable[LiveSite]) -> list[Finding]:
         return []
     forwards = run.counter.life()
     in_open_window = run.counter.window().evaluated
+    # the `step` that closed a window with such forwards has reported them
     was_reported = run.stepped and in_open_window < forwards.evaluated
     if was_reported:
         return []

@@ -94,11 +94,11 @@ def find_frozen(
     sizes = Counter(site.position for site in run.sites)
     findings = []
     for position, members in entries.items():
-        frozen = [hook for hook in members if _has_frozen(hook, base)]
-        if len(frozen) < sizes[position]:
+        is_whole = len(members) == sizes[position]
+        if not is_whole or not all(_has_frozen(hook, base) for hook in members):
             continue
 
-        keys = [hook.site.key for hook in frozen]
+        keys = [hook.site.key for hook in members]
         finding = messages.FROZEN.finding(
             *keys,
             epoch=run.epoch,

@@ -57,8 +57,8 @@ def look_into(
             analyze_kernels_once(launch.is_ours)
             with mode, allowing_constants(), launch.tracing():
                 changed = [x for key, x in arguments.items() if key in CHANGED and x is not None]
-                # a trace that fails may have changed some of them; otherwise the graph leaves out
-                # these copies, because nothing uses them
+                # A trace that fails may have changed some of them. After a trace that succeeds,
+                # nothing uses the copies, so the graph leaves them out.
                 before = [x.clone() for x in changed]
                 try:
                     return run(*args, **kwargs)

@@ -33,7 +33,7 @@ from .operators import operator
 KEPT, COUNT, SUM, SQUARES, NORMS, ZEROS, NONFINITE, BINS = range(8)
 """The places in ``state["sums"]``, the sums over the measured calls.
 
-KEPT        measured calls without NaN and Inf; the sums above cover only these calls
+KEPT        measured calls without NaN and Inf; COUNT to NORMS cover only these calls
 COUNT       the number of values
 SUM         the values
 SQUARES     their squares
@@ -45,7 +45,8 @@ BINS        here begin the bins: smaller magnitudes, each octave, larger magnitu
 ON, TRAINED, EVALUATED, OFF, CALLS, ALL_VALUES, LARGEST, SUMS = range(1, 9)
 """The places in the tensor of `add_statistics`. That of `add_watched` has the first five, too.
 
-0, ON       whether the site is on, 1 or 0: at 0 in evaluation mode, and at ON in training mode
+0           1 if the site is on in evaluation mode, else 0
+ON          1 if the site is on in training mode, else 0
 TRAINED     calls of the layer in training mode
 EVALUATED   calls of the layer in evaluation mode
 OFF         calls in training mode while the site was off
@@ -57,7 +58,9 @@ SUMS        here begin the sums, with the places from KEPT on
 BAD_CALLS, FIRST_BAD, FIRST_MADE, GRADIENTS, GRADIENT_NORM, FIRST_BAD_GRADIENT, NEAR = range(6, 13)
 FIRST_WORSE, MEASURED, TURN, DISTANCE, SEEN_GRADIENTS, FOUND = range(13, 19)
 SQUARE, WATCHED = 21, 22
-"""More places in the tensor of `add_watched`. A site has two: for its calls and for its gradients.
+"""More places in the tensor of `add_watched`.
+
+A site has two such tensors: one for its calls, and one for its gradients.
 
 BAD_CALLS           measured calls whose output has NaN or Inf
 FIRST_BAD           the number of CALLS before the first bad call; Inf if there was none
@@ -530,7 +533,7 @@ def add_statistics(
         first: the exponent of 2 where the octaves begin.
         last: the exponent of 2 where they end.
         state: the state of the site, which is changed.
-        alive: which channels were not zero in all calls; changed.
+        alive: which channels had a value other than 0 in a call; changed.
         batches: the sums of `add_batch`; changed.
     """
     if recomputes() and calls:
@@ -711,7 +714,7 @@ def add_watched(
         training: the mode of the layer.
         bounds: the bounds of the activation, near which values are saturated; empty if it has none.
         state: the state of the site, which is changed.
-        alive: which channels were not zero in all calls; changed.
+        alive: which channels had a value other than 0 in a call; changed.
     """
     if recomputes():
         return
@@ -827,8 +830,8 @@ def _watches_gradient_in_graph(
 def add_watched_gradient(grad: Tensor, scale: Tensor | None, training: bool, state: Tensor) -> None:
     """Add a gradient to the state that a Watchdog keeps of a layer in compiled code.
 
-    The schema does not say that the state is changed, because autograd would refuse the second of
-    two backwards whose forwards came before both.
+    The schema does not say that the state is changed. Otherwise, after two forwards, autograd would
+    refuse the second of their backwards.
     """
     state = _changed_unseen(state)
     if grad.numel() and _kernels_take([grad]):

@@ -83,7 +83,10 @@ def add_outliers(state: dict[str, Any], x: Tensor, mapped: Tensor | None) -> Non
 
 
 def _peaks_for(mapped: Tensor, before: Tensor | None) -> Tensor:
-    """The largest magnitudes of the channels before a call; zeros for another number of them."""
+    """Return the largest magnitudes of the channels before a call.
+
+    They are zeros in the first call, and if the number of channels has changed.
+    """
     if before is not None and before.shape == mapped.shape[1:2]:
         return before
     dtype = wide_dtype(mapped.device)
@@ -168,7 +171,7 @@ def add_tails(
         from .kernels import tails as kernels
         from .kernels.moments import Gate
 
-        gate = Gate(state, training, True, CALLS, every)
+        gate = Gate(state, training, counts=True, calls=CALLS, every=every)
         kernels.add(x, mapped, tails, None, peaks, LIMIT, gate)
 
     def with_torch() -> None:
@@ -248,7 +251,9 @@ def moments_of_rows(rows: Tensor) -> Tensor:
     third = distances.mul_(squares).sum(1).to(wide)
     fourth = squares.square_().sum(1).to(wide)
 
-    if rows.dtype is not wide:  # the center was rounded: move the powers to the mean
+    if rows.dtype is not wide:
+        # the center was rounded: move the sums of powers to the mean, by the binomial expansion
+        # of (distance - rest) ** n
         rest = first / count
         mean = mean + rest
         shift = rest * first

@@ -31,7 +31,7 @@ class Seen(NamedTuple):
         tensors: the observed tensors, detached unless the observer `keeps_graph`; or one gradient.
         epoch: the time.
         shared: a dict of all sites of the attachment. Each class uses its own key.
-        gradient: True for a gradient. Then only the last three of the following are set.
+        gradient: True for a gradient. Of the following, it sets only `at`, `scale` and `ticket`.
         training: whether the layer was in training mode.
         differentiable: whether one of the tensors may get a gradient.
         nesting: returns the nested structure of the output, with indices in `tensors` and None.
@@ -39,7 +39,8 @@ class Seen(NamedTuple):
         view: how the axes of a tensor are read; None if its channels are not known.
         at: the index of the tensor whose gradient it is.
         scale: the factor of the loss (AMP).
-        ticket: the number of the call; None or -1 if a checkpoint has recomputed the call.
+        ticket: the number of the call. It is None, or -1 in compiled code, if a checkpoint has
+            recomputed the call.
     """
 
     tensors: Sequence[Tensor]
@@ -77,13 +78,14 @@ class Compiled(NamedTuple):
 
     Attributes:
         values: the numbers of the state, on the host.
-        alive: the channels that were not zero in all calls; None if they are not known.
+        alive: the channels that had a value other than 0 in a call; None if they are not known.
         batches: the sums of `functional.measures.add_batch`; None without a BatchNorm.
         sums: the tensors of `Observer.start_sums`, by name.
         place: the number of the layer, in the order in which layers return.
-        times_of_step: the number of times in a forward and its backward: two for each layer, and 2.
+        times_of_step: how much the time grows in a forward and its backward: by 2 for each layer,
+            and by 2.
         before: the time at which the first of these calls began.
-        turn: the number of earlier calls since a call that statistics measure.
+        turn: the number of earlier calls, counted from one that statistics measure.
     """
 
     values: list[float]
@@ -249,7 +251,8 @@ class Observer(Regularizer):
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
-        if {"start", "update"} & vars(cls).keys():  # compiled code has the inherited ones
+        # the operators of compiled code do what the inherited methods do
+        if {"start", "update"} & vars(cls).keys():
             cls.traced = vars(cls).get("traced", False)
         if _depth_of("is_due", cls) < _depth_of("pause_at", cls):
             cls.pause_at = Observer.pause_at  # type: ignore[method-assign]  # of the subclass only
@@ -301,7 +304,7 @@ class Awaited:
         self.came = False
 
     def __del__(self) -> None:
-        # after a shift, other calls are measured
+        # after a shift, other calls are measured: see `GradientStats.is_due`
         if not self.came and self.shift == self.state["shift"]:
             self.state["lost_gradients"] += 1
 

@@ -47,8 +47,8 @@ def dry_run(model: nn.Module, example: Any, run: Callable[[nn.Module, Arguments]
             tensors of the copy.
 
     Raises:
-        ValueError: if no forward runs. It holds the error on real tensors; one on fake tensors may
-            only be a limit of these.
+        ValueError: if no forward runs. It holds the error on real tensors, because an error on
+            fake tensors may come only from their limits.
     """
     if example is None:
         example = own_input(model)
@@ -131,7 +131,7 @@ def _clear_hooks(copied: nn.Module) -> None:
     for name, module in copied.named_modules():
         forward = vars(module).get("forward")
         if isinstance(forward, types.FunctionType) and forward.__closure__:
-            # the function of the copy would run the modules of the model
+            # a deep copy shares functions, so this one would run the modules of the model
             raise ValueError(f"the forward of '{name or '.'}' was replaced by a function")
 
         for hooks in all_hooks(module):

@@ -112,7 +112,8 @@ def flatten(value: Any) -> Flattened:
         if is_compiling():
             return tree_unflatten(positions, spec)
 
-        # In torch 2.6, a tuple that may refuse its fields is a leaf: None stands in its place.
+        # torch 2.6 does not look into a tuple that may refuse its fields, such as a
+        # PackedSequence. It is a leaf there, and None stands in its place.
         if any(map(_may_refuse_fields, leaves)):
             return tree_unflatten(positions, spec)
 

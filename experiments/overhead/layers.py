@@ -61,7 +61,7 @@ def attached(item: Any) -> nn.Module:
 def on_output(
     function: Function, module: nn.Module, inputs: tuple[Any, ...], output: Tensor
 ) -> Tensor:
-    """Return the function of the output: a forward hook, once its first argument is bound."""
+    """Return the function of the output. ``partial(on_output, function)`` is a forward hook."""
     return function(output)
 
 
@@ -108,7 +108,7 @@ def drop_block(
 
         x = torch.randn(shape, device=device, dtype=dtype)
         made = steps_of(functions, x.to(memory_format=memory_format))
-        return Made(made.steps) if compiled else made
+        return Made(made.steps) if compiled else made  # compiled: saved bytes are not counted
 
     names = ["F.dropout2d", "functional", "share_channels", "attached", *PEERS]
     names.append("attached - functional")
@@ -259,7 +259,7 @@ def _gradient(shape: tuple[int, ...], device: torch.device) -> Made:
 
 
 def sites() -> Iterator[Work]:
-    """Yield works: a site without its regularizer, on tiny activations."""
+    """Yield works on tiny activations: sites that are idle, and ``attach`` with ``remove``."""
     for count in SITES:
         yield from (idle(count, training) for training in (False, True))
     for count, modules in ATTACHED:
@@ -293,7 +293,8 @@ def idle(count: int, training: bool) -> Work:
 
 
 def _attach(count: int, modules: int, device: torch.device) -> Made:
-    model = nn.Sequential(_chain(count), _chain(modules - count - 3))
+    others = modules - count - 3  # without the model and its two chains
+    model = nn.Sequential(_chain(count), _chain(others))
 
     def step() -> None:
         attach(model, {"0.*": Dropout2d(p=0.1)}).remove()
