@@ -6,7 +6,7 @@
 import inspect
 import re
 from collections.abc import Mapping
-from dataclasses import FrozenInstanceError, dataclass, field, fields
+from dataclasses import FrozenInstanceError, dataclass, field, fields, is_dataclass
 from typing import Any, TypeVar, dataclass_transform
 
 _T = TypeVar("_T")
@@ -85,26 +85,38 @@ def _path_of(cls: type) -> str:
 
 
 def check_fields(cls: type, root: type) -> None:
-    """Raise TypeError if a class, or a class that it extends, has fields, but no ``@register``.
+    """Raise TypeError if a class has fields, but no ``@register``, or extends such a class.
 
-    Without the decorator the fields would be lost without a message: no argument would set them.
+    Without the decorator, a field would keep its default without a message, because no argument
+    would set it.
 
     Args:
         cls: a subclass of `root`.
         root: Regularizer or Schedule, where the search ends.
     """
-    for part in cls.__mro__:
+    if "__dataclass_params__" not in vars(cls):
+        _refuse_fields(cls, _annotated(cls))
+
+    known = {field_.name for field_ in fields(cls)} if is_dataclass(cls) else set()
+    for part in cls.__mro__[1:]:
         is_decorated = "__dataclass_params__" in vars(part)
         if part is root or is_decorated or not issubclass(part, root):
             continue
+        defaults = [name for name in _annotated(part) if name in vars(part)]
+        _refuse_fields(part, [name for name in defaults if name not in known])
 
-        names = []
-        for name, hint in inspect.get_annotations(part).items():
-            if "ClassVar" not in str(hint):
-                names.append(name)
-        if names:
-            fields_ = ", ".join(sorted(names))
-            raise TypeError(f"{part.__name__} has fields ({fields_}): put @register above it")
+
+def _annotated(cls: type) -> list[str]:
+    """Return the names that a class annotates, without class variables."""
+    hints = inspect.get_annotations(cls)
+    return [name for name, hint in hints.items() if "ClassVar" not in str(hint)]
+
+
+def _refuse_fields(cls: type, names: list[str]) -> None:
+    """Raise TypeError if there are fields of a class without a decorator."""
+    if names:
+        fields_ = ", ".join(sorted(names))
+        raise TypeError(f"{cls.__name__} has fields ({fields_}): put @register above it")
 
 
 def store(frozen: object, /, **values: Any) -> None:

@@ -49,7 +49,6 @@ VALUES = {  # what the texts offer beside the default
 
 TOGETHER = {  # arguments that exclude each other, or need each other
     ("ClampActivation", "cap"): {"min": None},
-    ("ClampActivation", "min"): {"max": 5.0},
     ("ClampGrad", "min"): {"max": 5.0},
     ("Foreign", "prefix_tokens"): {"layout": "NLC", "grid": (2, 2)},
 }

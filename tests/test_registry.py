@@ -121,6 +121,12 @@ def test_a_decorator_that_was_forgotten_at_a_class_that_is_extended():
     with pytest.raises(TypeError, match="Plain has fields .q.: put @register above it"):
         Extended()
 
+    @r.register
+    class States(Plain):
+        q: r.Rate = 0.3
+
+    assert States(0.2).values(0.0) == {"q": 0.2}  # its own field, so nothing is lost
+
 
 def test_a_schedule_for_what_is_no_rate():
     @r.register

@@ -313,7 +313,7 @@ def restore(saved: Saved, sites: Sequence[LiveSite], run: Run) -> None:
         anchor = saved.anchors.get(site.key)
         if anchor is not None and _shape_of(anchor) == _shape_of(site.anchor):
             site.anchor = anchor.to(site.anchor, copy=True)
-            site.anchor_is_unchecked = False
+            site.anchored_at = None
 
     run.history.load(saved.history, sites)
     # as after `attach`, so that the next training forward is checked

@@ -39,8 +39,8 @@ def watch(
         action: ``"warn"``, ``"raise"``, or a function of a `Finding`.
         every: look at each n-th training forward, and measure some of the others; 1 measures each
             forward. 0 or None: measure each forward, and look when an epoch or the block ends.
-        keep: a finding of NaN or Inf shows so many measured calls before the first NaN or Inf of
-            the layer; at least 0. With ``every=1`` they are consecutive steps.
+        keep: the number of measured calls that a finding of NaN or Inf shows, from before the
+            first NaN or Inf of the layer; at least 0. With ``every=1`` the calls are consecutive.
         options: other fields of `Watchdog`, such as ``max_dead=0.5``; and ``grad_scaler`` and
             ``root`` of `attach`.
 

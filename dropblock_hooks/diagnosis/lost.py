@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from .. import messages
+from .._torch import address_of
 from ..findings import Finding, Message
 from ..selectors.wrappers import shard_message, sharding_of
 from ..sites.held import ParameterHook, acts_once
@@ -151,19 +152,23 @@ def find_overwritten(
 def old_anchors(base: nn.Module, hooks: Iterable[SiteHook]) -> list[str]:
     """Return the keys of sites that pull a parameter to a value that it does not have any more.
 
-    The first forward asks this: weights were loaded after `attach`, or the layer was replaced.
+    Weights were loaded after `attach`, or the layer was replaced. The first forward of an epoch
+    asks this, for each parameter once, when it is trained.
     """
     keys = []
     for hook in hooks:
         site = hook.site
-        is_unchecked = site.anchor_is_unchecked
-        site.anchor_is_unchecked = False  # from here on, the training changes the parameter
-        if not is_unchecked or site.active_calls or not isinstance(hook, ParameterHook):
+        if site.anchored_at is None or not isinstance(hook, ParameterHook):
             continue
-
         owner = hook.find(base)
         parameter = None if owner is None else hook.held(owner)
-        if parameter is None:
+        if parameter is None or not parameter.requires_grad:
+            continue
+
+        # values are compared only if needed, because a comparison waits for the device
+        is_as_before = site.anchored_at == (address_of(parameter), parameter._version)
+        site.anchored_at = None  # from here on, the training changes the parameter
+        if is_as_before or site.active_calls:
             continue
 
         anchor = site.anchor_of(parameter)

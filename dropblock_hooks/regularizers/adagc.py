@@ -18,10 +18,10 @@ class AdaGC(WithMemory):
 
     Use it against spikes of the loss in long trainings. Each parameter gets its own bound.
     In the first `warmup` updates it clips the norm over all parameters of the entry to `max_norm`.
-    If the norms of your model are much larger than its default of 1.0, these updates become small:
-    pass a larger `max_norm`. It acts once per update, so ``attach`` needs the optimizer. Norms of
-    0, and updates with Inf or NaN, are not remembered. The `warmup` updates are counted for each
-    parameter, from its first gradient that is not 0. See Wang et al., 2025
+    If the norms of your model are much larger than ``max_norm=1.0``, the default, these updates
+    become small: pass a larger `max_norm`. It acts once per update, so ``attach`` needs the
+    optimizer. Norms of 0, and updates with Inf or NaN, are not remembered. The `warmup` updates are
+    counted for each parameter, from its first gradient that is not 0. See Wang et al., 2025
     (https://arxiv.org/abs/2502.11034).
 
     Example:

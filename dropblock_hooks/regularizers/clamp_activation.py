@@ -1,13 +1,13 @@
 """Bounds of activations: a clamp, or a soft cap."""
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar, Self
 
 from torch import Tensor
 
 from .. import functional
 from ..functional import clamping
-from ..registry import register
+from ..registry import is_number, register
 from .base import Applied, Now, Positive, Rate, Regularizer
 
 
@@ -23,10 +23,9 @@ class ClampActivation(Regularizer):
         >>> spec = {"lm_head": ClampActivation(cap=30.0, active="always")}
 
     Args:
-        min: lower bound, any number or a schedule; None for no bound. A single number is `min`, and
-            it can't be above 0 then: a bound of the magnitude is ``ClampActivation(cap=30.0)``.
-        max: upper bound, any number, not below `min`, or a schedule; None for no bound. Without
-            `min`, it can't be below 0.
+        min: lower bound, any number or a schedule; None for no bound. A number above 0 alone needs
+            its name, ``min=``, because ``ClampActivation(30.0)`` is often meant as a cap.
+        max: upper bound, any number, not below `min`, or a schedule; None for no bound.
         cap: bound of the magnitude, a number > 0 or a schedule, in place of `min` and `max`.
         at: regularize the layer's ``"output"`` or its ``"input"``.
         index: the element of a tuple, list or dict, as an integer or a key; for inputs also the
@@ -41,7 +40,7 @@ class ClampActivation(Regularizer):
     Raises:
         TypeError: if a rate, a flag or an index has a wrong type.
         ValueError: if a value is not allowed, the bounds are missing or contradict each
-            other, or the only bound moves a value of 0.
+            other, or the only argument is a number above 0 without a name.
 
     Equation:
         ``y = minimum(maximum(x, min), max)``, or ``y = cap * tanh(x / cap)``.
@@ -59,27 +58,21 @@ class ClampActivation(Regularizer):
     random: ClassVar[bool] = False
     traced: ClassVar[bool] = True
 
-    def check(self, values: Mapping[str, float]) -> None:
-        low = values.get("min")
-        high = values.get("max")
-        clamping.check_bounds(low, high, values.get("cap"))
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        # one number without a name is `min`, but often meant as a cap
+        is_one_number = len(args) == 1 and is_number(args[0]) and not kwargs.keys() & {"max", "cap"}
+        if is_one_number and args[0] > 0:
+            bound = args[0]
+            raise ValueError(
+                f"ClampActivation({bound:g}) would set all smaller values to {bound:g}: write "
+                f"cap={bound:g} for a soft bound of the magnitude, ({-bound:g}, {bound:g}) for a "
+                f"clamp, or min={bound:g}"
+            )
+        return super().__new__(cls, *args, **kwargs)
 
-        # a single number is meant as a cap by many, and is `min`
-        if high is None and low is not None and low > 0:
-            raise ValueError(_alone("min", low))
-        if low is None and high is not None and high < 0:
-            raise ValueError(_alone("max", high))
+    def check(self, values: Mapping[str, float]) -> None:
+        clamping.check_bounds(values.get("min"), values.get("max"), values.get("cap"))
 
     def apply(self, x: Tensor, now: Now) -> Applied:
         rates = vars(now)  # a bound of None is not in it
         return clamping.clamp_counted(x, rates.get("min"), rates.get("max"), rates.get("cap"))
-
-
-def _alone(name: str, bound: float) -> str:
-    """Return the message about one bound that moves even a value of 0."""
-    size = abs(bound)
-    return (
-        f"{name}={bound:g} without another bound would set each value of 0 to {bound:g}: write "
-        f"cap={size:g} for a soft bound of the magnitude, or two bounds, min={-size:g} and "
-        f"max={size:g}"
-    )

@@ -92,9 +92,9 @@ class FreezeNorm(Regularizer):
         if any(isinstance(getattr(module, name, None), Tensor) for name in _STATISTICS):
             return None
         return (
-            f"{with_article(type(module).__name__)} without running statistics (running_mean) "
-            "normalizes in evaluation mode as in training mode: select layers that have some, such "
-            "as a BatchNorm2d with track_running_stats=True"
+            f"{with_article(type(module).__name__)} without running statistics (running_mean) does "
+            "not change in evaluation mode: select layers that have some, such as a BatchNorm2d "
+            "with track_running_stats=True"
         )
 
     def apply(self, x: Tensor, now: Now) -> Applied:

@@ -74,9 +74,9 @@ def reads_own(module: nn.Module, attribute: str) -> bool:
 def is_read_above(base: nn.Module, names: Iterable[str], attribute: str) -> bool:
     """Return whether a module above a layer may read the rate of the layer.
 
-    `Retune` then writes its rate into the attribute. Otherwise it writes 0 there and drops itself,
-    and a rate of 0 would also switch off the code that reads it. If the source of the parent is
-    missing, the answer is True.
+    `Retune` then writes its rate into the attribute. Otherwise it writes 0 there, and its hook
+    drops. But a rate of 0 would also switch off the code that reads it. If the source of the parent
+    is missing, the answer is True.
 
     Args:
         base: the model.

@@ -312,7 +312,7 @@ class ParameterHook(SiteHook):
         if self.site.regularizer.anchored:
             parameter = self.held(module)
             self.site.anchor = parameter.detach().clone()
-            self.site.anchor_is_unchecked = True
+            self.site.anchored_at = address_of(parameter), parameter._version
         self.refresh(module)
 
     def uninstall(self, module: nn.Module) -> None:

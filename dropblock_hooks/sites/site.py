@@ -98,8 +98,8 @@ class LiveSite:
         self.rose = False  # whether the rate was ever above 0
         self.differentiable = True  # whether the last tensor may get a gradient
         self.anchor: Any = None  # the value of an anchored parameter at attaching
-        # whether the parameter may be loaded or replaced between attaching and the first forward
-        self.anchor_is_unchecked = False
+        # the address and the version of the parameter then; None if there is nothing to compare
+        self.anchored_at: tuple[int, int] | None = None
         self.frozen = False  # whether the parameter got no gradient when it was last read
 
         # the tensors of the site on the board, after compiled code has called the site
