@@ -9,7 +9,7 @@ NOT_TEXT = {"script", "style", "pre", "code"}
 LEFT_OVER = re.compile(
     r"```"  # a block of code that was not recognized
     r"|\*\*\w|\w\*\*"  # bold text
-    r"|^\s*(?:[-*]|\d+\.) \S"  # a list without an empty line before it
+    r"|^\s*[-*] \S"  # a list without an empty line before it
     r"|^\|.*\|$"  # a table without an empty line before it
     r"|\]\("  # a link
     r"|^(?:Args|Raises|Returns|Attributes):\n +\S",  # a section of a docstring
