@@ -86,13 +86,15 @@ def generator_of(device: torch.device) -> torch.Generator:
     """Return the generator from which a device draws random numbers."""
     if device.type != "mps":
         generators: Any = torch.get_device_module(device).default_generators
-        return generators[device.index]  # type: ignore[no-any-return]
+        generator: torch.Generator = generators[device.index]
+        return generator
 
     # MPS has one device, and no list of generators
     find = find_private("torch.mps._get_default_mps_generator", None)
     if find is None:
         _missing("torch.mps._get_default_mps_generator", "same_masks on MPS")
-    return find()  # type: ignore[no-any-return]
+    generator_of_mps: torch.Generator = find()
+    return generator_of_mps
 
 
 transforming: Callable[[], bool] = _of_c("_are_functorch_transforms_active", lambda: False)

@@ -296,12 +296,12 @@ def test_the_times_are_those_of_the_benchmarks():
         assert smallest == pytest.approx(min(times), abs=0.05)
         assert largest == pytest.approx(max(times), abs=0.05 if largest < 10 else 0.5)
 
-    separate = row_of("CPU time, one mask per channel")
+    separate = row_of("time on a CPU, one mask per channel")
     assert_range(separate[1], [1 / of["functional", "timm"] for of in recorded])
     assert_range(separate[2], [1 / of["functional", "torchvision"] for of in recorded])
-    shared = row_of("CPU time, one mask for all channels")
+    shared = row_of("time on a CPU, one mask for all channels")
     assert_range(shared[1], [1 / of["share_channels", "timm shared"] for of in recorded])
-    default = row_of("CPU time, the default of each library")
+    default = row_of("time on a CPU, the default of each library")
     ratios = [of["timm shared", "floor"] / of["functional", "floor"] for of in recorded]
     assert_range(default[1], ratios)
 

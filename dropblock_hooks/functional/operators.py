@@ -143,6 +143,7 @@ def add_counts(counts: Tensor, row: Tensor) -> None:
 
 
 def _add_row(counts: Tensor, row: Tensor) -> None:
+    """Add a row to the counts, in place."""
     if row[SIZE] > 0:  # the size of a map replaces the size of the last map
         counts[SIZE].fill_(0.0)
     counts.add_(row)
