@@ -242,12 +242,23 @@ def all_hooks(module: nn.Module) -> list[dict[int, Any]]:
     return [hooks for name in names if (hooks := getattr(module, name, None)) is not None]
 
 
+_FORWARD_HOOKS = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+)
+"""The attributes in which a module keeps its forward hooks, or their options, by number."""
+
+
 def remove_forward_hook(module: nn.Module, number: int) -> None:
     """Remove the forward hook or pre-hook with this number."""
-    names = ("_forward_hooks", "_forward_pre_hooks")
-    for name in names:
-        for kind in (name, f"{name}_with_kwargs", f"{name}_always_called"):
-            getattr(module, kind, {}).pop(number, None)
+    attributes = vars(module)
+    for name in _FORWARD_HOOKS:
+        hooks = attributes.get(name)
+        if hooks:
+            hooks.pop(number, None)
 
 
 def hooks_of_tensor(x: Tensor) -> dict[int, Any]:

@@ -89,7 +89,8 @@ def attach(
     run = Run(root, epochs)
     attachment = install(index.model, placements, run)
     try:
-        attachment.grad_scaler = grad_scaler
+        if grad_scaler is not None:
+            attachment.grad_scaler = grad_scaler
         attachment.optimizer = optimizer
         for site in attachment._sites:
             if site.key in layouts:  # compiled code can't read them from the autograd graph

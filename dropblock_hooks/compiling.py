@@ -35,9 +35,11 @@ def new_handle(owner: Any) -> Tensor:
     """Return a 0-dim int64 tensor on the CPU that stands for `owner` while `owner` lives."""
     number = next(_numbers)
     _owners[number] = owner
-    # operators declare that they change the handle, which torch refuses for inference tensors
-    with torch.inference_mode(False):
-        return torch.tensor(number, device="cpu")
+    if torch.is_inference_mode_enabled():
+        # operators declare that they change the handle, which torch refuses for inference tensors
+        with torch.inference_mode(False):
+            return torch.tensor(number, device="cpu")
+    return torch.tensor(number, device="cpu")
 
 
 def owner_of(handle: Tensor | float) -> Any:

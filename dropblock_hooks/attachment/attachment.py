@@ -311,10 +311,12 @@ class Attachment:
         run.write()
         use_optimizers(run, (), [])
 
-        for module, hook in self._installed:
-            hook.uninstall(module)
-        for module in self._base.modules():  # other code may have moved hooks to any module
+        hooked = [module for module, _ in self._installed]  # some may have left the model
+        others = self._base.modules()  # other code may have moved hooks to any of them
+        for module in dict.fromkeys((*hooked, *others)):
             remove_hooks(run, module)
+        for module, hook in self._installed:
+            hook.restore(module)
         tell(faults, run.told)
 
     def __enter__(self) -> Attachment:

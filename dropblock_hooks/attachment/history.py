@@ -23,18 +23,16 @@ def history_of(
     hooks: Sequence[SiteHook],
 ) -> History:
     """Return the rows of all epochs. This waits for the device."""
-    run.take_counts()
     recorder = run.history
     rows = recorder.rows()
 
-    windows = _open_windows(run)
-    is_trained = _is_trained(windows)
-    if run.installed and (is_trained or recorder.was_active(run.sites)):
+    was_trained = run.was_trained()
+    if run.installed and (was_trained or recorder.was_active(run.sites)):
         open_rows = recorder.open_rows(
             math.floor(run.epoch),
             run.sites,
-            windows,
-            findings=find_in_open_epoch(base, run, hooks) if is_trained else (),
+            _open_windows(run),
+            findings=find_in_open_epoch(base, run, hooks) if was_trained else (),
         )
         rows += open_rows
     return History(rows)
@@ -42,17 +40,15 @@ def history_of(
 
 def close_last(run: Run, faults: Sequence[Finding]) -> None:
     """Add the rows of the present epoch with its faults, because no step will end it."""
-    run.take_counts()
-    windows = _open_windows(run)
     recorder = run.history
-    if _is_trained(windows):
+    if run.was_trained():
         recorder.note_findings(faults)
     elif not recorder.was_active(run.sites):
         return
 
     epoch = math.floor(run.epoch)
     recorder.note_end(epoch, run.sites)
-    recorder.close(run.sites, windows)
+    recorder.close(run.sites, _open_windows(run))
 
 
 def rates_now(run: Run) -> tuple[float, float] | None:
@@ -68,8 +64,3 @@ def rates_now(run: Run) -> tuple[float, float] | None:
 def _open_windows(run: Run) -> list[Snapshot]:
     """Return the counts of each site since the last window closed."""
     return [site.tally.window() for site in run.sites]
-
-
-def _is_trained(windows: Sequence[Snapshot]) -> bool:
-    """Return whether a site had a call in training mode, or a gradient, since loading."""
-    return any(window.trained or window.active for window in windows)

@@ -6,7 +6,7 @@ copy. So does `call_once`, which removes the hooks after one call.
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 
 import torch
 from torch import nn
@@ -49,7 +49,7 @@ _COMPOSED = "or allow it with Select(..., compose=True)"
 _DEFAULTS = {f.name: f.default for f in fields(Regularizer)}  # the defaults of common options
 
 
-@dataclass(frozen=True)
+@dataclass
 class Placement:
     """A regularizer of an entry on a layer, parameter or attribute.
 
@@ -57,11 +57,11 @@ class Placement:
         entry: the entry of the spec.
         position: the number of the entry, and of the regularizer in it.
         target: the layer, parameter or attribute.
-        regularizer: the regularizer, fitted to the target.
+        regularizer: the regularizer, fitted to the target by `_fit_rates`.
         where: the line in a file, if any, and the selector of the entry, for messages.
         hook: the class of the hook.
-        key: the key of the site; "" until all faults were found.
-        facts: facts about the axes of the layer, read from the model.
+        key: the key of the site; "" until `_describe` sets it.
+        facts: facts about the axes of the layer; None until `_describe` reads them.
     """
 
     entry: Entry
@@ -111,7 +111,8 @@ def place(
     if problems:
         raise SpecError(dict.fromkeys(problems), draft.source)
 
-    placements = _described(index, resolved.placements)
+    placements = resolved.placements
+    _describe(index, placements)
     warnings = [*resolved.warnings, *_nested(placements)]
     return placements, list(dict.fromkeys(warnings))
 
@@ -334,7 +335,7 @@ def _fit_rates(resolved: Resolved, epochs: int | None) -> None:
     """
     sizes = Counter(p.position for p in resolved.placements)
     placed_before: Counter[tuple[int, int]] = Counter()
-    for number, p in enumerate(resolved.placements):
+    for p in resolved.placements:
         rates = p.regularizer.rates
         try:
             if epochs is not None:
@@ -343,8 +344,7 @@ def _fit_rates(resolved: Resolved, epochs: int | None) -> None:
                 rates, epochs, i=placed_before[p.position], n=sizes[p.position]
             )
             if new_rates != rates:
-                regularizer = p.regularizer.with_rates(**new_rates)
-                resolved.placements[number] = replace(p, regularizer=regularizer)
+                p.regularizer = p.regularizer.with_rates(**new_rates)
         except Exception as error:  # a schedule may be anybody's
             resolved.problems.append(f"{p.where}: {quote(p.regularizer)}: {error}")
 
@@ -362,23 +362,21 @@ def _too_long(p: Placement, epochs: int) -> list[str]:
     return warnings
 
 
-def _described(index: Index, placements: list[Placement]) -> list[Placement]:
-    """Add the key of the site and the facts of the layer to each placement.
+def _describe(index: Index, placements: list[Placement]) -> None:
+    """Set the key of the site and the facts of the layer of each placement.
 
     The key has the layer and the regularizer, and a number if these two are not unique.
     """
     facts = ModelFacts(index)
     repeated: Counter[str] = Counter()
-    described = []
     for p in placements:
         target = p.target
         key = f"{target.name or '.'}/{p.regularizer.label}"
         repeated[key] += 1
         number = repeated[key]
-        of_layer = facts.of(target, p.regularizer.at) if target.kind.is_layer else None
-        unique_key = key if number == 1 else f"{key}#{number}"
-        described.append(replace(p, key=unique_key, facts=of_layer))
-    return described
+        p.key = key if number == 1 else f"{key}#{number}"
+        if target.kind.is_layer:
+            p.facts = facts.of(target, p.regularizer.at)
 
 
 def _nested(placements: list[Placement]) -> list[str]:

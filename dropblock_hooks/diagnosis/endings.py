@@ -84,9 +84,8 @@ def has_risen(rate: Any, t: float) -> bool:
 def not_stepped(sites: Iterable[LiveSite]) -> list[Finding]:
     """Find the first site whose rate follows a schedule, if ``step`` was never called."""
     for site in sites:
-        was_trained = bool(site.counter.trained)
         is_waiting = site.moves and not site.run.stepped
-        if was_trained and is_waiting:
+        if is_waiting and site.counter.trained:
             finding = messages.NOT_STEPPED.finding(
                 epoch=site.run.epoch,
                 key=site.key,

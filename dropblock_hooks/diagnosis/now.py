@@ -185,10 +185,7 @@ def find_in_open_epoch(
 
     Before the first training call of the epoch there are none, unless parameters were updated.
     """
-    window, _ = windows(run, hooks)
-    counts = window.sites.values()
-    was_trained = any(count.trained or count.active for count in counts)
-    if not was_trained and not _was_updated(base, run):
+    if not run.was_trained() and not _was_updated(base, run):
         return []
     next_epoch = math.floor(run.epoch) + 1
     return find_at_boundary(next_epoch, base, run, hooks)

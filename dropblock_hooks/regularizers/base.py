@@ -202,7 +202,7 @@ class Regularizer:
 
     def __copy__(self) -> Self:
         copied = object.__new__(type(self))
-        store(copied, **vars(self))
+        vars(copied).update(vars(self))  # without the checks of `__new__` and `__post_init__`
         return copied
 
     def __getstate__(self) -> dict[str, Any]:

@@ -51,13 +51,8 @@ def rates_in(module: nn.Module) -> dict[str, Any]:
     return {
         local: value
         for local, value in vars(module).items()
-        if _is_name_of_rate(local) and is_share(value)
+        if (local == "p" or "drop" in local or "prob" in local) and is_share(value)
     }
-
-
-def _is_name_of_rate(local: str) -> bool:
-    """Return whether an attribute is named like a rate."""
-    return local == "p" or "drop" in local or "prob" in local
 
 
 def parameters_in(module: nn.Module) -> dict[str, Any]:

@@ -397,6 +397,12 @@ class Counter:
             histogram=self.histogram,
         )
 
+    @property
+    def was_trained(self) -> bool:
+        """Whether the open window has a call in training mode, or a gradient."""
+        begun = self._begun
+        return self.trained != begun.trained or self.active != begun.active
+
     def window(self) -> Snapshot:
         """Return the growth since the window began.
 

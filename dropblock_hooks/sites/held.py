@@ -111,8 +111,7 @@ class RetuneHook(SiteHook):
         module.register_forward_pre_hook(self.follow_mode)
         self.refresh(module)
 
-    def uninstall(self, module: nn.Module) -> None:
-        super().uninstall(module)
+    def restore(self, module: nn.Module) -> None:
         if self.before is not None:  # the hook was installed
             setattr(module, self.attribute, self.before)
 
@@ -210,8 +209,7 @@ class FreezeHook(SiteHook):
         module.register_forward_pre_hook(self.freeze)
         self.refresh(module)
 
-    def uninstall(self, module: nn.Module) -> None:
-        super().uninstall(module)
+    def restore(self, module: nn.Module) -> None:
         self.refresh(module)
 
     def refresh(self, module: nn.Module) -> None:
@@ -309,14 +307,15 @@ class ParameterHook(SiteHook):
     def install(self, module: nn.Module) -> None:
         self.layer_type = None if is_quantized(module) else type(module)
         module.register_forward_pre_hook(self.__call__)
+        parameter = self.held(module)
         if self.site.regularizer.anchored:
-            parameter = self.held(module)
             self.site.anchor = parameter.detach().clone()
             self.site.anchored_at = address_of(parameter), parameter._version
-        self.refresh(module)
+        needs_hook = not self.site.accumulates and not self._holds_copy(module)
+        if needs_hook and parameter.requires_grad:
+            self._hook(parameter, module)
 
-    def uninstall(self, module: nn.Module) -> None:
-        super().uninstall(module)
+    def restore(self, module: nn.Module) -> None:
         self._unhook(self.held(module))
         for handle in self.handles:  # also of earlier parameters, and of a functional_call
             handle.remove()
@@ -360,7 +359,7 @@ class ParameterHook(SiteHook):
         """Return whether this site gets the gradient of the parameter that a module holds now."""
         if self.site.accumulates:  # the step of the optimizer has a hook
             return not self.lost(module)
-        if self.site.watch is not None and is_gathered(module):  # a copy for this forward
+        if self._holds_copy(module):
             return not self.lost(module)
         parameter = self.held(module)
         is_ordinary = type(parameter) is nn.Parameter  # a fast test, for this runs in each forward
@@ -375,6 +374,10 @@ class ParameterHook(SiteHook):
                 has_same_tensor = tensor_hook.impl == address_of(parameter)
                 return tensor_hook.owner() is module and has_same_tensor
         return False
+
+    def _holds_copy(self, module: nn.Module) -> bool:
+        """Return whether an observer meets a copy, which the module has for one forward."""
+        return self.site.watch is not None and is_gathered(module)
 
     def call_of(self, args: tuple[Any, ...], rest: tuple[Any, ...]) -> Call:
         return Call(args)

@@ -179,9 +179,8 @@ class SiteHook:
             return other.precedence >= self.precedence
         return other.precedence > self.precedence
 
-    def uninstall(self, module: nn.Module) -> None:
-        """Remove all hooks of this attachment from the module: the reverse of `install`."""
-        remove_hooks(self.run, module)
+    def restore(self, module: nn.Module) -> None:
+        """Undo what `install` has changed in the module, besides its forward hooks."""
 
     def find(self, model: nn.Module) -> nn.Module | None:
         """Return the module that the hook is on.
@@ -668,9 +667,9 @@ def hooks_on(module: nn.Module) -> list[SiteHook]:
 
 
 def remove_hooks(run: Run, module: nn.Module) -> None:
-    """Remove the hooks of an attachment from a module."""
+    """Remove the forward hooks of an attachment from a module."""
     for hooks in (forward_hooks(module), forward_pre_hooks(module)):
-        for key, hook in list(hooks.items()):
+        for number, hook in list(hooks.items()):
             owner = getattr(hook, "__self__", hook)
             if owner is run.grids or getattr(owner, "run", None) is run:
-                remove_forward_hook(module, key)
+                remove_forward_hook(module, number)

@@ -127,6 +127,11 @@ class Run:
         if only is None or only.observed is not None:
             self._take_observed()  # of all observers, because they share `compiled_time`
 
+    def was_trained(self) -> bool:
+        """Return whether a site had a call in training mode, or a gradient, in the open window."""
+        self.take_counts()
+        return any(site.tally.was_trained for site in self.sites)
+
     def _take_observed(self) -> None:
         """Move the counts of compiled code for observers to their states."""
         observing = [site for site in self.sites if site.observed is not None]

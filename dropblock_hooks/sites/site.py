@@ -142,10 +142,10 @@ class LiveSite:
         self.reads_axes = self.has_map or regularizer.channelwise
         self.has_share = regularizer.has_share
         self.block_options = "" if self.of_gradients else regularizer.block_options
-        self.note_scaler()
         self.moves = any(map(is_moving, regularizer.rates.values()))
         self.always = regularizer.active == "always"
         self.move(values)
+        self.note_scaler()
 
     def note_scaler(self) -> None:
         """Choose how compiled code runs the regularizer, which depends on the GradScaler."""
@@ -154,7 +154,7 @@ class LiveSite:
         reads_scale = regularizer.reads_grad_scale or regularizer.sees_gradients
         self.scaled = bool(scaler) and is_enabled(scaler) and reads_scale
         # whether it becomes a part of compiled graphs; otherwise an operator there calls Python
-        self.traced = regularizer.traced and len(regularizer.rates) <= MOST_RATES
+        self.traced = regularizer.traced and len(self.values) <= MOST_RATES
         if self.of_gradients and regularizer.block_options:
             self.traced = False  # compiled code has no function for blocks of gradients
         if self.scaled and not has_scale_tensor(scaler):
