@@ -89,8 +89,7 @@ def attach(
     run = Run(root, epochs)
     attachment = install(index.model, placements, run)
     try:
-        if grad_scaler is not None:
-            attachment.grad_scaler = grad_scaler
+        attachment.grad_scaler = grad_scaler
         attachment.optimizer = optimizer
         for site in attachment._sites:
             if site.key in layouts:  # compiled code can't read them from the autograd graph
