@@ -1,10 +1,11 @@
 """Tools for torch.compile: handles, operators, and compiling anew.
 
-- ``sites.operator`` defines its operators here. They run Python objects, which they find by
-  handles. The operators of ``functional.operators`` take only tensors and numbers.
+- ``sites.operator`` defines its operators by `define_operator`. They run Python objects, which they
+  find by handles. ``functional.operators`` has decorators of its own, for operators that take only
+  tensors and numbers.
 - `attach` calls `forget_compiled`, so that code that is compiled already gets the new hooks.
 - `capture`, `gradcam` and others call `as_written` to run a compiled model in eager mode.
-- Hooks read `TOO_OLD`, and then call `refuse_version`.
+- A hook that is traced calls `refuse_version` if this torch is `TOO_OLD`.
 
 A handle is a tensor by which an operator finds a Python object. It is an input of the graph, so
 copies of a model run the same graph.
@@ -36,7 +37,8 @@ def new_handle(owner: Any) -> Tensor:
     number = next(_numbers)
     _owners[number] = owner
     if torch.is_inference_mode_enabled():
-        # operators declare that they change the handle, which torch refuses for inference tensors
+        # some operators declare that they change the handle, so that no call is left out or moved;
+        # torch refuses this for inference tensors
         with torch.inference_mode(False):
             return torch.tensor(number, device="cpu")
     return torch.tensor(number, device="cpu")
@@ -47,6 +49,8 @@ def owner_of(handle: Tensor | float) -> Any:
     return _owners.get(int(handle))
 
 
+# ``functional.operators`` has a library of its own. Its operators have other tags, because they may
+# run in CUDA graphs, and AOTAutograd may trace into them.
 _library = torch.library.Library("dropblock_hooks", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's
 _TAGS = [
     getattr(torch.Tag, tag)  # any strides; inductor runs it outside of CUDA graphs
@@ -58,7 +62,7 @@ _TAGS = [
 def define_operator(
     name: str, schema: str, fake: Callable[..., Any] | None = None
 ) -> Callable[[Callable[..., Any]], Any]:
-    """Decorate a function, which becomes an operator that torch.compile does not trace into.
+    """Decorate a function, which becomes an operator that Dynamo does not trace into.
 
     A call takes a tenth of the time of an operator of ``torch.library.custom_op``. An operator
     whose schema changes needs a new name, because Inductor's cache on disk knows it by name.
@@ -67,7 +71,7 @@ def define_operator(
         name: the name of the operator.
         schema: its arguments and results.
         fake: an implementation without values, for the tracing compiler. Without it, AOTAutograd
-            traces into the operator.
+            replaces the operator by the operations that the function runs.
     """
 
     def define(run: Callable[..., Any]) -> Any:

@@ -19,6 +19,7 @@ from .selectors.wrappers import find_module, unwrap
 from .specs.spec import Spec
 from .warn import warn
 
+# Both patterns are lazy: of a name inside such a layer, they match only the name of this layer.
 # names of layers in language models, such as model.layers.0, transformer.h.0 or blocks.0
 _LAYERS = r"(.*?\.)??(layers?|h|blocks?)\.\d+\b"
 # names of the last projections of attention and MLP, such as layers.0.self_attn.o_proj
@@ -37,7 +38,8 @@ def drop_block_resnet(
     """Place DropBlock as in the paper: after norms and on shortcuts of groups 3 and 4 of a ResNet.
 
     Group 3 (``layer3``) has a quarter of the rate of group 4 (``layer4``). In the paper the rate is
-    ``p=LinearSchedule(0.0, 0.1, epochs)``, and identity shortcuts, which are no layers, also drop.
+    ``p=LinearSchedule(0.0, 0.1, epochs)``. There, identity shortcuts also drop. Here they do not,
+    because they are no layers.
 
     Example:
         >>> attach(model, drop_block_resnet(model, p=0.1))  # doctest: +SKIP
@@ -101,6 +103,7 @@ def by_stage(
     rising = ByDepth.rising(rate, first)
     spread = regularizer.with_rates(**{name: rising})
 
+    # one number stays as it is, because `Select` takes it
     numbers = stages if isinstance(stages, int) else tuple(stages)
     selector = Select(stages=numbers)
     return Spec([(selector, spread)])
@@ -128,10 +131,10 @@ def stochastic_depth(
     Reference:
         Huang et al., 2016, the linear decay rule (https://arxiv.org/abs/1603.09382).
     """
-    kind = "residual block that keeps its shape: use drop_path"
+    what = "residual block that keeps its shape"
     regularizer = StochasticDepth(ByDepth.rising(p), **options)
     blocks = residual_blocks(model, example_input)
-    return _on(model, blocks, kind, regularizer)
+    return _on(model, blocks, regularizer, what, instead="drop_path")
 
 
 def drop_path(model: nn.Module, p: RateLike = 0.1, example_input: Any = None) -> Spec:
@@ -158,8 +161,8 @@ def drop_path(model: nn.Module, p: RateLike = 0.1, example_input: Any = None) ->
     called = record_forward(unwrap(model), example_input)
     matches = matching("**.drop_path*", called)
     names = [name for name in matches if called[name].calls]
-    kind = "layer drop_path on its branches: use stochastic_depth"
-    return _on(model, names, kind, DropPath(ByDepth.rising(p)))
+    what = "layer drop_path on its branches"
+    return _on(model, names, DropPath(ByDepth.rising(p)), what, instead="stochastic_depth")
 
 
 def layer_drop(model: nn.Module, p: RateLike = 0.1, **options: Any) -> Spec:
@@ -172,31 +175,34 @@ def layer_drop(model: nn.Module, p: RateLike = 0.1, **options: Any) -> Spec:
 
     Args:
         model: of Transformers, or one whose layers have such names, as ``layers.0`` or ``h.0``.
-        p: rate of each layer or projection.
+        p: rate of each layer.
         options: of the regularizer, such as ``index=0`` for layers that return a tuple.
 
     Raises:
         ValueError: if the model has no such layers.
 
     Reference:
-        Fan, Grave and Joulin, 2019 (https://arxiv.org/abs/1909.11556), without the scaling.
+        Fan, Grave and Joulin, 2019 (https://arxiv.org/abs/1909.11556), where kept layers are not
+        scaled.
     """
-    kind = "list of layers called layers, h or blocks: use stochastic_depth"
+    what = "list of layers called layers, h or blocks"
     options.setdefault("mode", "batch")
     regularizer = StochasticDepth(p, **options)
     names = _outermost(model, _LAYERS)
-    return _on(model, names, kind, regularizer)
+    return _on(model, names, regularizer, what, instead="stochastic_depth")
 
 
 def residual_dropout(model: nn.Module, p: RateLike = 0.1, **options: Any) -> Spec:
-    """Place `Dropout` on the last projections of attention and MLP, if a language model has none.
+    """Place `Dropout` on the last projections of attention and MLP of a language model.
+
+    Use it for a model that has no dropout there.
 
     Example:
         >>> attach(model, residual_dropout(model, p=0.1))  # doctest: +SKIP
 
     Args:
         model: of Transformers, or one whose layers have such names, as ``layers.0`` or ``h.0``.
-        p: rate of each layer or projection.
+        p: rate of each projection.
         options: of the regularizer, such as ``index=0`` for layers that return a tuple.
 
     Raises:
@@ -205,10 +211,10 @@ def residual_dropout(model: nn.Module, p: RateLike = 0.1, **options: Any) -> Spe
     Reference:
         Vaswani et al., 2017, section 5.4 (https://arxiv.org/abs/1706.03762).
     """
-    kind = "projection called o_proj, out_proj, down_proj, fc2 or similar: use stochastic_depth"
+    what = "projection called o_proj, out_proj, down_proj, fc2 or similar"
     regularizer = Dropout(p, **options)
     names = _outermost(model, _PROJECTIONS)
-    return _on(model, names, kind, regularizer)
+    return _on(model, names, regularizer, what, instead="stochastic_depth")
 
 
 def neftune(model: nn.Module, alpha: RateLike = 5.0, **options: Any) -> Spec:
@@ -293,21 +299,28 @@ def _tell_scale(model: nn.Module, name: str) -> None:
 
 
 def _outermost(model: nn.Module, pattern: str) -> list[str]:
-    """Find the layers whose names match a pattern, without the layers inside them."""
+    """Find the layers whose names match a lazy pattern, without the layers inside them."""
     names = []
     bare = unwrap(model)
     for name in Index(bare).modules:
         match = re.match(pattern, name)
+        # if only the beginning of the name matches, the layer is inside another one
         if match and match[0] == name:
             names.append(name)
     return names
 
 
-def _on(model: nn.Module, names: Sequence[str], kind: str, regularizer: Regularizer) -> Spec:
-    """Make the spec of a regularizer on these layers; ValueError without any layer."""
+def _on(
+    model: nn.Module, names: Sequence[str], regularizer: Regularizer, what: str, instead: str
+) -> Spec:
+    """Make the spec of a regularizer on these layers.
+
+    Without any layer, it raises a ValueError that says what is missing, and which preset to use
+    instead.
+    """
     if not names:
-        model_kind = type(unwrap(model)).__name__
-        raise ValueError(f"{model_kind} has no {kind}, or name the layers")
+        kind = type(unwrap(model)).__name__
+        raise ValueError(f"{kind} has no {what}: use {instead}, or name the layers")
     selector = Select(names=tuple(names))
     return Spec([(selector, regularizer)])
 

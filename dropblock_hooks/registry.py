@@ -34,7 +34,7 @@ def register(cls: type | None = None, /, *, name: str | None = None) -> Any:
         name: the name in spec files and site keys; the class's own name by default.
 
     Raises:
-        TypeError: for a dataclass that is not frozen.
+        TypeError: for a class without ``apply`` or ``span``, or a dataclass that is not frozen.
         ValueError: if another class has the name.
     """
     if cls is None:
@@ -88,7 +88,8 @@ def check_fields(cls: type, root: type) -> None:
     """Raise TypeError if a class has fields, but no ``@register``, or extends such a class.
 
     Without the decorator, a field would keep its default without a message, because no argument
-    would set it.
+    would set it. The check runs when an object is made, because the decorator runs after the class
+    statement.
 
     Args:
         cls: a subclass of `root`.
@@ -102,7 +103,9 @@ def check_fields(cls: type, root: type) -> None:
         is_decorated = "__dataclass_params__" in vars(part)
         if part is root or is_decorated or not issubclass(part, root):
             continue
+        # a name without a default fails when it is read
         defaults = [name for name in _annotated(part) if name in vars(part)]
+        # a class with the decorator may have annotated the name again, which makes it a field
         _refuse_fields(part, [name for name in defaults if name not in known])
 
 
@@ -159,7 +162,10 @@ def brief(obj: Any) -> str:
 
 
 def as_call(cls: type, arguments: Mapping[str, Any]) -> str:
-    """Return the text of a call of a class. A value with the name ``""`` is already text."""
+    """Return the text of a call of a class.
+
+    The value of the name ``""`` is the text of positional arguments, and is written as it is.
+    """
     texts = []
     for name, value in arguments.items():
         written = f"{name}={text(value)}" if name else value
@@ -179,10 +185,10 @@ def text(value: Any) -> str:
 
 
 def stated_fields(obj: Any) -> dict[str, Any]:
-    """Return the fields to show: those that differ from their defaults, and numbers except 0.
+    """Return the fields to show: those that differ from their defaults.
 
-    Keyword-only fields come last. If the class sets ``states_defaults = False``, numbers are shown
-    only if they differ, too. A method ``_stated`` of the class replaces these rules.
+    Numbers except 0 are shown in any case, unless the class sets ``states_defaults = False``.
+    Keyword-only fields come last. A method ``_stated`` of the class replaces these rules.
     """
     if hasattr(obj, "_stated"):
         replaced: dict[str, Any] = obj._stated()

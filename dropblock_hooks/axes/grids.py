@@ -1,4 +1,4 @@
-"""Notes the sizes of the maps in a forward by hooks, before they become tokens.
+"""Hooks that note the sizes of the maps in a forward, before the maps become tokens.
 
 ``attach`` puts these hooks on the model, if a regularizer needs maps. A `Reader` asks for the sizes
 when the layer gets tokens.
@@ -41,7 +41,10 @@ class Grids:
         self._maps: tuple[_Map, ...] = ()
 
     def of(self, spatial: int, samples: int | None = None) -> tuple[list[Grid], list[Grid]]:
-        """Return the sizes of the maps with this number of samples, and of maps in later stages."""
+        """Return the sizes of the noted maps, and of the maps that later stages may have.
+
+        Only maps with this number of spatial axes count, and with this number of samples.
+        """
         sizes: list[Grid] = []
         stages: list[Grid] = []
         for made in self._maps:
@@ -56,8 +59,9 @@ class Grids:
     def put_on(self, model: nn.Module, only_maps: bool = False) -> None:
         """Put hooks on patch embeddings, and on other layers that make maps smaller.
 
-        If all sites have maps (`only_maps`), hooks are needed only for a model with a patch
-        embedding.
+        If the layers of all sites show channels first (`only_maps`), hooks are needed only for a
+        model with a patch embedding, because it may return tokens although the convolution inside
+        it shows channels first.
         """
         modules = list(model.modules())
         if any(type(module).__name__ == "Unroll" for module in modules):
@@ -125,7 +129,7 @@ def _layers_of_maps(
     for module in with_patches:
         inside = set(module.modules())
         # if a module with a patch size contains another such module, only the inner one counts
-        if with_patches & inside == {module}:
+        if (with_patches & inside) == {module}:
             embeds.add(module)
             parts |= inside
 

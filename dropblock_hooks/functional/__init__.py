@@ -18,7 +18,7 @@ value that the docstring does not allow.
 - `measures`: measurements of tensors for observers, eager and in compiled code
 - `outliers`: kurtosis, values far from the mean, and channels far above the others
 - `residual`: the size of a residual branch relative to its shortcut
-- `sparse`: large tensors on the CPU, with blocks, whole channels or samples to drop
+- `sparse`: fast dropping of elements, blocks, channels and samples of large tensors on the CPU
 - `kernels`: Triton kernels for tensors on a GPU, and the conditions under which they run
 """
 

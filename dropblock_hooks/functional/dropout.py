@@ -66,13 +66,13 @@ def _drop_with_kernels(
     """Drop units on a GPU; see `drop_units`."""
     from .kernels.units import draw_elements, draw_units
 
-    places: Any
+    applier: Any
     if axes is None:
-        places, drawn = draw_elements(x, p, generator)
+        applier, drawn = draw_elements(x, p, generator)
     else:
-        places, drawn = draw_units(x, axes, p, generator)
+        applier, drawn = draw_units(x, axes, p, generator)
 
-    return drop_drawn(x, scale, places, drawn), places.count(drawn)
+    return drop_drawn(x, scale, applier, drawn), applier.count(drawn)
 
 
 def _drop_with_mask(
@@ -83,20 +83,20 @@ def _drop_with_mask(
     generator: torch.Generator | None,
 ) -> tuple[Tensor, Tensor | int]:
     """Drop units by a mask of this shape, or in the sparse form on a CPU; see `drop_units`."""
-    places: Blocks | Mask
+    applier: Blocks | Mask
     are_large = x.numel() // math.prod(shape) >= _LARGE
     if not takes(x, "units" if are_large else "blocks"):
-        places = Mask(x.numel())
+        applier = Mask(x.numel())
         drawn = bernoulli(shape, p, x.device, generator)
     elif are_large:
-        places = UnitMask(x.numel())
+        applier = UnitMask(x.numel())
         drawn = draw_unit_mask(shape, p, generator)
     else:
         edges = [length // units for length, units in zip(x.shape, shape, strict=True)]
-        places = Blocks(x, edges)
-        drawn = places.draw(p, generator)
+        applier = Blocks(x, edges)
+        drawn = applier.draw(p, generator)
 
-    return drop_drawn(x, scale, places, drawn), places.count(drawn)
+    return drop_drawn(x, scale, applier, drawn), applier.count(drawn)
 
 
 def _shape_of_units(x: Tensor, axes: int | None) -> tuple[int, ...]:

@@ -169,7 +169,8 @@ class Mask:
     It has the methods of `sparse.Blocks`, for a mask that is drawn as it is.
     """
 
-    has_counts = False  # whether `drop` without a scale multiplies by all / kept elements
+    # whether `drop` without a scale multiplies by all / kept elements; `drop_blocks` asks this
+    has_counts = False
 
     def __init__(self, numel: int) -> None:
         self.numel = numel

@@ -96,7 +96,7 @@ def add_measured(
     def with_kernels() -> None:
         from .kernels import moments
 
-        places = moments.Places(KEPT, ZEROS, BINS, TRAINED, OFF, CALLS, ALL_VALUES)
+        places = moments.Places(KEPT, ZEROS, BINS, TRAINED, OFF, ALL_VALUES)
         moments.measure(x, state["sums"], state["largest"], exponents, places, scale)
         state["all_values"] += x.numel()
 
@@ -578,7 +578,7 @@ class _MeasuredTensor:
 
         state = self.state
         mode = TRAINED if self.training else EVALUATED
-        places = moments.Places(KEPT, ZEROS, BINS, mode, OFF, CALLS, ALL_VALUES)
+        places = moments.Places(KEPT, ZEROS, BINS, mode, OFF, ALL_VALUES)
         gate = moments.Gate(state, self.training, counts=self.calls, calls=CALLS, every=self.every)
         is_on = state[int(self.training)] > 0
         due = (state[CALLS] % self.every == 0) & is_on

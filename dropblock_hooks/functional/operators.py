@@ -61,6 +61,8 @@ OTHER_BLOCKS = (
     "restored: with checkpoint(), leave preserve_rng_state=True; with torch.compile, use another "
     "backend than 'eager'"
 )
+# ``compiling`` has a library of its own, whose operators run Python objects. Those of this library
+# may run in CUDA graphs, and AOTAutograd may trace into them.
 _library = torch.library.Library("dropblock_hooks", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's
 # An output has the strides of ``torch.empty_like`` of its own input, so inductor may choose them.
 _TAGS = [tag for tag in [getattr(torch.Tag, "flexible_layout", None)] if tag is not None]

@@ -1,7 +1,8 @@
-"""Drops blocks, and whole channels and samples, of large tensors on the CPU in eager mode.
+"""Drops elements, blocks, channels and samples of large tensors on the CPU.
 
-``dropblock`` and ``dropout`` use this *sparse form* if `takes` accepts the tensor. They draw once
-with `Blocks.draw` or `draw_units`, and hand the result to `drop_drawn`.
+``dropblock`` and ``dropout`` use this *sparse form* if `takes` accepts the tensor, in eager mode
+and inside the operators of compiled code. They draw once with `Blocks.draw` or `draw_units`, and
+hand the result to `drop_drawn`.
 
 Few positions begin a block, so the gaps between them are drawn instead of a number for each
 position. Places in a tensor are numbered in the order of its memory.
@@ -179,10 +180,10 @@ def _offsets(positions: Tensor, sizes: Sizes, strides: Sizes) -> Tensor:
     below = sizes[inner]  # the number of positions in one step of the axis
 
     for axis in reversed(outer):
-        # one step of this axis should add its stride, but has added that of all inner steps
+        # a step of this axis is `sizes[inner]` steps inside it, which `offsets` contains already
         added = sizes[inner] * strides[inner]
         correction = strides[axis] - added
-        if correction and below < total:
+        if correction and below < total:  # otherwise all outer axes have size 1, and no steps
             steps = torch.div(positions, below, rounding_mode="floor")
             offsets = offsets.add(steps, alpha=correction)
         below *= sizes[axis]
@@ -230,12 +231,12 @@ def _order_in_memory(x: Tensor) -> list[int]:
     return sorted(axes, key=x.stride, reverse=True)
 
 
-def _places(sizes: Sizes, edges: Sizes) -> list[int]:
-    """Return the number of places on each axis where a block may begin."""
-    places = []
+def _starts_per_axis(sizes: Sizes, edges: Sizes) -> list[int]:
+    """Return the number of positions on each axis where a block may begin."""
+    numbers = []
     for size, edge in zip(sizes, edges, strict=True):
-        places.append(size - edge + 1)
-    return places
+        numbers.append(size - edge + 1)
+    return numbers
 
 
 def _sums_of_pairs(a: Tensor, b: Tensor) -> Tensor:
@@ -258,7 +259,8 @@ class Blocks:
     Blocks that reach across the border of a map are drawn on a larger map, whose border is cut off.
     """
 
-    has_counts = False  # whether `drop` without a scale multiplies by all / kept elements
+    # whether `drop` without a scale multiplies by all / kept elements; `drop_blocks` asks this
+    has_counts = False
 
     def __init__(
         self,
@@ -286,7 +288,7 @@ class Blocks:
     def _on_larger_map(self, x: Tensor, edges: Sizes) -> Blocks:
         """Return the blocks of a larger map, which has room for blocks across the border.
 
-        It has the same order of axes. Strides would not tell the order of an axis of size 1.
+        The order of its axes is handed on, because strides do not tell it of an axis of size 1.
         """
         sizes = []
         for size, edge in zip(x.shape, edges, strict=True):
@@ -317,12 +319,15 @@ class Blocks:
         return starts
 
     def _writes_each_block(self, starts: Tensor) -> bool:
-        """Return whether writing each block is faster than a pass over all elements."""
+        """Return whether it is faster to write each block into the tensor itself.
+
+        The other way writes the blocks into bytes, and then passes over all elements.
+        """
         longest = self.sides[0]
         if longest.edge >= _LONG_SIDE:
             return True
 
-        largest_share = 0.2
+        largest_share = 0.2  # of the elements; above it, a pass is faster
         if longest.stride == 1:
             largest_share = 1.5
         written = len(starts) * self.area
@@ -330,10 +335,10 @@ class Blocks:
 
     def _draw_starts(self, chance: float, generator: Generator) -> Tensor:
         """Return the places in memory where blocks begin."""
-        places = _places(self._shape_of_x, self._edges_of_x)
-        total = math.prod(places)
+        starts_per_axis = _starts_per_axis(self._shape_of_x, self._edges_of_x)
+        total = math.prod(starts_per_axis)
         positions = draw_positions(total, chance, generator)
-        return _offsets(positions, places, self._strides_of_x)
+        return _offsets(positions, starts_per_axis, self._strides_of_x)
 
     def _cut_out(self, larger: Blocks, drawn: Tensor) -> Tensor:
         """Return for each element in memory whether it is kept, from blocks of the larger map."""
@@ -385,8 +390,8 @@ class Blocks:
     def _zero_blocks(self, flat: Tensor, starts: Tensor) -> None:
         """Write 0 into the blocks that begin at these places of a tensor in the order of memory.
 
-        A view has a row for each place: the longest side of a block that begins there. Its rows
-        overlap. A block is several of these rows.
+        A view has a row for each place where a block may begin. The row is the longest side of this
+        block, so rows overlap. A block is several of these rows.
         """
         longest, *others = self.sides
         last = (longest.edge - 1) * longest.stride
@@ -424,28 +429,29 @@ class Blocks:
         Blocks may overlap. So the bit of each start is set, the bits grow to blocks, and are
         counted. Along an axis that a block covers entirely, one bit stands for all elements.
         """
-        places = _places(self.shape, self.edges)
+        starts_per_axis = _starts_per_axis(self.shape, self.edges)
         overlapping = []
         elements_per_bit = 1
         for axis, edge in enumerate(self.edges):
-            if places[axis] == 1:
+            if starts_per_axis[axis] == 1:
                 elements_per_bit *= edge
             elif edge > 1:
                 overlapping.append(axis)
         if not overlapping:
             return len(starts) * self.area
 
-        bits = self._bits_of(starts, overlapping)
+        words = self._words_of(starts, overlapping)
         edges = [self.edges[axis] for axis in overlapping]
-        grown = grow(bits, edges)
+        grown = grow(words, edges)
         return _count_bits(grown) * elements_per_bit
 
-    def _bits_of(self, starts: Tensor, overlapping: Sizes) -> Tensor:
-        """Return words with the bits of the starts.
+    def _words_of(self, starts: Tensor, overlapping: Sizes) -> Tensor:
+        """Return words of 64 bits, in which the bits of the starts are set.
 
-        The last axis of the result has the words of a row. A row holds the elements of all axes
-        where the edge is 1, which blocks can't overlap along: 64 of them make a word. The other
-        axes of the result are those where blocks overlap. They have a border that growing removes.
+        An axis of edge 1 is packed: blocks can't overlap along it, so its elements follow each
+        other in the words of the last axis. An axis along which blocks overlap is an axis of the
+        result. It has a border of edge - 1 in front, so that growing gives it its size again. An
+        axis that a block covers entirely is left out.
         """
         packed = []
         bits_of_row = 1
@@ -456,11 +462,11 @@ class Blocks:
             if edge == 1:
                 packed.append(axis)
                 bits_of_row *= size
-        words = (bits_of_row + 63) // 64
+        words_per_row = (bits_of_row + 63) // 64
 
         strides_in_row = _strides(self.shape, packed)
         strides_of_rows = _strides(bordered, overlapping)
-        bits_per_row = words * 64
+        bits_per_row = words_per_row * 64
         strides = []
         for in_row, of_rows in zip(strides_in_row, strides_of_rows, strict=True):
             stride = in_row + of_rows * bits_per_row
@@ -472,15 +478,13 @@ class Blocks:
             edge = self.edges[axis]
             border += (edge - 1) * strides[axis]
             sizes.append(bordered[axis])
-        bits = _offsets(starts, self.shape, strides)
-        bits = bits + border
+        numbers = _offsets(starts, self.shape, strides) + border  # of the bits
 
-        number_of_words = math.prod(sizes) * words
-        masks = torch.zeros(number_of_words, dtype=torch.int64, device="cpu")
-        places_in_word = bits & 63
-        values = torch.ones_like(bits) << places_in_word
-        masks.index_add_(0, bits >> 6, values)  # each bit comes once, so a sum is an OR
-        return masks.view(*sizes, words)
+        number_of_words = math.prod(sizes) * words_per_row
+        words = torch.zeros(number_of_words, dtype=torch.int64, device="cpu")
+        values = torch.ones_like(numbers) << (numbers & 63)
+        words.index_add_(0, numbers >> 6, values)  # each bit comes once, so a sum is an OR
+        return words.view(*sizes, words_per_row)
 
 
 class UnitMask(Mask):
@@ -492,7 +496,8 @@ class UnitMask(Mask):
             if rows is not None and rows.shape[1] <= _SHORT_ROW:
                 flat = drawn.view(-1)
                 gathered = _gather_kept(rows, scale, flat)
-                return gathered.resize_(x.shape)  # not a view
+                # not `view`, because autograd refuses to change a view from a Function in place
+                return gathered.resize_(x.shape)
 
         y = scaled(x, scale)
         rows = _rows(y, drawn)
@@ -553,11 +558,11 @@ class _Drop(torch.autograd.Function):
     """Drops blocks or units; the backward drops and scales the gradient alike."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, scale: float | None, places: Any, drawn: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, scale: float | None, applier: Any, drawn: Tensor) -> Tensor:
         ctx.scale = scale
-        ctx.places = places
+        ctx.applier = applier
         ctx.save_for_backward(drawn)
-        y: Tensor = places.drop(x, scale, drawn)
+        y: Tensor = applier.drop(x, scale, drawn)
         return y
 
     @staticmethod
@@ -570,25 +575,25 @@ class _Drop(torch.autograd.Function):
             )
         (drawn,) = ctx.saved_tensors
         if torch.is_grad_enabled():  # a second backward may come
-            dropped = _Drop.apply(grad, ctx.scale, ctx.places, drawn)
+            dropped = _Drop.apply(grad, ctx.scale, ctx.applier, drawn)
         else:
-            dropped = ctx.places.drop(grad, ctx.scale, drawn)
+            dropped = ctx.applier.drop(grad, ctx.scale, drawn)
         return dropped, None, None, None
 
 
-def drop_drawn(x: Tensor, scale: float | Tensor | None, places: Any, drawn: Tensor) -> Tensor:
-    """Return ``x * scale`` with 0 in the dropped places.
+def drop_drawn(x: Tensor, scale: float | Tensor | None, applier: Any, drawn: Tensor) -> Tensor:
+    """Return ``x * scale`` with 0 in the drawn blocks, units or elements.
 
     Args:
         x: the tensor.
         scale: the factor of the kept elements.
-        places: an object whose `drop` knows what `drawn` means, such as `Blocks` or a `Mask`. The
+        applier: an object whose `drop` knows what `drawn` means, such as `Blocks` or a `Mask`. The
             backward of a plain `Mask` is torch's own.
         drawn: the blocks, units or elements that were drawn.
     """
     y: Tensor
-    if type(places) is Mask:
-        y = places.drop(x, scale, drawn)
+    if type(applier) is Mask:
+        y = applier.drop(x, scale, drawn)
     else:
-        y = _Drop.apply(x, scale, places, drawn)
+        y = _Drop.apply(x, scale, applier, drawn)
     return y

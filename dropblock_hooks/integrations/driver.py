@@ -30,9 +30,9 @@ class TrainerDriver:
         ...     for batch in range(5):
         ...         driver.tick(epoch, batches=5)
         ...         y = model(torch.ones(8, 4))
-        ...     logged = driver.end_epoch()
+        ...     scalars = driver.end_epoch()
         >>> driver.end()
-        >>> attached["1/Dropout"].calls, logged["reg/1/Dropout/p"]
+        >>> attached["1/Dropout"].calls, scalars["reg/1/Dropout/p"]
         (10, 0.1)
 
     Args:
@@ -83,7 +83,7 @@ class TrainerDriver:
         Args:
             model: the model that is trained, wrapped or not.
             length: length of the training in `unit`; None, -1 or infinity if it is not known.
-            scaler: the GradScaler; False if the loss is not scaled.
+            scaler: the GradScaler; False if the loss is not scaled; None if this is not known.
             optimizers: for regularizers with ``when="accumulated"``.
             resumed: whether a training is resumed; a missing state is then reported.
 
@@ -97,7 +97,8 @@ class TrainerDriver:
             epochs = math.ceil(length)
 
         attached = attach(model, self.spec, root=self.root, epochs=epochs, grad_scaler=scaler)
-        attached._run.told.add(AFTER_THE_END)  # schedules may be shorter than the training
+        # no warning of schedules that are shorter than the training
+        attached._run.told.add(AFTER_THE_END)
         self.attached = attached
         try:
             if any(site.regularizer.accumulates for site in attached):
@@ -121,7 +122,7 @@ class TrainerDriver:
         """Move the schedules. Call it before each training batch.
 
         Args:
-            epoch: the epoch, from 0; fractions are allowed.
+            epoch: the epoch, from 0; a fraction only without `batches`.
             step: the steps of the optimizer so far, for ``unit="step"``.
             batch: the batch in its epoch, from 0; None counts the calls since the last `end_epoch`.
             batches: the batches of an epoch, for fractions; None, 0 or infinity if not known.
@@ -139,7 +140,8 @@ class TrainerDriver:
 
     def end_epoch(self) -> dict[str, float]:
         """Warn of what `Attachment.verify` finds, each finding once; return the scalars to log."""
-        has_trained = self._batch > 0  # False if a checkpoint of the end of this epoch was resumed
+        # False if the trainer has resumed from the end of an epoch, and ends this epoch again
+        has_trained = self._batch > 0
         if self.attached is not None and has_trained:
             self._batch = 0
             self._findings = len(tell_faults(self.attached))

@@ -354,7 +354,7 @@ class Watch:
         return self.was_due
 
     def take_skipped(self) -> int:
-        """Add the calls that the hook has only counted to all other counts; return their number."""
+        """Count the calls that the hook has only added to `turn`, and return their number."""
         calls = self.turn - self.counted
         if calls:
             self.counted = self.turn

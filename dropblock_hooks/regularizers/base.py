@@ -57,7 +57,7 @@ _OF_APPLY = (
     "apply_all",
     "block_options",
 )
-"""What describes one ``apply``. A class that defines another ``apply`` gets the defaults."""
+"""What describes one ``apply``. A class that defines ``apply`` or ``bind`` inherits none of it."""
 
 
 class Now:
@@ -68,7 +68,7 @@ class Now:
         (tensor([]), 0)
 
     Attributes:
-        input: the layer's first input; for ``at="input"`` the regularized value itself.
+        input: the layer's first input; for ``at="input"`` the value to regularize.
         layout: the axes of the tensor as the layer gave it, such as ``"NCHW"``; "" if unknown.
         grad_scale: the factor of a GradScaler; multiply bounds of gradients by it.
         parameter: the parameter whose gradient it is, at ``param:`` selectors.
@@ -97,7 +97,8 @@ class Now:
     shards: Any = None
 
     def __init__(self, **values: Any) -> None:
-        if values:  # compiled code gives none, and dynamo of torch 2.9 can't trace the next line
+        # compiled code sets attributes instead, because dynamo of torch 2.9 can't trace the update
+        if values:
             self.__dict__.update(values)
 
     def reduce_norms(self, norms: Tensor, norm_type: float, by_rows: bool = False) -> Tensor:
@@ -177,7 +178,8 @@ class Regularizer:
 
     # what ``apply`` does
     function: ClassVar[Callable[..., Any] | None] = None  # the pure function of its equation
-    unit: ClassVar[Unit | None] = None  # the unit that it drops as a whole; None: no activations
+    # the unit that it drops as a whole; None if it drops no activations
+    unit: ClassVar[Unit | None] = None
     random: ClassVar[bool] = True  # whether it draws random numbers
     linear: ClassVar[bool] = False  # whether it multiplies by numbers that do not depend on ``x``
     # whether it does nothing while its first rate is 0: then it gets no activations
@@ -190,14 +192,14 @@ class Regularizer:
     parts: ClassVar[Literal["", "rows", "any"]] = ""
 
     # how its repr and the files of specs show it
-    states_defaults: ClassVar[bool] = True  # whether with numbers that equal their defaults
+    states_defaults: ClassVar[bool] = True  # whether they show numbers that equal their defaults
 
     # how compiled code runs it
     traced: ClassVar[bool] = False  # whether ``apply`` is traced, with rates as tensors
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         check_fields(cls, Regularizer)
-        check_arguments(cls, args, kwargs, "Probability")
+        check_arguments(cls, args, kwargs, annotation="Probability")
         return super().__new__(cls)
 
     def __copy__(self) -> Self:
@@ -399,7 +401,8 @@ def rate_range(regularizer: Regularizer) -> tuple[float, float] | None:
     if not regularizer.rates:
         return None
 
-    low, high = span_here(next(iter(regularizer.rates.values())))
+    rate = next(iter(regularizer.rates.values()))
+    low, high = span_here(rate)  # of a `ByDepth` at a site, only the values at this site
     if not math.isfinite(high - low):
         first = next(iter(regularizer.values(0.0).values()))
         return first, first

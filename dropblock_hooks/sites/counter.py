@@ -7,6 +7,7 @@ with `Counter.add`. `Run.close_window` closes the windows when an epoch ends.
 The norms of gradients are counted in a histogram. It is one tensor:
 
     [sum of the norms, bin 0, bin 1, ..., bin 513, largest norm of all, largest norm in the window]
+     SUM               BINS                        LARGEST_OF_ALL       LARGEST_IN_WINDOW
 
 Bin 0 counts norms below 2**-64, and negative values of a penalty. In quantiles, they are 0. The
 next 512 bins cover a quarter of an octave each. An octave is a factor of two. Bin 513 counts norms
@@ -30,6 +31,10 @@ from ..functional.masks import wide_dtype
 _BINS_PER_OCTAVE = 4
 _BIN_OF_ONE = 257  # the bin that begins at a norm of 1
 _LAST_BIN = 513
+SUM = 0
+BINS = slice(1, -LARGEST)
+LARGEST_OF_ALL = -LARGEST
+LARGEST_IN_WINDOW = -1
 HISTOGRAM_LENGTH = 1 + (_LAST_BIN + 1) + LARGEST  # the sum, the bins, and the two largest norms
 _MOST_WAITING = 64  # tensors that wait to be added up together, because each launch takes time
 _MOST_WAITING_NORMS = 2**20  # a `JointCounts` keeps fewer norms, which bounds its memory
@@ -60,13 +65,13 @@ class Norms:
         values = [0.0] * HISTOGRAM_LENGTH
         if histogram is not None:
             values = histogram.tolist()
-        self._bins: list[float] = values[1:-LARGEST]
+        self._bins: list[float] = values[BINS]
         self.count = round(sum(self._bins))
         self.mean: float | None = None
         self.largest: float | None = None
         if self.count:
-            self.mean = values[0] / self.count
-            self.largest = values[-LARGEST]
+            self.mean = values[SUM] / self.count
+            self.largest = values[LARGEST_OF_ALL]
 
     def quantile(self, q: float) -> float | None:
         """Return the norm that a share `q` of the norms does not exceed; None without norms.
@@ -239,7 +244,7 @@ class Snapshot(NamedTuple):
         if sign > 0:
             return norms_together(histogram, other)
         difference = histogram - other
-        difference[-LARGEST:] = histogram[-1]
+        difference[LARGEST_OF_ALL:] = histogram[LARGEST_IN_WINDOW]
         return difference
 
     def read(self) -> Snapshot:
@@ -360,7 +365,8 @@ class Counter:
         """Set the largest norm of the window to 0, because a new window begins."""
         if self.histogram is not None:
             self.histogram = self.histogram.clone()
-            self.histogram[-1].zero_()  # an assigned number would be copied to a GPU, which waits
+            # an assigned number would be copied to a GPU, which waits
+            self.histogram[LARGEST_IN_WINDOW].zero_()
 
     def _add_up(self) -> None:
         """Add up the waiting numbers and norms, with a constant number of kernels."""

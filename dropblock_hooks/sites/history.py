@@ -1,13 +1,13 @@
 """The history of a training, with one row for each site and epoch.
 
 `Attachment.step` adds the numbers of an epoch when its window closes, and `Attachment.remove` adds
-those of the last one. Counts on a device stay there until the history is read or saved: a few
-tensors for all sites of an epoch.
+those of the last one. ``attachment.history`` reads all rows, with those of the open epoch. Counts
+on a device stay there until the history is read or saved: a few tensors for all sites of an epoch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import chain
 from types import MappingProxyType
@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 
 from ..findings import Finding
-from ..functional.cells import LARGEST
 from ..tables import Columns, Table, counted
-from .counter import Snapshot
+from .counter import BINS, LARGEST_OF_ALL, SUM, Snapshot
 
 MOST_ROWS = 20_000  # with more rows, every second epoch is forgotten
 FEWEST_EPOCHS = 64  # the number of epochs that are kept for any number of sites
@@ -110,8 +109,10 @@ class _Epoch:
 
     Args:
         rows: the rows without these numbers; rows of sites come first.
-        windows: the counts of each site, in the same order; none if the rows are complete.
+        windows: the counts of each site, in the same order; empty for the complete rows of a loaded
+            state.
         earlier_norms: by site, the norms of this epoch that a loaded state brought.
+        penalizing: the keys of the sites whose norms are values of a penalty.
     """
 
     def __init__(
@@ -119,10 +120,12 @@ class _Epoch:
         rows: Sequence[HistoryRow],
         windows: Sequence[Snapshot] = (),
         earlier_norms: Mapping[str, NormSums] = MappingProxyType({}),
+        penalizing: Collection[str] = (),
     ) -> None:
         self._rows = list(rows)
         self._totals = [window.total for window in windows]
         self._earlier_norms = dict(earlier_norms)
+        self._penalizing = penalizing
 
         affected = {}
         histograms = {}
@@ -153,8 +156,18 @@ class _Epoch:
         self._norms = []
         self._earlier_norms = {}
         if sums:
-            self._rows = [_with_norms(row, sums.get(row.site, NormSums())) for row in self._rows]
+            self._rows = [self._with_norms(row, sums) for row in self._rows]
         return self._rows
+
+    def _with_norms(self, row: HistoryRow, sums: Mapping[str, NormSums]) -> HistoryRow:
+        """Return a row with the mean and the largest of its norms, or with its mean penalty."""
+        of_site = sums.get(row.site, NormSums())
+        if not of_site.number:
+            return row
+        mean = _rounded(of_site.total / of_site.number, digits=10)
+        if row.site in self._penalizing:
+            return replace(row, penalty=mean)
+        return replace(row, mean_norm=mean, largest_norm=of_site.largest)
 
 
 def _by_device(tensors: Mapping[int, Tensor]) -> list[tuple[list[int], Tensor]]:
@@ -173,22 +186,10 @@ def _by_device(tensors: Mapping[int, Tensor]) -> list[tuple[list[int], Tensor]]:
 
 def _summaries(histograms: Tensor) -> Tensor:
     """Return the `NormSums` of each histogram as a row."""
-    count = histograms[:, 1:-LARGEST].sum(1)
-    return torch.stack([count, histograms[:, 0], histograms[:, -LARGEST]], dim=1)
-
-
-def _with_norms(row: HistoryRow, sums: NormSums) -> HistoryRow:
-    """Return a row with the mean and the largest of its norms, or with its mean penalty.
-
-    The norms of a penalizing site are values of its penalty. Its row has a placeholder of 0.0 in
-    `penalty`, which becomes None if there is no value.
-    """
-    if not sums.number:
-        return replace(row, penalty=None)
-    mean = _rounded(sums.total / sums.number, digits=10)
-    if row.penalty is not None:
-        return replace(row, penalty=mean)
-    return replace(row, mean_norm=mean, largest_norm=sums.largest)
+    number = histograms[:, BINS].sum(1)
+    total = histograms[:, SUM]
+    largest = histograms[:, LARGEST_OF_ALL]
+    return torch.stack([number, total, largest], dim=1)
 
 
 class Ending(NamedTuple):
@@ -234,7 +235,11 @@ class Recorder:
         self._kinds = _with_findings(self._kinds, findings)
 
     def note_end(self, epoch: int, sites: Sequence[Any]) -> None:
-        """Note the rates of an epoch before the time moves on."""
+        """Note the rates and the findings of an epoch before the time moves on.
+
+        Call `note_findings` before, because findings that come between this call and `close` are
+        lost.
+        """
         rates = [site.rate for site in sites]
         self._ending = Ending(epoch, rates, self._kinds)
 
@@ -300,8 +305,6 @@ class Recorder:
             calls, active_calls = self._calls_in_window(site)
             # numbers on a device are added by `_Epoch.read`
             realized_rate = None if isinstance(window.affected, Tensor) else window.share()
-            has_norms = window.histogram is not None or site.key in self._norms
-            penalty = 0.0 if has_norms and site.regularizer.penalizes else None
             row = HistoryRow(
                 epoch=ending.epoch,
                 site=site.key,
@@ -310,7 +313,6 @@ class Recorder:
                 realized_rate=realized_rate,
                 calls=calls,
                 active_calls=active_calls,
-                penalty=penalty,
                 findings=tuple(kinds.get(site.key, ())),
             )
             rows.append(row)
@@ -319,7 +321,8 @@ class Recorder:
             rows.append(HistoryRow(ending.epoch, MODEL, findings=tuple(kinds[MODEL])))
         if not any(row.calls or row.active_calls or row.findings for row in rows):
             return None
-        return _Epoch(rows, windows, self._norms)
+        penalizing = {site.key for site in sites if site.regularizer.penalizes}
+        return _Epoch(rows, windows, self._norms, penalizing)
 
     def was_active(self, sites: Sequence[Any]) -> bool:
         """Return whether a site was active in the open window.

@@ -100,7 +100,8 @@ class LiveSite:
         self.anchor: Any = None  # the value of an anchored parameter at attaching
         # the address and the version of the parameter then; None if there is nothing to compare
         self.anchored_at: tuple[int, int] | None = None
-        self.frozen = False  # whether the parameter got no gradient when it was last read
+        # whether the parameter got no gradient when `ParameterHook.read_layer` last ran
+        self.frozen = False
 
         # the tensors of the site on the board, after compiled code has called the site
         self.cells: Any = None
@@ -130,14 +131,15 @@ class LiveSite:
     def set_regularizer(self, regularizer: Regularizer) -> None:
         """Set another regularizer of the same class, with the values of this epoch."""
         values = regularizer.values(self.run.epoch)
-        # sites share no regularizer, because compiled code would have guards on it
+        # each site has a copy, because compiled code has guards on what several sites share
         self.regularizer = copy.copy(regularizer)
         # what is called with a tensor and `Now`; of an observer, its `Watch`
         self.bound: Any = self.regularizer.bind()
         self.watch: Watch | None = self.bound if isinstance(self.bound, Watch) else None
         self.of_gradients = regularizer.acts_on == "gradient"
         self.accumulates = regularizer.accumulates
-        self.draws = regularizer.random and not self.of_gradients  # numbers for activations
+        # whether it draws random numbers for activations
+        self.draws = regularizer.random and not self.of_gradients
         self.has_map = regularizer.spatial is not None
         self.reads_axes = self.has_map or regularizer.channelwise
         self.has_share = regularizer.has_share
@@ -166,6 +168,7 @@ class LiveSite:
         self.values = values
         self.rate = next(iter(values.values()), None)
         self.rose |= bool(self.rate)
+        # a gradient has no nominal rate
         self.counted_rate = 0.0 if self.of_gradients else self.rate or 0.0
         idle_at_zero = self.regularizer.idle_at_zero and not self.of_gradients
         self.idle = self.rate == 0.0 and idle_at_zero
@@ -200,7 +203,8 @@ class LiveSite:
             return
         board = self.run.board_on(device)
         for site in self.run.sites:
-            if site.cells is None:  # equal blocks share compiled code only if all have tensors
+            # blocks that are equal share compiled code only if no site has None in place of tensors
+            if site.cells is None:
                 site.use_tensors_of(board)
         self.use_tensors_of(board)
         scaler = self.run.scaler
@@ -276,6 +280,7 @@ class LiveSite:
             return
         observer.read_layer(watch.open, module, parameter)
         self.finds_dead = observer.finds_dead(watch.open)
+        # `ActivationStats` keeps the running statistics of a BatchNorm by this name
         self.reads_batches = observer.reads_given and "running" in watch.open
         self.guesses_channels = isinstance(observer, Watchdog)
         self.compares_input = observer.compares_input
@@ -331,7 +336,10 @@ class LiveSite:
         return (self.always or run.always) and self.acts(False)
 
     def take_skipped(self) -> None:
-        """Add the calls that the hook of an observer has only counted to all other counts."""
+        """Add the calls in a pause of the observer to the tally.
+
+        In these calls, `ObserveHook` only adds to the turn of the `Watch`.
+        """
         watch = self.watch
         if watch is None:
             return
@@ -344,7 +352,8 @@ class LiveSite:
         """Count a call at rate 0, which runs nothing. Calls under ``always()`` are not counted."""
         if graph_task() == NO_TASK and (training or self.always):
             self.tally.active += 1
-            if self.has_share or self.tally.total:  # if elements are counted at all
+            # without `has_share`, an earlier call tells whether ``apply`` counts elements
+            if self.has_share or self.tally.total:
                 self.tally.total += elements
 
     def acts(self, training: bool) -> bool:
@@ -447,7 +456,8 @@ class _KeepsActivation(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         x, ctx.site, ctx.view, ctx.rates = inputs
-        ctx.save_for_backward(x)  # checkpointing recomputes a saved tensor instead of keeping it
+        # saved, and no attribute of `ctx`, so that checkpointing can recompute it
+        ctx.save_for_backward(x)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -527,7 +537,10 @@ def _refuse_result(result: Any, maps: Tensor) -> NoReturn:
 def name_site(
     error: Exception, site: LiveSite, note: str = "the error comes from this site"
 ) -> None:
-    """Raise a SiteError for a TypeError or a ValueError; add a note to another error."""
+    """Raise a SiteError in place of a TypeError or a ValueError.
+
+    Another error only gets a note that names the site, and the caller raises it again.
+    """
     if isinstance(error, TypeError | ValueError):
         raise site.error(f"{error}{_meant_rate(error, site.regularizer)}") from error
     add_note(error, site.error(note))
@@ -551,7 +564,10 @@ def may_get_grad(x: Tensor) -> bool:
 def regularize_grad(
     site: LiveSite, view: View | None, rates: Rates, grad: Tensor | None, **attributes: Any
 ) -> Any:
-    """Regularize and count a gradient. Without `grad_scale`, the GradScaler gives the scale."""
+    """Regularize and count a gradient.
+
+    The `attributes` are those of `Now`. If they have no ``grad_scale``, the GradScaler gives it.
+    """
     run = site.run
     if grad is None or not (run.installed and run.enabled):
         return grad
@@ -572,9 +588,13 @@ def regularize_grad(
 def is_due(site: LiveSite, training: bool) -> bool:
     """Count a call for an observer, or a gradient of a parameter; return whether to measure it.
 
-    The tally of a site counts each call of an observer of values: here if it is not due, and in
-    `see` if it is. For an observer that sees only gradients, `see_grad` counts those that are
-    measured. For one that sees neither, `see` counts.
+    The `Watch` counts all calls. Which of them the tally has as active calls depends on what the
+    observer sees. One of these functions adds them:
+
+    observer sees    calls in a pause          other calls, not due   measured calls
+    values           `LiveSite.take_skipped`   `is_due`               `see`
+    only gradients   none                      none                   `see_grad`
+    neither          none                      none                   `see`, or `see_grad`
     """
     watch: Any = site.watch
     site.take_skipped()
@@ -625,10 +645,13 @@ def see_grad(
     ticket: int | None = None,
     awaited: Awaited | None = None,
 ) -> None:
-    """Hand a gradient to an observer, and count it if the observer sees no values."""
+    """Hand a gradient to an observer, and count it if the observer sees no values.
+
+    `at` and `ticket` are described in `Seen`. `awaited` belongs to the call whose gradient it is.
+    """
     run = site.run
     observer = site.bound.observer
-    site.take_skipped()  # an observer may note the number of the last call
+    site.take_skipped()  # first, because the observer may note how many calls there were
     if awaited is not None:
         awaited.came = True
     if grad is None or not (has_data(grad) and run.installed and run.enabled):

@@ -1084,7 +1084,8 @@ class Words:
         dropped: the counts from `draw_words`, from which the factor follows.
     """
 
-    has_counts = True  # whether `drop` without a scale multiplies by all / kept elements
+    # whether `drop` without a scale multiplies by all / kept elements; `drop_blocks` asks this
+    has_counts = True
 
     def __init__(self, plan: Plan, dropped: Tensor) -> None:
         self.plan = plan

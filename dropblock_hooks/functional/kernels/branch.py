@@ -36,7 +36,7 @@ def _branch_kernel(
     outer,
     columns,
     programs,
-    n_columns,
+    column_steps,
     y_outer,
     y_column,
     x_outer,
@@ -52,8 +52,8 @@ def _branch_kernel(
     of_branch = tl.zeros([1], dtype=tl.float64)
     of_shortcut = tl.zeros([1], dtype=tl.float64)
     if is_due(state, TRAINING, calls_at, every, GATED):
-        for step in range(program, outer * n_columns, programs):
-            place, column = tile_of(step, n_columns, SIZE, BIG)
+        for step in range(program, outer * column_steps, programs):
+            place, column = tile_of(step, column_steps, SIZE, BIG)
             exists = column < columns
             of_y = place * y_outer + column * y_column
             of_x = place * x_outer + column * x_column

@@ -42,10 +42,13 @@ def loss_scale(scale, ON_DEVICE: tl.constexpr):
 
 
 @triton.jit
-def tile_of(step, n_columns, SIZE: tl.constexpr, BIG: tl.constexpr):
-    """Return the place on the second axis that a step of a program reads, and its columns."""
-    place = step // n_columns
-    column = step % n_columns * SIZE + tl.arange(0, SIZE)
+def tile_of(step, column_steps, SIZE: tl.constexpr, BIG: tl.constexpr):
+    """Return the place on the second axis that a step of a program reads, and its columns.
+
+    The columns of a place take `column_steps` steps.
+    """
+    place = step // column_steps
+    column = step % column_steps * SIZE + tl.arange(0, SIZE)
     if BIG:
         place = place.to(tl.int64)
         column = column.to(tl.int64)
@@ -73,7 +76,7 @@ def _squares_kernel(
     outer,
     columns,
     splits,
-    n_columns,
+    column_steps,
     x_unit,
     x_outer,
     x_column,
@@ -93,8 +96,8 @@ def _squares_kernel(
     if BIG:
         unit = unit.to(tl.int64)
     total = tl.zeros([UNITS], dtype=tl.float64)
-    for step in range(split, outer * n_columns, splits):
-        place, column = tile_of(step, n_columns, COLUMNS, BIG)
+    for step in range(split, outer * column_steps, splits):
+        place, column = tile_of(step, column_steps, COLUMNS, BIG)
         exists = (unit < units)[:, None] & (column < columns)[None, :]
         at = (unit * x_unit + place * x_outer)[:, None] + column[None, :] * x_column
         value = tl.load(x + at, mask=exists, other=0.0).to(tl.float32)
@@ -131,7 +134,7 @@ def _clip_kernel(
     columns,
     splits,
     weight_splits,
-    n_columns,
+    column_steps,
     x_unit,
     x_outer,
     x_column,
@@ -154,7 +157,7 @@ def _clip_kernel(
     computes the sums of squares itself.
     """
     program = tl.program_id(0)
-    parts = outer * n_columns
+    parts = outer * column_steps
     step = program % parts
     unit = program // parts * UNITS + tl.arange(0, UNITS)
     if BIG:
@@ -162,7 +165,7 @@ def _clip_kernel(
     inside = unit < units
     factor = loss_scale(scale, SCALE_ON_DEVICE)
 
-    place, column = tile_of(step, n_columns, COLUMNS, BIG)
+    place, column = tile_of(step, column_steps, COLUMNS, BIG)
     exists = inside[:, None] & (column < columns)[None, :]
     of_x = (unit * x_unit + place * x_outer)[:, None] + column[None, :] * x_column
     of_y = (unit * y_unit + place * y_outer)[:, None] + column[None, :] * y_column
@@ -196,6 +199,9 @@ def _clip_kernel(
 @dataclass(frozen=True, eq=False)  # so it is quick to look up; `units_of` keeps them
 class UnitLayout:
     """How a tensor is read as (units, outer, columns); each unit has a norm.
+
+    In kernels, `x_unit`, `x_outer` and `x_column` are the strides of a tensor `x`, and
+    `column_steps` is the number of steps that the columns take.
 
     Attributes:
         units: number of units.

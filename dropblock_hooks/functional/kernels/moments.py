@@ -5,15 +5,21 @@
     alive |= any(|x| > zero, by channel)
 
 In torch operations, the same are `measures.add_moments`, `add_shares` and `add_alive`.
-``functional.measures`` calls the kernels.
+``functional.measures`` calls these functions:
 
-measure   sums of values, of squares and of norms, the largest magnitude, shares and octaves
-alive     which channels had a magnitude above a bound
-largest   the largest magnitudes in the output and the arguments of a layer
-notes     the numbers that a Watchdog keeps of calls and gradients in compiled code
+measure           sums of values, of squares and of norms, the largest magnitude, shares and octaves
+alive             which channels had a magnitude above a bound
+largest_of_call   the largest magnitudes in the output and the arguments of a layer
+square_of         the sum of squares of a tensor
+note_call         the numbers that a Watchdog keeps of calls in compiled code
+note_gradient     those that it keeps of gradients
 
-The sums of a tensor come from several programs, in float64. Another kernel with a single program
-adds them up in a fixed order, and leaves them out if a value was not finite.
+A `Gate` decides in compiled code whether a call is measured. The kernels of `tails` and `branch`
+have one, too.
+
+The sums of `measure` come from several programs, in float64. Another kernel with a single program
+adds them up in a fixed order, and leaves them out if a value was not finite. In `square_of` and
+`note_gradient`, the programs add to one number in any order, so its last digits may vary.
 """
 
 import functools
@@ -33,7 +39,8 @@ from .clip import loss_scale, square_sum, squares, tile_of, units_of
 _SIZE = 4096  # elements in a step of a program
 _PROGRAMS = 256  # the most programs that measure a tensor
 _OUTPUT, _GIVEN, _MASK = range(3)  # the roles of tensors in a call of a layer
-_PARTS = 4  # numbers of a program: sum, squares, largest magnitude, values that are not finite
+# what a program of `_measure_kernel` writes: sum, squares, largest magnitude, values not finite
+_PARTS = 4
 
 
 @dataclass(frozen=True)
@@ -46,7 +53,6 @@ class Places:
         bins: in the sums, the start of the octaves.
         counted: in a state, calls of the layer in this mode.
         off: in a state, calls in which the attachment was switched off.
-        calls: in a state, calls in which the site was on.
         all_values: in a state, values that were measured.
     """
 
@@ -55,7 +61,6 @@ class Places:
     bins: int
     counted: int
     off: int
-    calls: int
     all_values: int
 
 
@@ -70,13 +75,14 @@ def is_due(
 ):
     """Return whether the site is on and this call is measured; always, if there is no gate.
 
-    With PLANNED, `every` is the place of the distance of measured calls in the state; see
-    `measures.is_planned`.
+    With PLANNED, the state holds the distance of measured calls, at the place `every`. The calls
+    that `measures.is_planned` chooses are measured.
     """
     if PLANNED:
         turn = tl.load(state + calls_at).to(tl.int64) + 1
         distance = tl.maximum(tl.load(state + every).to(tl.int64), 1)
-        chosen = ((turn & (turn - 1)) == 0) | (turn % distance == 0)
+        is_power_of_two = (turn & (turn - 1)) == 0
+        chosen = is_power_of_two | (turn % distance == 0)
         due = chosen & (tl.load(state + training) > 0)
     elif GATED:
         calls = tl.load(state + calls_at).to(tl.int64)
@@ -122,7 +128,7 @@ def _measure_kernel(
     outer,
     columns,
     programs,
-    n_columns,
+    column_steps,
     x_outer,
     x_column,
     first,
@@ -135,7 +141,11 @@ def _measure_kernel(
     WIDE: tl.constexpr,
     BIG: tl.constexpr,
 ):
-    """Measure a part of a tensor. A bin is an octave, then: not finite, zero, does not exist."""
+    """Measure a part of a tensor.
+
+    The first bins are octaves. The last three count values that are not finite, zeros, and columns
+    beyond the tensor.
+    """
     program = tl.program_id(0)
     factor = loss_scale(scale, SCALE_ON_DEVICE).to(tl.float32)
     total = tl.full([], 0.0, tl.float64)
@@ -144,8 +154,8 @@ def _measure_kernel(
     bad = tl.full([], 0, tl.int64)
     number = tl.zeros([BINS], dtype=tl.int32)
     if is_due(state, TRAINING, calls_at, every, GATED):
-        for step in range(program, outer * n_columns, programs):
-            place, column = tile_of(step, n_columns, SIZE, BIG)
+        for step in range(program, outer * column_steps, programs):
+            place, column = tile_of(step, column_steps, SIZE, BIG)
             exists = column < columns
             at = place * x_outer + column * x_column
             value = tl.load(x + at, mask=exists, other=0.0).to(WIDE)
@@ -158,7 +168,7 @@ def _measure_kernel(
             square += squares_of_step
 
             share = value.to(tl.float32) / factor
-            exponent = (share.to(tl.int32, bitcast=True) >> 23) & 255  # 127 from 1 to 2
+            exponent = (share.to(tl.int32, bitcast=True) >> 23) & 255  # 127 for magnitudes 1 to 2
             octave = tl.minimum(tl.maximum(exponent - first + 1, 0), bins - 1)
             octave = tl.where(exponent == 255, bins, octave)
             octave = tl.where(share == 0, bins + 1, octave)
@@ -189,7 +199,9 @@ def _begin_call(state, training: tl.constexpr, counted_at, off_at, COUNTS: tl.co
 def _add_kernel(
     parts,
     counts,
-    state,  # before its parts `sums` and `largest`: a graph writes each argument over those before
+    # AOTAutograd lets a graph write the changed arguments back in this order. `sums` and `largest`
+    # are views of `state`. They come after it, because its new value has their old numbers.
+    state,
     sums,
     largest,
     scale,
@@ -270,7 +282,7 @@ def _alive_kernel(
     outer,
     columns,
     splits,
-    n_columns,
+    column_steps,
     x_unit,
     x_outer,
     x_column,
@@ -293,8 +305,8 @@ def _alive_kernel(
     if wanted & is_due(state, TRAINING, calls_at, every, GATED, PLANNED):
         most = tl.full([], zero, tl.float32)  # inductor passes numbers as float64
         some_alive = tl.zeros([UNITS], dtype=tl.int32)
-        for step in range(split, outer * n_columns, splits):
-            place, column = tile_of(step, n_columns, COLUMNS, BIG)
+        for step in range(split, outer * column_steps, splits):
+            place, column = tile_of(step, column_steps, COLUMNS, BIG)
             exists = inside[:, None] & (column < columns)[None, :]
             at = (unit * x_unit + place * x_outer)[:, None] + column[None, :] * x_column
             value = tl.load(x + at, mask=exists, other=0.0).to(tl.float32)
@@ -311,7 +323,7 @@ def _largest_of(
     outer,
     columns,
     programs,
-    n_columns,
+    column_steps,
     x_outer,
     x_column,
     SIZE: tl.constexpr,
@@ -323,8 +335,8 @@ def _largest_of(
     """
     largest = tl.full([], 0.0, tl.float64)
     positive = tl.full([], 0.0, tl.float64)
-    for step in range(program, outer * n_columns, programs):
-        place, column = tile_of(step, n_columns, SIZE, BIG)
+    for step in range(program, outer * column_steps, programs):
+        place, column = tile_of(step, column_steps, SIZE, BIG)
         exists = column < columns
         value = tl.load(x + place * x_outer + column * x_column, mask=exists, other=0.0)
         wide = value.to(tl.float32)
@@ -354,16 +366,16 @@ def _largest_kernel(
     state,
     turn_at,
     distance_at,
-    x_outer_places,
-    x_columns,
-    x_programs,
-    x_steps,
+    outer_of_x,
+    columns_of_x,
+    programs_of_x,
+    column_steps_of_x,
     x_outer,
     x_column,
-    y_outer_places,
-    y_columns,
-    y_programs,
-    y_steps,
+    outer_of_y,
+    columns_of_y,
+    programs_of_y,
+    column_steps_of_y,
     y_outer,
     y_column,
     TRAINING: tl.constexpr,
@@ -377,14 +389,14 @@ def _largest_kernel(
     """Find the largest values of two tensors with their roles; the second may be missing."""
     program = tl.program_id(0)
     if is_due(state, TRAINING, turn_at, distance_at, PLANNED, PLANNED):
-        if program < x_programs:
+        if program < programs_of_x:
             largest, positive = _largest_of(
                 x,
                 program,
-                x_outer_places,
-                x_columns,
-                x_programs,
-                x_steps,
+                outer_of_x,
+                columns_of_x,
+                programs_of_x,
+                column_steps_of_x,
                 x_outer,
                 x_column,
                 X_SIZE,
@@ -394,11 +406,11 @@ def _largest_kernel(
         else:
             largest, positive = _largest_of(
                 y,
-                program - x_programs,
-                y_outer_places,
-                y_columns,
-                y_programs,
-                y_steps,
+                program - programs_of_x,
+                outer_of_y,
+                columns_of_y,
+                programs_of_y,
+                column_steps_of_y,
                 y_outer,
                 y_column,
                 Y_SIZE,
@@ -417,7 +429,7 @@ def _square_kernel(
     outer,
     columns,
     programs,
-    n_columns,
+    column_steps,
     x_outer,
     x_column,
     TRAINING: tl.constexpr,
@@ -428,8 +440,8 @@ def _square_kernel(
     program = tl.program_id(0)
     if is_due(state, TRAINING, turn_at, distance_at, True, True):
         total = tl.zeros([1], dtype=tl.float64)
-        for step in range(program, outer * n_columns, programs):
-            place, column = tile_of(step, n_columns, SIZE, BIG)
+        for step in range(program, outer * column_steps, programs):
+            place, column = tile_of(step, column_steps, SIZE, BIG)
             exists = column < columns
             value = tl.load(x + place * x_outer + column * x_column, mask=exists, other=0.0)
             total += square_sum(value.to(tl.float32)[None, :])
@@ -450,7 +462,7 @@ def _keep_row(rows, is_kept, call, value, KEEP: tl.constexpr, WIDTH: tl.constexp
 
 @triton.jit
 def _note_call_kernel(
-    state,  # before its part `numbers`; see `_add_kernel`
+    state,  # before its view `numbers`; see `_add_kernel`
     numbers,
     near,
     counted_at,
@@ -511,7 +523,7 @@ def _note_call_kernel(
 
 @triton.jit
 def _note_gradient_kernel(
-    state,  # before its part `square`; see `_add_kernel`
+    state,  # before its view `square`; see `_add_kernel`
     square,
     scale,
     seen_at,
@@ -557,8 +569,9 @@ class Gate:
     """The state of a site in compiled code: whether it is on, and which calls are measured.
 
     Attributes:
-        state: the numbers of the site; see `functional.measures`.
-        training: the mode of the layer.
+        state: the numbers of the site; see `functional.measures`. The first two tell whether the
+            site is on in evaluation mode, and in training mode.
+        training: the mode of the layer, which is the place of one of these two.
         counts: True for a call of the layer, False for a gradient.
         calls: the place of the number of calls in which the site was on.
         every: each n-th of these calls is measured.
@@ -575,12 +588,12 @@ class Gate:
 
 
 class _Steps(NamedTuple):
-    """How several programs read a tensor as one unit.
+    """How several programs read a tensor as one unit of a `UnitLayout`.
 
     Attributes:
         programs: the number of programs that read the tensor.
         size: the number of columns that a program reads at once.
-        places: the numbers of `_measure_kernel` and `_largest_kernel` that tell where.
+        places: the arguments from `outer` to `x_column` of the kernels.
     """
 
     programs: int
@@ -598,7 +611,7 @@ def _steps_of(shape: tuple[int, ...], strides: tuple[int, ...]) -> _Steps | None
     steps = launch.parts(layout.columns, size)
     programs = 0
     if math.prod(shape):
-        programs = min(_PROGRAMS, layout.outer * launch.parts(layout.columns, _SIZE))
+        programs = min(_PROGRAMS, layout.outer * steps)
     _, outer_stride, column_stride = layout.strides
     places = layout.outer, layout.columns, programs, steps, outer_stride, column_stride
     return _Steps(programs, size, places)
@@ -643,8 +656,8 @@ def measure(
     parts = torch.empty(rows * _PARTS, dtype=torch.float64, device=x.device)
     counts = torch.empty(rows * width, dtype=torch.int32, device=x.device)
 
-    state = sums if gate is None else gate.state
-    every = 1 if gate is None else gate.every
+    # without a gate, the kernels read none of its numbers
+    passed = gate or Gate(sums, training=False, counts=False, calls=0)
     on_device = isinstance(scale, Tensor)
     launch.start(
         _measure_kernel,
@@ -654,14 +667,14 @@ def measure(
         parts,
         counts,
         scale,
-        state,
-        places.calls,
-        every,
+        passed.state,
+        passed.calls,
+        passed.every,
         *unit.places,
         first + 127,
         bins,
         SCALE_ON_DEVICE=on_device,
-        TRAINING=int(gate is not None and gate.training),
+        TRAINING=int(passed.training),
         GATED=gate is not None,
         SIZE=unit.size,
         BINS=width,
@@ -674,25 +687,25 @@ def measure(
         x.device,
         parts,
         counts,
-        state,
+        passed.state,
         sums,
         largest,
         scale,
         x.numel(),
         programs,
-        every,
+        passed.every,
         bins,
         places.kept,
         places.zeros,
         places.bins,
         places.counted,
         places.off,
-        places.calls,
+        passed.calls,
         places.all_values,
         SCALE_ON_DEVICE=on_device,
-        TRAINING=int(gate is not None and gate.training),
+        TRAINING=int(passed.training),
         GATED=gate is not None,
-        COUNTS=gate is not None and gate.counts,
+        COUNTS=passed.counts,
         BINS=width,
         PROGRAMS=launch.power_of_two(rows),
     )
@@ -712,15 +725,18 @@ def alive(x: Tensor, flags: Tensor, zero: float, gate: Gate | None = None) -> No
         x = x.contiguous()
         read = units_of(tuple(x.shape), x.stride(), 1)
         assert read is not None  # a contiguous tensor has three axes
+
+    # without a gate, the kernel reads none of its numbers
+    passed = gate or Gate(flags, training=False, counts=False, calls=0)
     launch.start(
         _alive_kernel,
         launch.parts(read.units, read.together) * read.splits if x.numel() else 0,
         x.device,
         x,
         flags if launch.is_traced() else flags.view(torch.int8),  # inductor has no such view
-        flags if gate is None else gate.state,
-        0 if gate is None else gate.calls,
-        1 if gate is None else gate.every,
+        passed.state,
+        passed.calls,
+        passed.every,
         zero,
         read.units,
         read.outer,
@@ -728,9 +744,9 @@ def alive(x: Tensor, flags: Tensor, zero: float, gate: Gate | None = None) -> No
         read.splits,
         read.steps,
         *read.strides,
-        TRAINING=int(gate is not None and gate.training),
+        TRAINING=int(passed.training),
         GATED=gate is not None,
-        PLANNED=gate is not None and gate.planned,
+        PLANNED=passed.planned,
         UNITS=read.together,
         COLUMNS=read.step,
         BIG=launch.is_big(0, x),
@@ -755,6 +771,8 @@ def largest_of_call(
     roles = [*((x, _OUTPUT) for x in outputs), *((x, _GIVEN) for x in given[:1])]
     roles += [(x, _MASK) for x in given[1:]]
     parts = [(*_one_unit(x), role) for x, role in roles if x.numel()]
+    # without a gate, the kernel reads none of its numbers
+    passed = gate or Gate(numbers, training=False, counts=False, calls=0)
     for first in range(0, len(parts), 2):
         pair = parts[first : first + 2]
         x, of_x, role_of_x = pair[0]
@@ -767,13 +785,13 @@ def largest_of_call(
             x,
             y,
             numbers,
-            numbers if gate is None else gate.state,
-            0 if gate is None else gate.calls,
-            0 if gate is None else gate.every,
+            passed.state,
+            passed.calls,
+            passed.every,
             *of_x.places,
             *of_y.places,
-            TRAINING=int(gate is not None and gate.training),
-            PLANNED=gate is not None,
+            TRAINING=int(passed.training),
+            PLANNED=gate is not None,  # only a Watchdog has a gate here, and plans its calls
             X_ROLE=role_of_x,
             Y_ROLE=role_of_y,
             X_SIZE=of_x.size,
@@ -796,8 +814,8 @@ def note_call(gate: Gate, numbers: Tensor, near: Tensor | None, at: Any, keep: i
         near: the share of values near their bounds; None for layers without bounds.
         at: the places of ten numbers: calls of the layer in this mode; calls while switched off;
             calls while switched on; measured calls with NaN or Inf; the first of these; the first
-            of these with a finite input; the first call with NaN or +Inf; shares near bounds; all
-            measured calls; the rows.
+            of these with a finite input; the first call with NaN or +Inf, because -Inf may be a
+            mask; shares near bounds; all measured calls; the rows.
         keep: the number of rows.
     """
     launch.start(

@@ -106,7 +106,7 @@ def _tile_at(
     step,
     units,
     columns,
-    n_columns,
+    column_steps,
     x_unit,
     x_outer,
     x_column,
@@ -118,7 +118,7 @@ def _tile_at(
     unit = group * UNITS + tl.arange(0, UNITS)
     if BIG:
         unit = unit.to(tl.int64)
-    place, column = tile_of(step, n_columns, COLUMNS, BIG)
+    place, column = tile_of(step, column_steps, COLUMNS, BIG)
     exists = (unit < units)[:, None] & (column < columns)[None, :]
     at = (unit * x_unit + place * x_outer)[:, None] + column[None, :] * x_column
     return at, exists
@@ -138,7 +138,7 @@ def _tails_kernel(
     groups,
     together,
     splits,
-    n_columns,
+    column_steps,
     x_unit,
     x_outer,
     x_column,
@@ -161,13 +161,13 @@ def _tails_kernel(
     if is_due(state, TRAINING, calls_at, every, GATED):
         for group in range(program // splits, groups, together):
             peak = tl.zeros([UNITS], dtype=WIDE)
-            for step in range(split, outer * n_columns, splits):
+            for step in range(split, outer * column_steps, splits):
                 at, exists = _tile_at(
                     group,
                     step,
                     units,
                     columns,
-                    n_columns,
+                    column_steps,
                     x_unit,
                     x_outer,
                     x_column,
@@ -259,7 +259,7 @@ def _beyond_kernel(
     groups,
     together,
     splits,
-    n_columns,
+    column_steps,
     x_unit,
     x_outer,
     x_column,
@@ -289,13 +289,13 @@ def _beyond_kernel(
             rest = (mean - center.to(tl.float64)).to(WIDE)
             number = tl.full([], 0, tl.int64)
             for group in range(program // splits, groups, together):
-                for step in range(split, outer * n_columns, splits):
+                for step in range(split, outer * column_steps, splits):
                     at, exists = _tile_at(
                         group,
                         step,
                         units,
                         columns,
-                        n_columns,
+                        column_steps,
                         x_unit,
                         x_outer,
                         x_column,

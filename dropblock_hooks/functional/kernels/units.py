@@ -189,8 +189,6 @@ class Elements:
         seed: the seed from `launch.draw_seed`.
     """
 
-    has_counts = False  # whether `drop` without a scale multiplies by all / kept elements
-
     def __init__(self, p: float, seed: int | Tensor) -> None:
         self.p = p
         self.seed = seed
@@ -245,8 +243,6 @@ class KeptUnits:
         axes: the number of axes at the beginning whose places are units; at most 2.
         dropped: the number of dropped elements.
     """
-
-    has_counts = False  # whether `drop` without a scale multiplies by all / kept elements
 
     def __init__(self, axes: int, dropped: Tensor) -> None:
         self.axes = axes
