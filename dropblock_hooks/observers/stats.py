@@ -668,7 +668,8 @@ def _parameters(module: nn.Module, name: str | None) -> dict[str, Tensor]:
     """Return the parameter of this name, or the layer's own parameters, or those inside it."""
     parameters: dict[str, Any]
     if name is not None:
-        parameters = {name: getattr(module, name)}
+        held = getattr(module, name, None)
+        parameters = {} if held is None else {name: held}  # `verify` reports one that is gone
     else:
         parameters = parameters_of(module) or dict(module.named_parameters())
 

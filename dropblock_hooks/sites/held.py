@@ -526,5 +526,22 @@ class GradHook:
         # the forward of a gradient is unknown, so the present mode of the module decides
         if module is None or not (module.training or site.is_on(False)):
             return grad
-        value = self.hook.held(module) if self.value is None else self.value
+        value = self._leaf_in(module) if self.value is None else self.value
         return regularize_grad(site, OF_PARAMETER, site.values, grad, parameter=value)
+
+    def _leaf_in(self, module: nn.Module) -> Tensor:
+        """Return the parameter in its module.
+
+        Raises:
+            SiteError: if the module does not hold it any more, under no name.
+        """
+        held: Tensor | None = self.hook.held(module)
+        if held is not None:
+            return held
+        for parameter in parameters_of(module).values():  # prune.remove gives it another name
+            if parameter is not None and address_of(parameter) == self.impl:
+                found: Tensor = parameter
+                return found
+        message = messages.PARAMETER_GONE
+        text = message.text.format(name=self.hook.local)
+        raise self.hook.site.error(f"{text}. {message.cure}")

@@ -7,7 +7,17 @@ import torch
 from torch import nn
 from torch.nn.utils import prune
 
-from dropblock_hooks import ClipGradNorm, DropBlock2d, Dropout, GradNoise, attach
+from dropblock_hooks import (
+    L2SP,
+    AdaptiveClipGrad,
+    ClipGradNorm,
+    DropBlock2d,
+    Dropout,
+    GradNoise,
+    WeightStats,
+    attach,
+)
+from dropblock_hooks.sites.site import SiteError
 
 
 def net():
@@ -93,6 +103,53 @@ def test_moved_hooks_act_are_reported_and_removed(move):
     model.zero_grad()
     model(x).sum().backward()
     assert weight.grad.norm() > 1e-2
+
+
+def pruned():
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    prune.l1_unstructured(model[0], "weight", 0.5)
+    return model
+
+
+@pytest.mark.parametrize("regularizer", [L2SP(0.1), AdaptiveClipGrad(0.1), ClipGradNorm(1e-3)])
+def test_a_parameter_with_another_name_is_regularized_and_reported(regularizer):
+    """After prune.remove, the tensor of ``weight_orig`` is the parameter ``weight``."""
+    model, x = pruned(), torch.randn(3, 4)
+    attached = attach(model, {"param:0.weight_orig": regularizer})
+    prune.remove(model[0], "weight")
+    model(x).sum().backward()
+    with_hook = model[0].weight.grad
+    (finding,) = attached.verify()
+    assert finding.kind == "lost"
+    assert finding.text == "the layer no longer has the parameter 'weight_orig'"
+    attached.remove()
+
+    model.zero_grad()
+    model(x).sum().backward()
+    assert not torch.equal(with_hook, model[0].weight.grad)
+
+
+@pytest.mark.parametrize("regularizer", [L2SP(0.1), AdaptiveClipGrad(0.1), ClipGradNorm(1.0)])
+def test_a_parameter_that_left_its_module_is_an_error(regularizer):
+    model, x = pruned(), torch.randn(3, 4)
+    attach(model, {"param:0.weight_orig": regularizer})
+    weight = model[0].weight_orig
+    del model[0].weight_orig
+    loss = nn.functional.linear(x, weight).sum()
+    with pytest.raises(SiteError, match="no longer has the parameter 'weight_orig'. Call attach"):
+        loss.backward()
+
+
+def test_statistics_of_a_parameter_that_is_gone_are_empty():
+    model = pruned()
+    attached = attach(model, {"param:0.weight_orig": WeightStats()})
+    prune.remove(model[0], "weight")
+    model(torch.randn(3, 4)).sum().backward()
+    (finding,) = attached.verify()
+    assert finding.kind == "lost"
+    attached.step(1)
+    (row,) = attached.report()
+    assert row.observed is None
 
 
 @pytest.mark.filterwarnings("ignore:.*quantiz:DeprecationWarning", "ignore::UserWarning")
