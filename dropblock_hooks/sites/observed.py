@@ -128,16 +128,16 @@ def watch(
     `gradients` is the state for gradients. `code` is the hash of the traced code, which caches on
     disk see.
     """
-    values = [x.detach() for x in tensors]
-    arguments = [x.detach() for x in given]
-    values_by_channel = None if mapped is None else mapped.detach()
-    measures.add_watched(values, arguments, values_by_channel, training, bounds, state, alive)
+    with torch.no_grad():  # detached tensors would be more nodes of the graph
+        measures.add_watched(tensors, given, mapped, training, bounds, state, alive)
     if not any(map(may_get_grad, tensors)):
         return []
 
     def see(grad: Tensor | None) -> None:
-        if grad is not None:  # the output was used
-            measures.add_watched_gradient(grad.detach(), scale, training, gradients)
+        if grad is None:  # the output was not used
+            return
+        with torch.no_grad():
+            measures.add_watched_gradient(grad, scale, training, gradients)
 
     return _with_hooks(tensors, see)
 
@@ -175,25 +175,24 @@ def measure(
     """
     bins = every, first, last
     if values:
-        values_by_channel = None if mapped is None else mapped.detach()
-        inputs = None if batch is None else batch.detach()
-        seen = tensors[0].detach()
-        if tails is not None:
-            outliers.add_tails(seen, values_by_channel, training, every, state, tails, peaks)
-        if branch is not None and shortcut is not None:
-            residual.add_branch(seen, shortcut.detach(), training, every, state, branch)
-        measures.add_statistics(
-            seen,
-            values_by_channel,
-            inputs,
-            None,  # the scale, which only gradients have
-            training,
-            True,  # it is a call
-            *bins,
-            state,
-            alive,
-            batches,
-        )
+        x = tensors[0]
+        with torch.no_grad():  # detached tensors would be more nodes of the graph
+            if tails is not None:
+                outliers.add_tails(x, mapped, training, every, state, tails, peaks)
+            if branch is not None and shortcut is not None:
+                residual.add_branch(x, shortcut, training, every, state, branch)
+            measures.add_statistics(
+                x,
+                mapped,
+                batch,
+                None,  # the scale, which only gradients have
+                training,
+                True,  # it is a call
+                *bins,
+                state,
+                alive,
+                batches,
+            )
         return []
 
     measures.add_call(training, state)
@@ -201,8 +200,10 @@ def measure(
         return []
 
     def see(grad: Tensor | None) -> None:
-        if grad is not None:
-            measures.add_measured_gradient(grad.detach(), scale, training, *bins, gradients)
+        if grad is None:  # the output was not used
+            return
+        with torch.no_grad():
+            measures.add_measured_gradient(grad, scale, training, *bins, gradients)
 
     return _with_hooks(tensors, see)
 
