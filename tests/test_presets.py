@@ -158,7 +158,12 @@ def test_stochastic_depth_of_a_model_of_ones_own(net):
 
 @pytest.mark.parametrize(
     ("name", "options", "branches"),
-    rest_slow([("vit_tiny_patch16_224", {"img_size": 64, "depth": 3}, 6), ("efficientnet_b0", {}, 9)]),
+    rest_slow(
+        [
+            ("vit_tiny_patch16_224", {"img_size": 64, "depth": 3}, 6),
+            ("efficientnet_b0", {}, 9),
+        ]
+    ),
 )
 def test_drop_path(name, options, branches):
     timm = pytest.importorskip("timm", reason="the models are timm's")
