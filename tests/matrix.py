@@ -69,9 +69,9 @@ def covering():
     every = [Row(*values) for values in itertools.product(*COLUMNS.values())]
     random.Random(0).shuffle(every)  # of equally good rows not always the first of the product
     candidates = {row: pairs_of(row) for row in every if impossible(row) is None}
-    reasons = {pair: impossible(row) for row in every for pair in pairs_of(row)}
     missing = set().union(*candidates.values())
-    never = {pair: reason for pair, reason in reasons.items() if pair not in missing}
+    others = [row for row in every if row not in candidates]
+    never = {pair: impossible(row) for row in others for pair in pairs_of(row) - missing}
     rows = []
     while missing:
         best = max(candidates, key=lambda row: len(candidates[row] & missing))

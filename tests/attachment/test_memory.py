@@ -131,20 +131,20 @@ def batch(i):
     return torch.linspace(-1, 1, 32).reshape(8, 4) * (5 if i == 7 else 1) * (1 + i / 10)
 
 
-def training(when):
+def training(when, compiled=False):
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    if compiled:
+        model.compile(backend="aot_eager")
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     attached = attach(model, {"param:**": ToHistory(when=when)}, optimizer=optimizer)
     return model, optimizer, attached
 
 
-def run(model, optimizer, steps, compiled=False):
-    torch._dynamo.reset()
-    forward = torch.compile(model, backend="aot_eager") if compiled else model
+def run(model, optimizer, steps):
     for i in steps:
         optimizer.zero_grad()
-        forward(batch(i)).square().sum().backward()
+        model(batch(i)).square().sum().backward()
         optimizer.step()
 
 
@@ -162,17 +162,18 @@ def stored(state):
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize("when", ["backward", "accumulated"])
 def test_a_resumed_training_is_the_uninterrupted_one(when, compiled):
-    whole, optimizer, attached = training(when)
-    run(whole, optimizer, range(STEPS), compiled)
+    torch._dynamo.reset()
+    whole, optimizer, attached = training(when, compiled)
+    run(whole, optimizer, range(STEPS))
     assert 0 < attached.sites[0].total_realized_rate < 1
-    first, optimizer, attached = training(when)
-    run(first, optimizer, range(6), compiled)
+    first, optimizer, attached = training(when, compiled)
+    run(first, optimizer, range(6))
     state, saved = stored(attached.state_dict()), stored(first.state_dict())
-    run(first, optimizer, range(6, 8), compiled)  # the state has the memory of its own time
-    second, optimizer, attached = training(when)
+    run(first, optimizer, range(6, 8))  # the state has the memory of its own time
+    second, optimizer, attached = training(when, compiled)
     second.load_state_dict(saved)
     attached.load_state_dict(state)
-    run(second, optimizer, range(6, STEPS), compiled)
+    run(second, optimizer, range(6, STEPS))
     assert torch.equal(weights(second), weights(whole))
 
 

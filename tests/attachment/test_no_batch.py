@@ -139,6 +139,8 @@ MORE = ["maxvit_tiny_tf_224", "davit_tiny", "hiera_tiny_224", "mvitv2_tiny", "ca
 
 
 FEW_LAYERS = {
+    "vit_tiny_patch16_224": {"depth": 3},
+    "convnext_atto": {"depths": (1, 1, 2, 1)},
     "swin_tiny_patch4_window7_224": {"depths": (2, 2, 1, 1)},
     "coat_tiny": {"serial_depths": (1, 1, 1, 1), "parallel_depth": 1},
 }

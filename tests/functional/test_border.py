@@ -196,6 +196,7 @@ LAYERS = [
 QUICK_LAYERS = [case for case in LAYERS if "5x9" in case[0]]
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("border", ["inside", "across"])
 @pytest.mark.parametrize(("name", "kind", "run"), rest_slow(LAYERS, QUICK_LAYERS))
 def test_each_position_at_layers(name, kind, run, border):

@@ -135,7 +135,7 @@ def steps(request, monkeypatch):
     from dropblock_hooks.functional.kernels import clip
 
     caches = (clip.units_of, clip._plan)
-    monkeypatch.setattr(clip, "_SIZE", 32)
+    monkeypatch.setattr(clip, "_SIZE", 64)
     for cache in caches:
         cache.cache_clear()
     yield

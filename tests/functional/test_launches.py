@@ -50,7 +50,7 @@ def of_step(model, x):
 
 def started(spec, make_layer=lambda: nn.Conv2d(8, 8, 1), x=None):
     """What a step starts with these sites beyond that of the bare layer, by name."""
-    x = torch.randn(8, 8, 14, 14) if x is None else x
+    x = torch.randn(8, 8, 9, 9) if x is None else x
     model = nn.Sequential(make_layer())
     attach(model, spec)
     counts = of_step(model, x)

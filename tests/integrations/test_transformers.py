@@ -222,6 +222,7 @@ def test_add_to_is_refused_during_a_training(tmp_path):
     assert callbacks_of(made) == before
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("unit", ["epoch", "step"])
 @pytest.mark.parametrize("at", [3, STEPS])
 @pytest.mark.parametrize("adds", [False, True], ids=["callbacks", "add_to"])

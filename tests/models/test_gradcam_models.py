@@ -38,7 +38,7 @@ MODELS = {
     "resnet": ("test_resnet", {}, "layer4.0", first),
     "convnext": ("test_convnext", {}, "stages.3", first),
     "swin": ("swin_tiny_patch4_window7_224", {"img_size": 96}, "layers.3", last),
-    "vit": ("deit_tiny_patch16_224", {"img_size": 96}, "blocks.11.norm1", tokens),
+    "vit": ("deit_tiny_patch16_224", {"img_size": 96, "depth": 4}, "blocks.3.norm1", tokens),
     "mambaout": ("test_mambaout", {}, "stages.3", last),
     "resnet_inner": ("test_resnet", {}, "layer3.0.bn1", first),
     "vit_earlier": ("deit_tiny_patch16_224", {"img_size": 96}, "blocks.8", tokens),

@@ -34,7 +34,7 @@ def in_place(optimizer):
     optimizer.zero_grad(set_to_none=False)
 
 
-def train(model, optimizer, zero, steps=90, every=100, accumulate=1, **places):
+def train(model, optimizer, zero, steps=60, every=100, accumulate=1, **places):
     """The findings of a loop with code of the caller at its places.
 
     The places are ``begin`` (before the forward), ``middle`` (after it), and ``end`` (after the
@@ -76,7 +76,7 @@ def penalty(optimizer):
     sum(p.square().sum() for p in parameters_of(optimizer)).mul(1e-3).backward()
 
 
-def with_scaler(model, optimizer, zero, steps=90):
+def with_scaler(model, optimizer, zero, steps=60):
     """A training with a GradScaler, which changes gradients in place."""
     found = []
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
@@ -197,8 +197,8 @@ HEALTHY = {
     "clipped values, zeroed in place": (mlp, in_place, {"end": clip_values}),
     "an accumulation of 4": (mlp, to_none, {"accumulate": 4}),
     "an accumulation of 4, zeroed in place": (mlp, in_place, {"accumulate": 4}),
-    "an accumulation of 20, zeroed in place": (mlp, in_place, {"accumulate": 20}),
-    "an accumulation of 30": (mlp, to_none, {"accumulate": 30}),
+    "an accumulation of 20, zeroed in place": (mlp, in_place, {"accumulate": 20, "steps": 90}),
+    "an accumulation of 30": (mlp, to_none, {"accumulate": 30, "steps": 90}),
     "each forward measured": (mlp, in_place, {"every": 1}),
     "looks at the end only": (mlp, in_place, {"every": None, "accumulate": 4}),
     "a penalty with a backward of its own": (mlp, to_none, {"begin": penalty}),

@@ -95,6 +95,7 @@ DIFFERENT = {
 }
 
 
+@pytest.mark.every(plain=2)
 @pytest.mark.parametrize("batch", DIFFERENT.values(), ids=DIFFERENT)
 @pytest.mark.parametrize("every", [1, 5, None])
 def test_other_batches_are_not_reported(batch, every):

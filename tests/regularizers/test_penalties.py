@@ -352,7 +352,7 @@ def test_compiled(name, loss, backend):
     torch._dynamo.reset()
 
 
-@each_penalty
+@pytest.mark.parametrize("name", rest_slow(PENALTIES))
 def test_a_scaler_without_a_tensor_of_its_scale_works_compiled(name):
     """Then an operator runs Python in the graph."""
 

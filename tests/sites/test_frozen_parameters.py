@@ -1,5 +1,7 @@
 """Parameters that are frozen when something is attached, and unfrozen later."""
 
+from functools import cache
+
 import pytest
 import torch
 from torch import nn
@@ -66,6 +68,7 @@ def test_a_group_is_clipped_as_torch_clips_it_while_it_is_unfrozen_layer_by_laye
     assert all(site.active_calls for site in attached.sites)
 
 
+@cache
 def unfreezing_is_compiled():
     """Whether torch compiles a model again after one of its parameters was unfrozen."""
     model = model_with(0)

@@ -40,22 +40,22 @@ class Net(nn.Module):
 
 
 def whole(model):
-    return torch.compile(model, backend="aot_eager")
+    return torch.compile(model, backend="eager")
 
 
 def in_place(model):
-    model.compile(backend="aot_eager")
+    model.compile(backend="eager")
     return model
 
 
 def children(model):
     for block in model.blocks:
-        block.compile(backend="aot_eager")
+        block.compile(backend="eager")
     return model
 
 
 def step(model):
-    return torch.compile(lambda x: model(x) * 1.0, backend="aot_eager")
+    return torch.compile(lambda x: model(x) * 1.0, backend="eager")
 
 
 WAYS = [whole, in_place, children, step]

@@ -236,11 +236,10 @@ def test_more_parameters_take_no_more_operators(way, name, regularizer, monkeypa
 # equal to one by one ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", TOGETHER)
 @pytest.mark.parametrize("regularizer", REGULARIZERS)
 @settings(max_examples=10, deadline=None)
 @given(data=st.data())
-def test_as_one_by_one(name, regularizer, data):
+def test_as_one_by_one(regularizer, data):
     n = data.draw(st.integers(1, 6))
     shapes = data.draw(st.lists(st.sampled_from(SHAPES), min_size=n, max_size=n))
     kinds = st.sampled_from([torch.float32, torch.float32, *TOLERANCES])
@@ -263,13 +262,14 @@ def test_as_one_by_one(name, regularizer, data):
                 grad.view(-1)[0] = float(change)
         updates.append(grads)
     given = tensors, updates, REGULARIZERS[regularizer], scale
+    found = {}
     with pytest.MonkeyPatch.context() as patch:
-        found = []
-        for each in (name, "one by one"):
-            patch.setattr(foreach, "DEVICES", WAYS[each][0])
-            patch.setattr(foreach, "LOOPS", WAYS[each][1])
-            found.append(update(*given))
-    assert_alike(*found)
+        for name, (devices, loops) in WAYS.items():
+            patch.setattr(foreach, "DEVICES", devices)
+            patch.setattr(foreach, "LOOPS", loops)
+            found[name] = update(*given)
+    for name in TOGETHER:
+        assert_alike(found[name], found["one by one"])
 
 
 @pytest.mark.parametrize("name", TOGETHER)
