@@ -130,6 +130,7 @@ def test_what_stands_in_for_a_name_gives_the_same(monkeypatch):
 EXAMPLE = '''
 import importlib.abc, importlib.machinery, importlib.util, os, sys, traceback, warnings
 import torch
+import torch._dynamo  # each optimizer imports it, which takes longer than the rest of the example
 from torch import nn
 
 warnings.simplefilter("error")

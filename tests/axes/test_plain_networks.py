@@ -21,7 +21,11 @@ SIZES = {
     "googlenet": 64,
     "mobilenet_v2": 64,
     "mobilenet_v3_small": 64,
-    "densenet121": 64,
+    "DenseNet": 64,
+}
+OPTIONS = {
+    "googlenet": {"weights": None, "aux_logits": False, "init_weights": False},
+    "DenseNet": {"block_config": (3, 3, 3, 3)},  # more layers of a block are read alike
 }
 
 
@@ -77,6 +81,6 @@ def test_networks_of_tutorials(name, mode):
 @pytest.mark.parametrize("name", rest_slow(SIZES, ["squeezenet1_1"]))
 def test_networks_of_torchvision(name, mode):
     models = pytest.importorskip("torchvision", reason="the networks are torchvision's").models
-    options = {"aux_logits": False, "init_weights": False} if name == "googlenet" else {}
+    options = OPTIONS.get(name, {"weights": None})
     size = SIZES[name]
-    check(getattr(models, name)(weights=None, **options), torch.randn(4, 3, size, size), mode)
+    check(getattr(models, name)(**options), torch.randn(4, 3, size, size), mode)

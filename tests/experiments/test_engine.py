@@ -111,8 +111,8 @@ def test_a_folder_of_another_study_is_refused(write, command, folder):
 
 @pytest.mark.slow
 def test_the_pool_is_shared_by_studies(write, command, folder):
-    command("ablate.py", write(), "--only", "none")
-    status, _, err = command("ablate.py", write("other.yaml"))
+    command("ablate.py", write(), "--only", "none", "--jobs", 1)
+    status, _, err = command("ablate.py", write("other.yaml"), "--jobs", 1)
     assert status == 0, err
     assert set(begins(folder).values()) == {1}
     assert len(begins(folder)) == 4
@@ -121,7 +121,7 @@ def test_the_pool_is_shared_by_studies(write, command, folder):
 @pytest.mark.slow
 def test_an_unfinished_study_says_so(write, command, folder):
     conditions = {"none": {}, "bad": {"model": "mine:fails_in_training"}}
-    status, out, _ = command("ablate.py", write(conditions=conditions, seeds=1))
+    status, out, _ = command("ablate.py", write(conditions=conditions, seeds=1), "--jobs", 1)
     assert status == 3
     assert "Unfinished: 1 of 2 runs" in out
     assert "the gradient is refused" in out
@@ -231,7 +231,9 @@ def test_runs_on_different_devices_are_told(folder):
 
 @pytest.mark.slow
 def test_seeds_and_conditions_can_be_chosen(write, command, folder):
-    status, _, err = command("ablate.py", write(), "--seeds", "5,7-8", "--only", "none")
+    status, _, err = command(
+        "ablate.py", write(), "--seeds", "5,7-8", "--only", "none", "--jobs", 1
+    )
     assert status == 0, err
     assert runs_csv(folder)["seed"].tolist() == [5, 7, 8]
 

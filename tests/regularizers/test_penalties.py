@@ -317,6 +317,7 @@ COMPILED = [*itertools.product(PENALTIES, ["unscaled", "scaled"], ["aot_eager", 
 SOON = [("ZLoss", "unscaled", "aot_eager"), ("ZLoss", "scaled", "aot_eager")]
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize(("name", "loss", "backend"), rest_slow(COMPILED, SOON))
 def test_compiled(name, loss, backend):
     """One graph for all weights, and no Python in a warm step."""

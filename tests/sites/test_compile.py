@@ -448,6 +448,8 @@ WAYS = [(module, "eager"), (in_place, "eager"), (regions, "eager"), (module, "in
 @pytest.mark.parametrize(("make", "backend"), rest_slow(WAYS))
 def test_what_is_compiled_sees_later_hooks(net, make, backend):
     torch._dynamo.reset()
+    if backend == "inductor":  # compiles equal blocks each for itself, which takes long
+        net.layer1, net.layer2 = net.layer1[:1], net.layer2[:1]
     bare, eager = copy.deepcopy(net), copy.deepcopy(net)
     spec = {"layer1.*": Dropout(1.0), "layer2.*": ScaleGrad(3.0)}
     attach(eager, spec)
@@ -464,7 +466,7 @@ def test_what_is_compiled_sees_later_hooks(net, make, backend):
     for _ in range(2):  # first, and again
         attached = attach(net, spec)
         torch.testing.assert_close(outcome(call, net), outcome(eager, eager))
-        assert [site.active_calls for site in attached] == [1] * 4
+        assert [site.active_calls for site in attached] == [1] * 2 * len(net.layer1)
         assert attached.verify() == []
         attached.remove()
         torch.testing.assert_close(outcome(call, net), outcome(bare, bare))

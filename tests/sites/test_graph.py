@@ -77,6 +77,15 @@ CASES = {
 }
 SOON = ["DropBlock2d", "ClampGrad", "Watchdog"]
 LAYERS = "blocks.1.*"
+PARTS = 4  # of the cases, so that each case of a part has a layer of its own
+
+
+def spec_of_part(part):
+    """Each case of a part on a layer of its own, because to compile each alone takes long."""
+    cases = list(CASES.values())[part::PARTS]
+    layers = [f"blocks.{block}.{layer}" for block in range(2) for layer in range(3)]
+    assert len(cases) <= len(layers)
+    return dict(zip(layers, cases, strict=False))
 
 
 class Net(nn.Module):
@@ -116,11 +125,8 @@ def calls_of_the_package(step):
     return found
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("case", rest_slow(CASES, SOON))
-def test_a_warm_step_calls_no_python(case, backend):
-    model = Net()
-    attached = attach(model, {LAYERS: CASES[case]})
+def check_that_a_warm_step_calls_no_python(model, spec, backend):
+    attached = attach(model, spec)
     torch._dynamo.reset()
     call = torch.compile(model, backend=backend, fullgraph=True)
 
@@ -137,6 +143,18 @@ def test_a_warm_step_calls_no_python(case, backend):
     for _ in range(3):  # here torch also compiles the hook of the model
         inside(images()).square().mean().backward()
     assert not calls_of_the_package(lambda: inside(images()).square().mean().backward())
+
+
+@pytest.mark.parametrize("backend", ["aot_eager"])
+@pytest.mark.parametrize("case", rest_slow(CASES, SOON))
+def test_a_warm_step_calls_no_python(case, backend):
+    check_that_a_warm_step_calls_no_python(Net(), {LAYERS: CASES[case]}, backend)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(PARTS))
+def test_a_warm_step_of_inductor_calls_no_python(part):
+    check_that_a_warm_step_calls_no_python(Net(), spec_of_part(part), "inductor")
 
 
 @pytest.mark.parametrize(
@@ -187,11 +205,21 @@ def graphs_of(model, x):
     return graphs
 
 
-@pytest.mark.parametrize("case", rest_slow(CASES, SOON))
+@pytest.mark.parametrize("case", SOON)
 def test_on_another_device_no_tensor_is_on_the_cpu(case):
+    check_that_no_tensor_is_on_the_cpu({LAYERS: CASES[case]})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(PARTS))
+def test_on_another_device_no_tensor_of_any_case_is_on_the_cpu(part):
+    check_that_no_tensor_is_on_the_cpu(spec_of_part(part))
+
+
+def check_that_no_tensor_is_on_the_cpu(spec):
     with torch.device("meta"):
         model, x = Net(), images("meta")
-    attach(model, {LAYERS: CASES[case]})
+    attach(model, spec)
     graphs = graphs_of(model, x)
     assert len(graphs) == 2
     for graph, _ in graphs:
@@ -201,10 +229,20 @@ def test_on_another_device_no_tensor_is_on_the_cpu(case):
                 assert not isinstance(each, torch.Tensor) or each.device.type == "meta", node
 
 
-@pytest.mark.parametrize("case", rest_slow(CASES, SOON))
+@pytest.mark.parametrize("case", SOON)
 def test_only_tensors_that_stay_in_place_are_changed(case):
+    check_that_only_tensors_that_stay_in_place_are_changed({LAYERS: CASES[case]})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(PARTS))
+def test_only_tensors_of_any_case_that_stay_in_place_are_changed(part):
+    check_that_only_tensors_that_stay_in_place_are_changed(spec_of_part(part))
+
+
+def check_that_only_tensors_that_stay_in_place_are_changed(spec):
     model = Net()
-    attached = attach(model, {LAYERS: CASES[case]})
+    attached = attach(model, spec)
     static = []
 
     def backend(graph, inputs):

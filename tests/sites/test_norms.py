@@ -132,6 +132,7 @@ def test_the_largest_norm_is_that_of_the_window():
     assert attached.sites[0]._live.counter.life().norms.largest == pytest.approx(7.1)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize(
     ("mode", "per", "scale"),
     rest_slow(
