@@ -322,7 +322,7 @@ def _share_one_rate(module: nn.Module, first: Regularizer, second: Regularizer) 
     retuned = [item.attribute for item in both if isinstance(item, Retune)]
     if len(retuned) == 2:
         return retuned[0] == retuned[1]
-    drops = any(item.unit is not None for item in both)
+    drops = any(item.unit is not None for item in both)  # an `item` without a unit drops nothing
     # a Retune of another attribute leaves the layer's own rate alone
     return drops and retuned == [rate_attribute(module)]
 
@@ -438,7 +438,7 @@ def install(
     try:
         for module, hook in installed:
             hook.install(module)
-        # observers note the parameters at the start of the first window
+        # observers note the parameters at the start of the first window, and all processes attach
         attachment._read_layers(together=True)
         _watch_maps(base, placements, run)
         hooks = [hook for _, hook in installed]

@@ -1,4 +1,4 @@
-"""Saves the state of an attachment as plain numbers and text, and restores it.
+"""Saves the state of an attachment as numbers, text and tensors, and restores it.
 
 `Attachment.state_dict` calls `save`. `Attachment.load_state_dict` calls `check` and then `restore`.
 """
@@ -69,7 +69,7 @@ class Description(NamedTuple):
 
 
 def save(sites: Sequence[LiveSite], run: Run) -> dict[str, Any]:
-    """Return the state of an attachment as plain numbers and text.
+    """Return the state of an attachment: numbers and text, and tensors of anchors and memories.
 
     Raises:
         TypeError: if a regularizer may have a memory that can't be saved.
@@ -100,7 +100,8 @@ def _saved_site(site: LiveSite, epochs: int | None) -> dict[str, Any]:
         **_elements(life._asdict()),
         "window": _elements(window._asdict()),
     }
-    if hasattr(site.bound, "state_dict") and not isinstance(site.bound, Watch):
+    is_observer = isinstance(site.bound, Watch)  # whose statistics are not saved
+    if hasattr(site.bound, "state_dict") and not is_observer:
         saved["memory"] = copy.deepcopy(site.bound.state_dict())
     if site.anchor is not None:
         saved["anchor"] = site.anchor.detach().cpu().clone()
@@ -168,7 +169,7 @@ def _elements(counts: Mapping[str, Any]) -> dict[str, Any]:
 def _counts(saved: Mapping[str, Any]) -> tuple[Snapshot, Snapshot]:
     """Return the totals and the open window of a site in a state."""
     life = Snapshot(
-        trained=int(saved["calls"]),
+        trained=int(saved["calls"]),  # in both modes, which a state does not tell apart
         active=int(saved["active_calls"]),
         **_elements(saved),
     )
@@ -179,7 +180,7 @@ def _counts(saved: Mapping[str, Any]) -> tuple[Snapshot, Snapshot]:
 def check(state: Any, sites: Sequence[LiveSite], run: Run, strict: bool) -> Saved:
     """Read a state, and change nothing.
 
-    A schedule that takes its length from the training is the same in a longer training.
+    A schedule that takes its length from the training counts as the same schedule in a longer one.
 
     Raises:
         ValueError: if the state is damaged or, with `strict`, of another spec.
@@ -196,7 +197,8 @@ def check(state: Any, sites: Sequence[LiveSite], run: Run, strict: bool) -> Save
         lines = "\n".join(different)
         raise ValueError(
             f"the state is of another model or spec:\n{lines}\n"
-            "Attach the spec of the state. To load only the sites that fit, pass strict=False"
+            "Attach the spec of the state. To load the sites whose keys are the same, pass "
+            "strict=False"
         )
     if here and here.keys().isdisjoint(saved.regularizers):
         warn(messages.NO_SITE_OF_STATE)
@@ -297,8 +299,8 @@ def _shape_of(x: Any) -> tuple[int, ...] | None:
 def restore(saved: Saved, sites: Sequence[LiveSite], run: Run) -> None:
     """Take over the counts, the memories, the anchors and the history of a state.
 
-    `Attachment.load_state_dict` has set the time before. The elements go on in the window of the
-    state, and calls are counted in a new window.
+    `Attachment.load_state_dict` has set the time before. The open window keeps the elements that
+    were counted in it before saving. Its number of calls begins at 0.
     """
     run.take_counts()  # before `set_counts` replaces them
     run.stepped = saved.stepped
@@ -313,10 +315,10 @@ def restore(saved: Saved, sites: Sequence[LiveSite], run: Run) -> None:
         anchor = saved.anchors.get(site.key)
         if anchor is not None and _shape_of(anchor) == _shape_of(site.anchor):
             site.anchor = anchor.to(site.anchor, copy=True)
-            site.anchored_at = None
+            site.anchored_at = None  # so weights that were loaded since attaching are no fault
 
     run.history.load(saved.history, sites)
     # as after `attach`, so that the next training forward is checked
     run.checked = False
-    run.writes = None
+    run.writes = None  # unknown until the next forward
     run.fresh = True

@@ -40,8 +40,8 @@ class Reader:
         grids: the maps in this forward.
         auto: whether the rules decide the layout, because the options do not state it.
         last: the view of the last tensor, or None.
-        sure: the view of all maps, if the type of the layer decides it; or None. Compiled code asks
-            it before the rules.
+        sure: the view that every map gets, if the type of the layer decides it; or None. Compiled
+            code asks it before the rules.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Reader:
 
         self._sides: dict[int, str] = {}  # the place of the channels, by the number of axes
         self._views: dict[torch.Size, View] = {}  # the views; for tokens, from the last forward
-        self._settled: dict[torch.Size, View] = {}  # the views of later calls, whatever they show
+        self._settled: dict[torch.Size, View] = {}  # final views: the rules are not asked again
         self._asked: Counter[torch.Size] = Counter()  # the calls that count for `_ASKED`
 
     def view(self, x: Tensor) -> View:
@@ -87,13 +87,13 @@ class Reader:
             return settled
 
         known = self._views.get(x.shape)
-        is_asked = self._asked[x.shape] >= _ASKED
-        view = known if known and is_asked else self._read(x)
+        asked_enough = self._asked[x.shape] >= _ASKED
+        view = known if known and asked_enough else self._read(x)
 
         if self._spatial and is_tokens(view.layout, self._spatial):
             recomputes = graph_task() != NO_TASK  # a recomputation has the map of the last forward
             view = known if known and recomputes else self._with_grid(x.shape, view)
-        elif is_asked:
+        elif asked_enough:
             self._settled[x.shape] = view
 
         self._views[x.shape] = view
@@ -141,7 +141,8 @@ class Reader:
     def _by_rules(self, shape: Shape, by_graph: str) -> View:
         """Return the view without the grid of tokens.
 
-        `by_graph` is a result of `channels_of`, or the side that earlier calls have shown.
+        `by_graph` is a result of `channels_of`, or the side that earlier calls have shown. It is ""
+        without a graph, and UNKNOWN if the graph does not show the side.
         """
         if self._checks_samples:
             self._check_samples(shape)
@@ -310,8 +311,8 @@ class Reader:
     def _is_joined(self, shape: Shape, by_graph: str) -> bool:
         """Return whether maps with channels first were joined along the channels, as in DenseNet.
 
-        Then there are more channels than in any layer inside. A permuted map would have as many
-        elements in the last axis.
+        Then there are more channels than in any layer inside. In a permuted map, the last axis
+        would be the longest.
         """
         facts = self.facts
         if facts.norms_last or facts.reorders or by_graph == UNKNOWN:
@@ -319,7 +320,7 @@ class Reader:
         return shape[1] > max((*facts.widths, *shape[2:]))
 
     def _by_surroundings(self, shape: Shape) -> str:
-        """Return the place of the channels in a model with layers of both kinds, such as a CNN."""
+        """Return the place of the channels in a model with convolutions and linear layers."""
         facts = self.facts
         if facts.norms_last or facts.reorders:
             return ""  # code around the layers may move the axes
@@ -339,7 +340,7 @@ class Reader:
         heads = self.facts.heads
         last = side_of(layout) == LAST
         axes = tuple(shape[1:-1] if last else shape[2:])
-        may_be_heads = shape[1:3] if last else shape[1:2]
+        may_be_heads = shape[1:3] if last else shape[1:2]  # (N, L, heads, C) or (N, heads, L, C)
         # maps of this forward, and possible maps of later stages
         sizes, stages = self.grids.of(len(axes))
 

@@ -157,7 +157,7 @@ def sample(
         numbers = samples.to(torch.result_type(samples, 1.0))
         std, mean = torch.std_mean(numbers, 0)
 
-    # compiled code may not count these calls, so equal samples are needed too
+    # compiled code may not count these calls, so warn only if the samples are equal as well
     are_counted = _calls(acting) != calls_before
     is_in_doubt = bool(of_functions) or not are_counted
     if is_in_doubt and bool((samples == samples[:1]).all()):
@@ -310,12 +310,12 @@ class _TrainingForward:
 
     Args:
         module: a module with hooks that set rates. All of them set the rates of training, also
-            those whose rate is 0.
+            those whose rate is 0, because the module would drop at its own rate otherwise.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self.hooks = [hook for hook in hooks_on(module) if isinstance(hook, RetuneHook)]
-        self.modes: list[bool] = []  # those before each forward that runs now; one may call another
+        self.modes: list[bool] = []  # of each forward that runs now; a module may call itself
 
     def begin(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         """Forward pre-hook: set the mode and the rates of training."""
@@ -325,5 +325,5 @@ class _TrainingForward:
         module.training = True
 
     def end(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        """Forward hook: set the former mode again."""
+        """Forward hook: set the former mode again. A `RetuneHook` sets the rates again."""
         module.training = self.modes.pop()

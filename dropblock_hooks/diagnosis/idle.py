@@ -1,7 +1,8 @@
 """Finds out why a site did nothing in a window.
 
-`Attachment.verify` asks `diagnose` about each site. `find_idle` does so for all sites of a window:
-after the first training forward, and when `Attachment.step` ends an epoch.
+`Attachment.verify` and `plan` ask `diagnose` about each site. `find_idle` does so when
+`Attachment.step` ends an epoch. After the first training forward of a window, it does so for the
+layers that this forward should have called.
 
 There is one function for each cause. It takes the `IdleSite` and returns a `Cause` from
 ``messages``, or None if this is not the cause. The first cause that holds is reported.
@@ -23,7 +24,8 @@ from ..sites.windows import Window
 from ..tables import counted
 from .lost import find_frozen, find_lost
 
-_MOST_WAITING = 100  # calls without an update, as a GradScaler that looks for its scale skips some
+# so many calls without an update are normal, because a GradScaler skips updates at first
+_MOST_WAITING = 100
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class IdleSite:
 
     hook: SiteHook
     model: nn.Module
-    owner: nn.Module  # the module that the hook is on
+    module: nn.Module  # that the hook is on
     window: Window
 
     @property
@@ -42,7 +44,7 @@ class IdleSite:
 
     @property
     def trained(self) -> bool:
-        """Whether anything was trained in the window."""
+        """Whether any site or the model was trained in the window."""
         return self.window.has("trained", "active")
 
     @property
@@ -60,7 +62,7 @@ class IdleSite:
         """Whether the layer was not called, rather than called without effect."""
         if not (self.enabled or self.hook.by_call):
             return False
-        only_evaluated = self.trained and self.owner.training and not self.counts.trained
+        only_evaluated = self.trained and self.module.training and not self.counts.trained
         return not self.counts.calls or only_evaluated
 
     @property
@@ -79,10 +81,7 @@ def find_idle(base: nn.Module, hooks: Iterable[SiteHook], window: Window) -> lis
     findings = []
     for hook in idle:
         fault = diagnose(hook, base, window)
-        if fault is None or fault.severity == Severity.NOTE:
-            continue
-        frozen_later = fault.kind == Kind.LOST and hook.site.active_calls
-        if not frozen_later:
+        if fault is not None and fault.severity != Severity.NOTE:
             findings.append(fault)
 
     never = [hook for hook in idle if not hook.site.active_calls]
@@ -112,7 +111,7 @@ def diagnose(hook: SiteHook, model: nn.Module, window: Window) -> Finding | None
 def _idle_parameter(hook: ParameterHook, site: IdleSite) -> Finding | None:
     """Find out why the gradient of a parameter was not regularized."""
     was_frozen = hook.site.frozen  # when the window began
-    if was_frozen or hook.is_frozen(site.owner):
+    if was_frozen or hook.is_frozen(site.module):
         return None
     if hook.site.regularizer.accumulates:
         return _no_update(site)
@@ -140,15 +139,15 @@ def _no_update(site: IdleSite) -> Finding | None:
 def _waits_for_update(site: IdleSite) -> bool:
     """Return whether the optimizer of the parameter has made no step in a window that is short.
 
-    A GradScaler has skipped the step, or gradients are accumulated over several windows. If another
-    optimizer makes the steps, the parameters change.
+    A GradScaler has skipped the step, or gradients are accumulated over several windows. Parameters
+    that changed show that an optimizer makes the steps which the attachment does not know.
     """
     hook: Any = site.hook
-    parameter = hook.held(site.owner)
+    parameter = hook.held(site.module)
     window = site.window
     unchanged = []  # for each optimizer of the parameter
-    for updated, is_unchanged in zip(window.updated, window.unchanged, strict=True):
-        if id(parameter) in updated:
+    for held, is_unchanged in zip(window.held, window.unchanged, strict=True):
+        if id(parameter) in held:
             unchanged.append(is_unchanged)
     if not unchanged or not all(unchanged):
         return False
@@ -161,12 +160,12 @@ def _waits_for_update(site: IdleSite) -> bool:
 def _others_updated(site: IdleSite) -> bool:
     """Return whether the optimizer of the parameter has updated other parameters."""
     window = site.window
-    if len(window.updated) > 1:
+    if len(window.held) > 1:
         return False  # it is unknown which of them has made a step
 
     hook: Any = site.hook
-    parameter = hook.held(site.owner)
-    return id(parameter) in window.updated[0] and window.had_update
+    parameter = hook.held(site.module)
+    return id(parameter) in window.held[0] and window.had_update
 
 
 def _idle_site(site: IdleSite) -> Finding | None:
@@ -192,13 +191,13 @@ def _what_is_missing(site: IdleSite) -> Message:
 
 
 def _frozen_layer(site: IdleSite) -> Cause | None:
-    if site.model.training and not site.owner.training:
+    if site.model.training and not site.module.training:
         return messages.FROZEN_LAYER
     return None
 
 
 def _not_called(site: IdleSite) -> Cause | None:
-    # compiled code does not count calls of layers in evaluation mode
+    # compiled code has no operation for a site that does not act in evaluation mode
     by_compiled_code = site.missed_training and site.hook.by_call and site.hook.run.compiled
     if not (site.misses_call or by_compiled_code):
         return None
@@ -224,6 +223,7 @@ def _not_while_training(site: IdleSite) -> Cause | None:
 
 
 def _raised(site: IdleSite) -> Cause | None:
+    # the causes before this one in `_CAUSES` do not hold
     return messages.RAISED if site.counts.trained else None
 
 

@@ -23,7 +23,7 @@ TRAINED, EVALUATED, ACTIVE, OFF, AFFECTED, TOTAL, EXPECTED, SIZE = range(8)
 WIDTH = 8
 MOST_RATES = WIDTH - FIRST_RATE
 LARGEST = 2
-"""The places at the end of a histogram of norms: the largest norm of all, and in the window."""
+"""How many places at the end of a histogram hold a largest norm: of all, and of the window."""
 _EDGES = 2**17  # above the edges of all maps
 
 

@@ -265,15 +265,15 @@ def drop_blocks(
         scale = keep_scale(p)
     elif normalize is None:
         scale = 1.0
-    elif applier.has_counts and eps <= 1:
+    elif applier.has_counts and eps <= 1:  # with at least one kept element, eps has no effect
         scale = None  # `applier` computes the factor from its counts
     elif normalize == "batch":
         scale = count_ratio(x.numel(), x.numel() - dropped, eps)
     else:
         drawn = applier.mask(drawn)
         applier = Mask(x.numel())
-        channels_of_mask = x.shape[1] // drawn.shape[1]
-        dropped_of_sample = drawn.flatten(1).sum(1) * channels_of_mask
+        channels_of_block = x.shape[1] // drawn.shape[1]  # more than 1 if they share a mask
+        dropped_of_sample = drawn.flatten(1).sum(1) * channels_of_block
         total = x[0].numel()
         scale = count_ratio(total, total - dropped_of_sample, eps)
         scale = scale.view(-1, *[1] * (x.ndim - 1))
@@ -354,7 +354,7 @@ def draw_blocks(
 
 def blocks_of(seeds: Tensor, block: Sequence[int], method: Method) -> Tensor:
     """Return the mask of the blocks that begin at these seeds; see `places_of`."""
-    if method != "across":  # a position at the border has fewer seeds
+    if method != "across":  # no block begins outside, so there are no seeds around the places
         borders: list[int] = []
         for edge in reversed(block):  # `pad` takes the last axis first
             borders += (edge - 1, edge - 1)

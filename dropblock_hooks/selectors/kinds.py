@@ -60,7 +60,7 @@ def parameters_in(module: nn.Module) -> dict[str, Any]:
     return {local: value for local, value in parameters_of(module).items() if value is not None}
 
 
-_OF_TENSORS = ("at", "index", "layout", "grid", "prefix_tokens")
+_OF_ACTIVATIONS = ("at", "index", "layout", "grid", "prefix_tokens")
 
 LAYER = TargetKind("", "layer", listing="layers(model)")
 PARAMETER = TargetKind(
@@ -68,14 +68,14 @@ PARAMETER = TargetKind(
     "parameter",
     parameters_in,
     of_parameters=True,
-    no_options=_OF_TENSORS,
+    no_options=_OF_ACTIVATIONS,
     listing="model.named_parameters()",
 )
 ATTRIBUTE = TargetKind(
     "attr",
     "attribute",
     rates_in,
-    no_options=_OF_TENSORS,
+    no_options=_OF_ACTIVATIONS,
     hint="a rate is a number in [0, 1] that a module holds as p, *drop* or *prob*",
 )
 KINDS = {kind.prefix: kind for kind in (LAYER, PARAMETER, ATTRIBUTE)}

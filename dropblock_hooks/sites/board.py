@@ -5,12 +5,12 @@ these tensors on the device of its layer:
 
 - cells: the host writes them, and compiled code reads them.
 - counts: a compiled forward adds to them.
-- gradients: a compiled backward adds to them. It can't save the counts, which a forward changes.
+- gradients: a compiled backward adds to them. They are not a part of the counts, because autograd
+  can't save a tensor for the backward that the next forward changes.
 - norms: a histogram of the norms before a bound, or of penalties. A compiled backward adds to it.
 
-The cells have four axes. The first axis is the mode, evaluation or training. The second axis has
-equal copies, and `sites.compiled.read` takes the smallest of them. The other axes are the rows of
-`functional.cells`.
+The cells have four axes: the mode (evaluation or training), equal copies, the five rows of
+`functional.cells`, and the numbers in a row. `sites.compiled.read` says why there are copies.
 
 The host changes these tensors through ``tensor.data``. Otherwise autograd would refuse a backward
 whose forward came before the change.
@@ -47,7 +47,7 @@ from ..observers.base import Compiled
 from ..observers.watchdog import Watchdog
 from .counter import HISTOGRAM_LENGTH
 
-COPIES = 8
+COPIES = 8  # of the cells; see `sites.compiled.read`
 _SHAPE = (2, COPIES, 5, WIDTH)
 
 
@@ -147,7 +147,7 @@ def _has_norms(site: Any) -> bool:
 
 
 def _rows(site: Any, training: bool) -> list[list[float]]:
-    """Return the rows of a site in one mode of its layer."""
+    """Return the rows of a site in one mode of its layer; see `functional.cells`."""
     on = site.acts(training)
     values = site.values
     if not on:
@@ -163,7 +163,7 @@ def _rows(site: Any, training: bool) -> list[list[float]]:
         gradient[ACTIVE] = 1.0
         elements[TOTAL] = 1.0
         changed[AFFECTED] = 1.0
-    elif on and (training or site.always):  # calls under always() in evaluation are not counted
+    elif on and (training or site.always):  # else the site acts only under `Attachment.always`
         called[ACTIVE] = 1.0
         elements[TOTAL] = 1.0
         elements[EXPECTED] = site.rate or 0.0
@@ -186,7 +186,7 @@ class Observed:
         batches: the sums over batches of a BatchNorm; None for other layers.
         sums: further tensors of `Observer.start_sums`, by name.
         watches: whether the observer is a `Watchdog`.
-        numbers: further arguments of its operators.
+        arguments: further arguments of its operators.
         sees_values: whether it measures activations, and not their gradients.
     """
 
@@ -195,7 +195,7 @@ class Observed:
     ) -> None:
         observer: Any = site.regularizer
         self.watches = isinstance(observer, Watchdog)
-        self.numbers = observer.compiled_numbers(site.bound.open)
+        self.arguments = observer.compiled_numbers(site.bound.open)
         self.sees_values = observer.sees_values
         self.alive: Tensor | None = None
         self.batches: Tensor | None = None
@@ -217,12 +217,12 @@ class Observed:
             for name, zeros in observer.start_sums(channels).items():
                 self.sums[name] = zeros.to(device, dtype)
 
-        self._numbers = [self.state]
+        self._states = [self.state]
         if self.gradients is not None:
-            self._numbers.append(self.gradients)
-        # for each of these tensors, the number of calls since one that statistics measure
-        self._turns = [0] * len(self._numbers)
-        _keep_addresses([*self._numbers, self.alive, self.batches, *self.sums.values()])
+            self._states.append(self.gradients)
+        # for each of these tensors, the number of calls since the last one that was measured
+        self._turns = [0] * len(self._states)
+        _keep_addresses([*self._states, self.alive, self.batches, *self.sums.values()])
         self.write()
 
     def fits(self, device: torch.device, channels: int, has_batches: bool) -> bool:
@@ -247,22 +247,22 @@ class Observed:
         self._on = on
         self._distance = distance
         with torch.inference_mode(False), torch.no_grad():
-            for numbers in self._numbers:
-                numbers.data[:2] = torch.tensor(on)
+            for state in self._states:
+                state.data[:2] = torch.tensor(on)
                 if self.watches:
-                    numbers.data[DISTANCE].fill_(distance)
+                    state.data[DISTANCE].fill_(distance)
 
     def pop_counts(self, place: int, times_of_step: int, before: int) -> Compiled | None:
         """Return the counts since the last call of this method, or None. This waits for the device.
 
         Args:
             place: the place of the layer in the order in which layers return.
-            times_of_step: the number of times in a forward and its backward.
-            before: the time at which these calls begin.
+            times_of_step: how much `Run.compiled_time` grows in a forward and its backward.
+            before: `Run.compiled_time` when these calls begin.
         """
         if self.state.device.type == "meta":
             return None
-        rows = [numbers.tolist() for numbers in self._numbers]
+        rows = [state.tolist() for state in self._states]
         empty_rows = [self._empty_row(row) for row in rows]
         if rows == empty_rows:
             return None
@@ -270,7 +270,7 @@ class Observed:
         values = self._sums(rows)
         turn = sum(self._turns)  # a site counts either its calls or its gradients
         if not self.watches:
-            values[CALLS] -= turn
+            values[CALLS] -= turn  # the last time, these calls were returned already
             self._turns = [round(row[CALLS]) for row in empty_rows]
 
         alive = None if self.alive is None else self.alive.clone()
@@ -285,10 +285,10 @@ class Observed:
         """Let statistics measure the next call. The counts were taken before."""
         if self.watches or not any(self._turns):
             return
-        self._turns = [0] * len(self._numbers)
+        self._turns = [0] * len(self._states)
         with torch.inference_mode(False), torch.no_grad():
-            for numbers in self._numbers:
-                numbers.data[CALLS].fill_(0.0)
+            for state in self._states:
+                state.data[CALLS].fill_(0.0)
 
     def _empty_row(self, row: list[float]) -> list[float]:
         """Return a row without counts, but with the switches and what decides the measured calls.
@@ -300,19 +300,19 @@ class Observed:
             for place in (TURN, DISTANCE):
                 empty[place] = row[place]
         else:
-            every, *_ = self.numbers
+            every, *_ = self.arguments
             empty[CALLS] = row[CALLS] % every
         return empty
 
     def _empty_tensors(self, rows: list[list[float]]) -> None:
         """Begin all counts anew."""
         with torch.inference_mode(False), torch.no_grad():
-            for numbers, row in zip(self._numbers, rows, strict=True):
-                numbers.data.copy_(torch.tensor(row, dtype=self.state.dtype))
+            for state, row in zip(self._states, rows, strict=True):
+                state.data.copy_(torch.tensor(row, dtype=self.state.dtype))
             _clear([self.alive, self.batches, *self.sums.values()])
 
     def _sums(self, rows: list[list[float]]) -> list[float]:
-        """Add the numbers of forwards and backwards. For a first time, take the smaller number.
+        """Add the numbers of forwards and backwards. Of two first times, take the earlier one.
 
         The plan of a `Watchdog` is taken from the forwards.
         """

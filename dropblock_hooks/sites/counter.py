@@ -442,7 +442,7 @@ class Counter:
         self._begin_largest()
 
     def set_counts(self, life: Snapshot, window: Snapshot) -> None:
-        """Set the totals and the open window to read or saved values."""
+        """Replace the totals and the open window, by those of a state or of a sum over ranks."""
         self.settle()  # these counts are replaced as well
         self._begun = life.plus(window, -1)
         self.closed = Snapshot()

@@ -85,8 +85,9 @@ class Site:
 
     @property
     def calls(self) -> int:
-        """Forward calls of the layer since attaching; in compiled code, only active calls.
+        """Forward calls of the layer since attaching.
 
+        Compiled code counts the calls in training mode, and others only if the site acts in them.
         The calls before a loaded state are included.
         """
         return self._live.calls

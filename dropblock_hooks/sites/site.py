@@ -300,7 +300,7 @@ class LiveSite:
 
     @property
     def calls(self) -> int:
-        """Forward calls of the layer since attaching; in compiled code, only active calls."""
+        """Forward calls of the layer since attaching; see `Site.calls`."""
         self.run.take_counts(self)
         return self.tally.evaluated + self.tally.trained
 

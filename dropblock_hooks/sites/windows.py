@@ -60,8 +60,8 @@ class Window:
         return {name for name in _COUNTS if any(getattr(each, name) for each in snapshots)}
 
     @cached_property
-    def updated(self) -> list[set[int]]:
-        """The parameters that each optimizer updates, by their identities."""
+    def held(self) -> list[set[int]]:
+        """The parameters that each optimizer holds, by their identities."""
         optimizers = [step.optimizer for step in self.optimizers]
         return [set() if each is None else updated_by(each) for each in optimizers]
 

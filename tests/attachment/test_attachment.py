@@ -371,7 +371,7 @@ def test_state_of_another_spec(net):
         "stop=0.2",
         "fc/Dropout: the state has none, the model has Dropout(p=0.1)",
         "layer1.1/Dropout2d: the state has Dropout2d(",
-        "To load only the sites that fit, pass strict=False",
+        "To load the sites whose keys are the same, pass strict=False",
     ):
         assert part in str(caught.value)
     assert other.epoch == 0

@@ -140,6 +140,19 @@ def test_a_parameter_that_left_its_module_is_an_error(regularizer):
         loss.backward()
 
 
+def test_a_parameter_that_is_gone_after_an_epoch_is_told():
+    model, x = nn.Linear(3, 2), torch.randn(4, 3)
+    attached = attach(model, {"param:weight": ClipGradNorm(1.0)})
+    model(x).sum().backward()
+    attached.step(1)
+    weight = model.weight.detach()
+    del model.weight
+    model.weight = weight
+    model(x).sum().backward()
+    with pytest.warns(UserWarning, match="no longer has the parameter 'weight'. Call attach"):
+        attached.step(2)
+
+
 def test_statistics_of_a_parameter_that_is_gone_are_empty():
     model = pruned()
     attached = attach(model, {"param:0.weight_orig": WeightStats()})
