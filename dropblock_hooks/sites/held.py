@@ -311,8 +311,9 @@ class ParameterHook(SiteHook):
         if self.site.regularizer.anchored:
             self.site.anchor = parameter.detach().clone()
             self.site.anchored_at = address_of(parameter), parameter._version
-        needs_hook = not self.site.accumulates and not self._holds_copy(module)
-        if needs_hook and parameter.requires_grad:
+        # an observer of a gathered parameter meets a copy, which the module has for one forward
+        is_copy = self.site.watch is not None and is_gathered(module)
+        if parameter.requires_grad and not (self.site.accumulates or is_copy):
             self._hook(parameter, module)
 
     def restore(self, module: nn.Module) -> None:
@@ -359,7 +360,7 @@ class ParameterHook(SiteHook):
         """Return whether this site gets the gradient of the parameter that a module holds now."""
         if self.site.accumulates:  # the step of the optimizer has a hook
             return not self.lost(module)
-        if self._holds_copy(module):
+        if self.site.watch is not None and is_gathered(module):  # a copy for this forward
             return not self.lost(module)
         parameter = self.held(module)
         is_ordinary = type(parameter) is nn.Parameter  # a fast test, for this runs in each forward
@@ -374,10 +375,6 @@ class ParameterHook(SiteHook):
                 has_same_tensor = tensor_hook.impl == address_of(parameter)
                 return tensor_hook.owner() is module and has_same_tensor
         return False
-
-    def _holds_copy(self, module: nn.Module) -> bool:
-        """Return whether an observer meets a copy, which the module has for one forward."""
-        return self.site.watch is not None and is_gathered(module)
 
     def call_of(self, args: tuple[Any, ...], rest: tuple[Any, ...]) -> Call:
         return Call(args)

@@ -14,10 +14,10 @@ from dropblock_hooks import (
     DropBlock2d,
     Dropout,
     GradNoise,
+    SiteError,
     WeightStats,
     attach,
 )
-from dropblock_hooks.sites.site import SiteError
 
 
 def net():
