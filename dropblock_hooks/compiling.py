@@ -36,12 +36,13 @@ def new_handle(owner: Any) -> Tensor:
     """Return a 0-dim int64 tensor on the CPU that stands for `owner` while `owner` lives."""
     number = next(_numbers)
     _owners[number] = owner
+    outside: AbstractContextManager[Any] = nullcontext()
     if torch.is_inference_mode_enabled():
         # some operators declare that they change the handle, so that no call is left out or moved;
         # torch refuses this for inference tensors
-        with torch.inference_mode(False):
-            return torch.tensor(number, device="cpu")
-    return torch.tensor(number, device="cpu")
+        outside = torch.inference_mode(False)
+    with outside:
+        return torch.tensor(number, device="cpu")
 
 
 def owner_of(handle: Tensor | float) -> Any:

@@ -438,7 +438,8 @@ def install(
     try:
         for module, hook in installed:
             hook.install(module)
-        # observers note the parameters at the start of the first window, and all processes attach
+        # observers note the parameters at the start of the first window; all processes attach, so
+        # sharded parameters can be gathered
         attachment._read_layers(together=True)
         _watch_maps(base, placements, run)
         hooks = [hook for _, hook in installed]

@@ -139,8 +139,8 @@ def _no_update(site: IdleSite) -> Finding | None:
 def _waits_for_update(site: IdleSite) -> bool:
     """Return whether the optimizer of the parameter has made no step in a window that is short.
 
-    A GradScaler has skipped the step, or gradients are accumulated over several windows. Parameters
-    that changed show that an optimizer makes the steps which the attachment does not know.
+    A GradScaler has skipped the step, or gradients are accumulated over several windows. If the
+    parameters have changed, an optimizer that the attachment does not know makes the steps.
     """
     hook: Any = site.hook
     parameter = hook.held(site.module)

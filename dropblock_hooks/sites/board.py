@@ -186,7 +186,7 @@ class Observed:
         batches: the sums over batches of a BatchNorm; None for other layers.
         sums: further tensors of `Observer.start_sums`, by name.
         watches: whether the observer is a `Watchdog`.
-        arguments: further arguments of its operators.
+        constants: further arguments of its operators, which are constants of a graph.
         sees_values: whether it measures activations, and not their gradients.
     """
 
@@ -195,7 +195,7 @@ class Observed:
     ) -> None:
         observer: Any = site.regularizer
         self.watches = isinstance(observer, Watchdog)
-        self.arguments = observer.compiled_numbers(site.bound.open)
+        self.constants = observer.compiled_numbers(site.bound.open)
         self.sees_values = observer.sees_values
         self.alive: Tensor | None = None
         self.batches: Tensor | None = None
@@ -300,7 +300,7 @@ class Observed:
             for place in (TURN, DISTANCE):
                 empty[place] = row[place]
         else:
-            every, *_ = self.arguments
+            every, *_ = self.constants
             empty[CALLS] = row[CALLS] % every
         return empty
 

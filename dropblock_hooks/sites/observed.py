@@ -53,7 +53,7 @@ def observe(
     observed: Any = site.observed
     scale = _scale_on(site, x.device) if site.scaled else None
     if observed.watches:
-        bounds = observed.arguments
+        bounds = observed.constants
         watched: list[Tensor] = watch(
             tensors,
             arguments,
@@ -68,7 +68,7 @@ def observe(
         )
         return watched
 
-    every, first, last = observed.arguments
+    every, first, last = observed.constants
     sums = observed.sums
     measured: list[Tensor] = measure(
         tensors,

@@ -88,6 +88,11 @@ def spec_of_part(part):
     return dict(zip(layers, cases, strict=False))
 
 
+SPECS = {case: {LAYERS: CASES[case]} for case in SOON}
+SPECS |= {f"part {part}": spec_of_part(part) for part in range(PARTS)}
+each_spec = pytest.mark.parametrize("name", rest_slow(SPECS, SOON))
+
+
 class Net(nn.Module):
     """Two blocks of a convolution, a norm and an activation."""
 
@@ -145,10 +150,9 @@ def check_that_a_warm_step_calls_no_python(model, spec, backend):
     assert not calls_of_the_package(lambda: inside(images()).square().mean().backward())
 
 
-@pytest.mark.parametrize("backend", ["aot_eager"])
 @pytest.mark.parametrize("case", rest_slow(CASES, SOON))
-def test_a_warm_step_calls_no_python(case, backend):
-    check_that_a_warm_step_calls_no_python(Net(), {LAYERS: CASES[case]}, backend)
+def test_a_warm_step_calls_no_python(case):
+    check_that_a_warm_step_calls_no_python(Net(), {LAYERS: CASES[case]}, "aot_eager")
 
 
 @pytest.mark.slow
@@ -205,21 +209,11 @@ def graphs_of(model, x):
     return graphs
 
 
-@pytest.mark.parametrize("case", SOON)
-def test_on_another_device_no_tensor_is_on_the_cpu(case):
-    check_that_no_tensor_is_on_the_cpu({LAYERS: CASES[case]})
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("part", range(PARTS))
-def test_on_another_device_no_tensor_of_any_case_is_on_the_cpu(part):
-    check_that_no_tensor_is_on_the_cpu(spec_of_part(part))
-
-
-def check_that_no_tensor_is_on_the_cpu(spec):
+@each_spec
+def test_on_another_device_no_tensor_is_on_the_cpu(name):
     with torch.device("meta"):
         model, x = Net(), images("meta")
-    attach(model, spec)
+    attach(model, SPECS[name])
     graphs = graphs_of(model, x)
     assert len(graphs) == 2
     for graph, _ in graphs:
@@ -229,20 +223,10 @@ def check_that_no_tensor_is_on_the_cpu(spec):
                 assert not isinstance(each, torch.Tensor) or each.device.type == "meta", node
 
 
-@pytest.mark.parametrize("case", SOON)
-def test_only_tensors_that_stay_in_place_are_changed(case):
-    check_that_only_tensors_that_stay_in_place_are_changed({LAYERS: CASES[case]})
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("part", range(PARTS))
-def test_only_tensors_of_any_case_that_stay_in_place_are_changed(part):
-    check_that_only_tensors_that_stay_in_place_are_changed(spec_of_part(part))
-
-
-def check_that_only_tensors_that_stay_in_place_are_changed(spec):
+@each_spec
+def test_only_tensors_that_stay_in_place_are_changed(name):
     model = Net()
-    attached = attach(model, spec)
+    attached = attach(model, SPECS[name])
     static = []
 
     def backend(graph, inputs):
@@ -368,8 +352,8 @@ def test_a_step_between_forward_and_backward_of_a_gradient():
 
 
 def test_a_model_that_moves_takes_its_counts_along():
-    model = Net().blocks[0]
-    attached = attach(model, {"2": Dropout(0.5)})
+    model = Net()
+    attached = attach(model, {"blocks.0.2": Dropout(0.5)})
     torch._dynamo.reset()
     call = torch.compile(model, backend="aot_eager")
     call(images()).sum().backward()
@@ -386,8 +370,8 @@ def test_a_model_that_moves_takes_its_counts_along():
 
 
 def test_a_copy_between_forward_and_backward():
-    model = Net().blocks[0]
-    attached = attach(model, {"2": [Dropout(0.5), ClampGrad(-1e-3, 1e-3)]})
+    model = Net()
+    attached = attach(model, {"blocks.0.2": [Dropout(0.5), ClampGrad(-1e-3, 1e-3)]})
     torch._dynamo.reset()
     call = torch.compile(model, backend="aot_eager", fullgraph=True)
     y = call(images()).sum()

@@ -586,6 +586,11 @@ class Gate:
     every: int = 1
     planned: bool = False
 
+    @classmethod
+    def unread(cls, tensor: Tensor) -> "Gate":
+        """Return what a kernel is given, and does not read, if a call has no gate."""
+        return cls(tensor, training=False, counts=False, calls=0)
+
 
 class _Steps(NamedTuple):
     """How several programs read a tensor as one unit of a `UnitLayout`.
@@ -656,8 +661,7 @@ def measure(
     parts = torch.empty(rows * _PARTS, dtype=torch.float64, device=x.device)
     counts = torch.empty(rows * width, dtype=torch.int32, device=x.device)
 
-    # without a gate, the kernels read none of its numbers
-    passed = gate or Gate(sums, training=False, counts=False, calls=0)
+    passed = gate or Gate.unread(sums)
     on_device = isinstance(scale, Tensor)
     launch.start(
         _measure_kernel,
@@ -726,8 +730,7 @@ def alive(x: Tensor, flags: Tensor, zero: float, gate: Gate | None = None) -> No
         read = units_of(tuple(x.shape), x.stride(), 1)
         assert read is not None  # a contiguous tensor has three axes
 
-    # without a gate, the kernel reads none of its numbers
-    passed = gate or Gate(flags, training=False, counts=False, calls=0)
+    passed = gate or Gate.unread(flags)
     launch.start(
         _alive_kernel,
         launch.parts(read.units, read.together) * read.splits if x.numel() else 0,
@@ -771,8 +774,7 @@ def largest_of_call(
     roles = [*((x, _OUTPUT) for x in outputs), *((x, _GIVEN) for x in given[:1])]
     roles += [(x, _MASK) for x in given[1:]]
     parts = [(*_one_unit(x), role) for x, role in roles if x.numel()]
-    # without a gate, the kernel reads none of its numbers
-    passed = gate or Gate(numbers, training=False, counts=False, calls=0)
+    passed = gate or Gate.unread(numbers)
     for first in range(0, len(parts), 2):
         pair = parts[first : first + 2]
         x, of_x, role_of_x = pair[0]
