@@ -105,6 +105,7 @@ def test_the_rates_of_early_and_late_dropout_are_those_of_the_paper(tmp_path, mo
     assert [late_depth(epoch) for epoch in (0, 49, 50, 299)] == [0.0, 0.0, 0.4, 0.4]
 
 
+@pytest.mark.slow
 def test_gradual_unfreezing_moves_one_layer_more_in_each_epoch(tmp_path, monkeypatch):
     found = run(FOLDER / "gradual_unfreezing.py", tmp_path, monkeypatch, epochs=2)
     moved = [[update > 0 for update in updates] for updates in found["updates"]]

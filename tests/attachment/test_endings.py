@@ -29,6 +29,7 @@ from dropblock_hooks import (
     attachments,
     sample,
 )
+from tests.cases import rest_slow
 
 X = torch.ones(2, 3, 8, 8)
 BATCHES = 10
@@ -117,7 +118,7 @@ def test_the_first_layer_of_a_rate_that_rises_with_depth_may_have_0():
     attached.remove()
 
 
-@pytest.mark.parametrize("mode", ["eager", "compiled"])
+@pytest.mark.parametrize("mode", rest_slow(["eager", "compiled"]))
 def test_without_a_step_it_is_told_at_the_end(mode):
     torch._dynamo.reset()
     model = model_of()
@@ -252,6 +253,7 @@ def test_it_is_told_when_the_process_ends():
     assert errors.count("HookWarning:") == 3
 
 
+@pytest.mark.slow
 def test_an_error_may_have_interrupted_the_last_epoch():
     errors = warnings_at_the_end(f"{CODE}\nraise KeyboardInterrupt")
     assert errors.count(LAST_EPOCH) == 0

@@ -19,6 +19,7 @@ from dropblock_hooks import (
     attachments,
     register,
 )
+from tests.cases import rest_slow
 
 
 class Clip:
@@ -159,7 +160,7 @@ def stored(state):
     return torch.load(file, weights_only=True)
 
 
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("compiled", rest_slow([False, True]), ids=["eager", "compiled"])
 @pytest.mark.parametrize("when", ["backward", "accumulated"])
 def test_a_resumed_training_is_the_uninterrupted_one(when, compiled):
     torch._dynamo.reset()

@@ -429,6 +429,7 @@ attached.step(0)
 """
 
 
+@pytest.mark.slow
 def test_a_forgotten_step_is_told_at_the_end_of_the_process():
     code = [sys.executable, "-c", FORGOTTEN_AND_STEPPED]
     done = subprocess.run(code, capture_output=True, text=True, check=True)

@@ -71,13 +71,13 @@ def check(model, x, mode):
 MODES = ["eager", "no_grad", "compiled"]
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", rest_slow(MODES, 2))
 @pytest.mark.parametrize("name", rest_slow(NETWORKS, 5))
 def test_networks_of_tutorials(name, mode):
     check(NETWORKS[name](), torch.randn(4, 3, 32, 32), mode)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", rest_slow(MODES, 2))
 @pytest.mark.parametrize("name", rest_slow(SIZES, ["squeezenet1_1"]))
 def test_networks_of_torchvision(name, mode):
     models = pytest.importorskip("torchvision", reason="the networks are torchvision's").models

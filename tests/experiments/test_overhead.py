@@ -367,6 +367,7 @@ def test_clipped_training_steps_run():
             assert bounded[name] <= 1.01
 
 
+@pytest.mark.slow
 def test_compiled_training_steps_are_made_in_processes_of_their_own():
     work = resnet.compiled_steps(TINY, "eager", {"backend": "eager"})
     assert set(work.apart) == set(work.variants)

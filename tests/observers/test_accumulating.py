@@ -118,7 +118,7 @@ FAULTS = {  # the model, the optimizer, its options, and options of the training
 }
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", rest_slow(FAULTS, 6))
 def test_gradients_that_are_never_cleared_are_named(name):
     make, optimizer, options, places = FAULTS[name]
     model = make()
@@ -208,7 +208,7 @@ HEALTHY = {
 
 
 @pytest.mark.parametrize("fused", rest_slow([False, True]))
-@pytest.mark.parametrize("name", HEALTHY)
+@pytest.mark.parametrize("name", rest_slow(HEALTHY, 9))
 def test_gradients_that_are_cleared_are_no_fault(name, fused):
     make, zero, places = HEALTHY[name]
     model = make()
@@ -251,7 +251,7 @@ def test_a_long_accumulation_with_written_weights_is_no_fault(zero):
     assert not train(model, SGD(model.parameters(), lr=1e-3), zero, accumulate=20, steps=120)
 
 
-@pytest.mark.parametrize("zero", [to_none, in_place])
+@pytest.mark.parametrize("zero", rest_slow([to_none, in_place]))
 @pytest.mark.parametrize("watched", ["generator", "critic"])
 def test_optimizers_of_a_gan_are_no_fault(watched, zero):
     """The step of the generator adds to gradients of the critic that its update has used."""

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from dropblock_hooks import watch
+from tests.cases import rest_slow
 from tests.observers.faulty import Code
 
 MASK = torch.tensor([False, False, True, False])
@@ -40,13 +41,13 @@ def train(model, compiled=False, steps=12, loss=nn.functional.cross_entropy):
     return found
 
 
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("compiled", rest_slow([False, True]), ids=["eager", "compiled"])
 def test_masked_logits_are_no_fault(compiled):
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), Policy())
     assert train(model, compiled) == []
 
 
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("compiled", rest_slow([False, True]), ids=["eager", "compiled"])
 def test_nan_of_another_layer_is_not_blamed_on_the_mask(compiled):
     model = nn.Sequential(
         Policy(), nn.Softmax(-1), nn.Linear(4, 8), Code(lambda x: (x - x.max()).sqrt()), Policy()
@@ -69,7 +70,7 @@ def test_minus_inf_is_named_where_the_backward_is_not_finite():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("compiled", rest_slow([False, True]), ids=["eager", "compiled"])
 def test_a_large_number_is_finite_although_its_square_overflows(compiled, dtype):
     largest = torch.finfo(dtype).max
     with_largest = Code(lambda x: x.masked_fill(x > 0, largest))

@@ -48,7 +48,7 @@ def named(model, compiled, in_gradient, attached):
 
 
 @pytest.mark.parametrize("in_gradient", [False, True], ids=["forward", "backward"])
-@pytest.mark.parametrize("order", rest_slow(ORDERS.values(), 2), ids=ORDERS)
+@pytest.mark.parametrize("order", rest_slow(ORDERS.values()), ids=ORDERS)
 def test_eager_and_compiled_code_name_the_same_layer(order, in_gradient):
     names = []
     for compiled in (False, True):

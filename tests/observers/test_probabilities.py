@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from dropblock_hooks import watch
+from tests.cases import rest_slow
 
 
 class Classifier(nn.Module):
@@ -38,7 +39,7 @@ def found(inside, compiled):
     return [(finding.kind.value, finding.layer) for finding in findings]
 
 
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("compiled", rest_slow([False, True]), ids=["eager", "compiled"])
 def test_a_classifier_may_be_sure(compiled):
     assert found(inside=False, compiled=compiled) == []
 

@@ -73,7 +73,7 @@ def ratios(attached):
     return [row.observed.residual for row in attached.report()]
 
 
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("compiled", rest_slow([False, True]), ids=["eager", "compiled"])
 @pytest.mark.parametrize("make", rest_slow([resnet, vit]))
 def test_models_of_timm(make, compiled):
     model, spec, names = make()

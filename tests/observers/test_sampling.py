@@ -433,6 +433,7 @@ def test_compiled_code_measures_some_forwards_and_tells_between_which_nan_came()
     attached.remove()
 
 
+@pytest.mark.slow
 def test_compiled_code_tells_of_nan_after_the_last_measured_forward():
     torch._dynamo.reset()
     model, found = Spoiled(), []
@@ -654,7 +655,7 @@ RARE = ["without_gradients", "evaluate_always", "pause", "part", "read", "report
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of the misuse that some orders are
 @pytest.mark.parametrize("reentrant", rest_slow([False, True]))
-@pytest.mark.parametrize("active", ["train", "always"])
+@pytest.mark.parametrize("active", rest_slow(["train", "always"]))
 def test_a_call_that_is_only_counted_makes_no_difference(active, reentrant, monkeypatch):
     generator = random.Random(f"{active} {reentrant}")
     for _ in range(4):

@@ -67,6 +67,7 @@ def pictures():
     yield "overlay", plots.overlay(x[0, 0], x[0])
 
 
+@pytest.mark.slow
 def test_fonts_and_colors_are_those_of_the_users_style():
     names = "text.color", "axes.labelcolor", "xtick.color", "ytick.color"
     with matplotlib.rc_context({"font.size": 10}):

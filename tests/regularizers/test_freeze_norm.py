@@ -19,6 +19,7 @@ from dropblock_hooks import (
     attach,
     attachments,
 )
+from tests.cases import rest_slow
 from tests.pair import one_process
 from tests.sites.test_graph import calls_of_the_package
 
@@ -335,7 +336,9 @@ def test_distributed_data_parallel(parameters):
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("parameters", [False, True], ids=["statistics", "and parameters"])
+@pytest.mark.parametrize(
+    "parameters", rest_slow([False, True]), ids=["statistics", "and parameters"]
+)
 def test_compiled(parameters, backend):
     """Two training graphs, without and with frozen norms, and no Python in a warm step."""
     ours, theirs = make(), make()

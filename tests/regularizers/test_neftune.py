@@ -20,6 +20,7 @@ from dropblock_hooks import (
     functional,
     presets,
 )
+from tests.cases import rest_slow
 from tests.pair import one_process
 from tests.sites.test_graph import calls_of_the_package
 
@@ -168,7 +169,7 @@ def test_stacks(stack, use_reentrant):
         torch.testing.assert_close(results[0][name], gradient, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("dynamic", rest_slow([False, True]), ids=["static", "dynamic"])
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_compiled(backend, dynamic):
     net = make()

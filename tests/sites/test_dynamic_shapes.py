@@ -56,7 +56,7 @@ def gradients(model, call):
 
 
 @not_in_dynamo_of_2_9("a backward with symbolic sizes in an autograd.Function")
-@pytest.mark.parametrize("spec", rest_slow(ON_GRADIENTS, 2), ids=repr)
+@pytest.mark.parametrize("spec", rest_slow(ON_GRADIENTS), ids=repr)
 def test_gradients_are_those_of_eager_mode(spec):
     eager = net()
     attach(eager, spec)

@@ -16,6 +16,7 @@ from dropblock_hooks import (
     attach,
     plan,
 )
+from tests.cases import rest_slow
 
 X = torch.linspace(-1, 1, 64).reshape(8, 8)
 GROUP = {"param:**": ClipGradNorm(0.1, group=True)}
@@ -81,7 +82,7 @@ def unfreezing_is_compiled():
 
 
 @pytest.mark.parametrize("mode", ["eager", "compiled"])
-@pytest.mark.parametrize("stepped", [True, False], ids=["stepped", "not stepped"])
+@pytest.mark.parametrize("stepped", rest_slow([True, False]), ids=["stepped", "not stepped"])
 def test_a_parameter_that_is_unfrozen_is_regularized(mode, stepped):
     torch._dynamo.reset()
     if mode == "compiled" and not unfreezing_is_compiled():

@@ -351,6 +351,7 @@ def test_a_step_between_forward_and_backward_of_a_gradient():
         assert x.grad.tolist() == [wanted] * 3
 
 
+@pytest.mark.slow
 def test_a_model_that_moves_takes_its_counts_along():
     model = Net()
     attached = attach(model, {"blocks.0.2": Dropout(0.5)})
@@ -369,6 +370,7 @@ def test_a_model_that_moves_takes_its_counts_along():
     assert site.calls == 2
 
 
+@pytest.mark.slow
 def test_a_copy_between_forward_and_backward():
     model = Net()
     attached = attach(model, {"blocks.0.2": [Dropout(0.5), ClampGrad(-1e-3, 1e-3)]})
@@ -385,6 +387,7 @@ def test_a_copy_between_forward_and_backward():
     assert [(s.calls, s.active_calls) for s in of_copy.sites] == [(2, 2), (2, 1)]
 
 
+@pytest.mark.slow
 def test_two_attachments_on_one_model():
     model = Net()
     first = attach(model, {"blocks.0.2": Dropout(LinearSchedule(0.0, 0.5, epochs=2))})
@@ -482,6 +485,7 @@ def test_stochastic_depth_at_rate_zero_is_the_block_to_the_bit():
     torch.testing.assert_close(y[~dropped], (x + (block[0](x) - x) * 2)[~dropped])
 
 
+@pytest.mark.slow
 def test_a_watchdog_looks_where_the_hook_of_the_model_is_compiled():
     """Then its clock is a hook of a parameter, which calls no Python unless it is due."""
     model = Net()

@@ -215,6 +215,7 @@ def test_a_regularizer_may_read_an_input_of_integers():
     assert used.tolist() == [3, 5]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("regularizer", [Turns(), Foreign(nn.Dropout, p=0.2)], ids=repr)
 def test_inductor_may_choose_another_format_for_the_gradient(regularizer):
     torch._dynamo.reset()
