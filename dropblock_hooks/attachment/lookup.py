@@ -1,4 +1,6 @@
-"""Finds sites of an attachment by key, selector or class; their rates, captures and bounds.
+"""Finds sites of an attachment by key, selector or class. Returns their rates and captures.
+
+`suggestions` proposes bounds for gradients.
 
 The methods of `Attachment` call these functions: `Attachment.select`, `Attachment.set`,
 `Attachment.captured`, `Attachment.suggest` and, for the rates at a time, `Attachment.step`.
@@ -63,7 +65,7 @@ def find(which: Which, base: nn.Module, sites: Sequence[LiveSite]) -> tuple[Live
     """Find all sites of a key, a selector or a class, in model order.
 
     Raises:
-        KeyError: if there is no such site; with the reason.
+        KeyError: if there is no such site. The message has the reason.
         TypeError: if `which` has another type.
     """
     by_key = {site.key: site for site in sites}
@@ -96,7 +98,7 @@ def _no_site(which: Which, reason: str, keys: Sequence[str]) -> KeyError:
 
 
 def _matched_names(selector: str | Select, index: Index) -> tuple[set[str], str]:
-    """Match a selector. Return the names, and the reason if no site is on them."""
+    """Return the names that a selector matches, and the text of an error if no site has them."""
     try:
         names = {target.name for target in match(selector, index)}
     except NoMatchError as error:
@@ -185,10 +187,10 @@ class Suggestion:
     field: str  # the name of the rate, such as "max_norm" or "clip_factor"
     bound: float  # the present bound
     changed: float | None  # the share of the values that the bound changed in the last window
-    proposed: float | None  # the bound that the wanted share exceeds; None if there is a reason
+    proposed: float | None  # the bound that the wanted share exceeds; None with a `reason`
     seen: int  # the number of norms; for ClampGrad, of gradients
     over: str  # "window", or "life" if the last window has no norms
-    call: str  # the call that sets the bounds of the site or its group; "" if there is a reason
+    call: str  # the call that sets the bounds of the site or its group; "" with a `reason`
     reason: str  # why nothing is proposed, or ""
 
 
@@ -213,7 +215,7 @@ def suggestions(sites: Sequence[LiveSite], share: float) -> Table[Suggestion]:
     selectors = {site.key: site.selector for site in sites}
 
     def entry(row: Suggestion) -> str:
-        """Return what the lines have in common that the table joins to one."""
+        """Return the selector and the end of the key, by which the table joins equal lines."""
         return f"{selectors[row.site]}/{row.site.rpartition('/')[2]}"
 
     title = f"bounds that would have clipped {100 * share:.4g} % of the measured gradients"
@@ -241,7 +243,7 @@ def _suggested(site: LiveSite, share: float) -> Iterator[Suggestion]:
 
     rounded = float(f"{bound or 0.0:.4g}")
     proposals = {}
-    for name, sign in site.regularizer.bounds.items():
+    for name, sign in site.regularizer.bounds.items():  # the sign of a lower bound is -1
         if name in site.values:
             proposals[name] = sign * rounded
     arguments = ", ".join(f"{name}={value!r}" for name, value in proposals.items())
@@ -268,13 +270,14 @@ def _members(site: LiveSite) -> str:
     if not getattr(site.regularizer, "group", False):
         return repr(site.key)
 
+    # the sites of the same regularizer in the same entry
     members = [other for other in site.run.sites if other.position == site.position]
     names = {member.name for member in members}
     on_their_layers = [other for other in site.run.sites if other.name in names]
     of_their_class = [
         other for other in site.run.sites if isinstance(other.regularizer, type(site.regularizer))
     ]
-    # `set` with the selector also changes other sites on these layers, so there must be none
+    # `set` changes all sites of a selector or a class, so there must be no others
     if len(on_their_layers) == len(members):
         return site.selector if site.selector.startswith("Select(") else repr(site.selector)
     if len(of_their_class) == len(members):

@@ -51,8 +51,8 @@ class Facts:
         batched: the number of axes of a batch, if the layer also takes a single sample; else 0.
         samples_second: the class of a layer of the model with ``batch_first=False``, or ``""``.
         prefixes: the possible numbers of class and register tokens.
-        around: the place of the channels in the nearest layers before and after; ``""`` if these
-            differ.
+        around: the place of the channels in the nearest layers before and after whose types show
+            it; ``""`` if these differ.
         first_widths: the numbers of channels of all layers of the model with channels first.
         last_widths: the numbers of channels of all layers of the model with channels last.
         reorders: whether a layer of the model may move axes.
@@ -75,7 +75,7 @@ class Facts:
 
 
 class _Surroundings:
-    """Facts of the whole model about a layer whose type does not show the place of its channels.
+    """Facts of the whole model, for layers whose type does not show the place of their channels.
 
     Attributes:
         first_widths: the numbers of channels of layers with channels first.
@@ -116,12 +116,14 @@ class ModelFacts:
         self._all_modules = modules
         self._targets = index.modules
         self._stages = stage_channels(index)
-        self._inner: dict[nn.Module, tuple[str, tuple[int, ...]]] = {}  # layers share ancestors
+        # the results of `_inside`, kept because layers share ancestors
+        self._inner: dict[nn.Module, tuple[str, tuple[int, ...]]] = {}
 
         self._samples_second = _first_with_samples_second(modules)
         self._prefixes = tuple(sorted({0, *map(_prefix, modules)}))
         norms = [module for module in modules if _NORM_LAST.search(type(module).__name__)]
-        # a LayerNorm2d has its channels first; the types of copies of RMSNorm show nothing
+        # A LayerNorm2d has its channels first. All other norms count as channels last,
+        # also copies of RMSNorm, whose types do not show the place of the channels.
         self._norms_last = any(_side_by_type(norm) != FIRST for norm in norms)
 
     @cached_property

@@ -63,6 +63,7 @@ class CAM(_Maps):
     layer: str = ""
 
     def _replace(self, **changes: Any) -> "CAM":
+        # `layer` is no field of the tuple, so a new tuple would lose it
         cam = super()._replace(**changes)
         cam.layer = self.layer
         return cam
@@ -102,8 +103,9 @@ def gradcam(
         x: a batch of images (N, C, H, W), or a tuple of arguments or a mapping of keywords. The
             maps have the size of the first tensor with 4 axes.
         layer: a selector of a single layer, whose last call counts. None takes the last feature
-            stage that works, or else the last layer. If the head reads only the class token, no
-            score depends on the map behind the last block. Then None takes the first norm in it.
+            stage or, if it does not work, the last called layer that works. If the head reads only
+            the class token, no score depends on the map behind the last block. Then None takes the
+            first norm in this block.
         target: a class, or a class for each image. None takes the class with the largest output.
             The output, or its ``logits`` or ``out``, must be (images, classes). A function takes
             the output and returns a score for each image, or their sum.
@@ -202,6 +204,7 @@ def _first_map(
         except SiteError as error:
             errors.append(error)
 
+    # the error of the best layer
     why = errors[0] if errors else "none gives a map, which Grad-CAM needs"
     raise ValueError(f"no layer fits, of {len(errors)} tried; name one by layer=. {why}")
 
@@ -251,8 +254,8 @@ def default_layers(layers: Index, forward: Callable[[], Any], index: Key = None)
     candidates += [name for name in reversed(shapes) if _may_have_features(layers, name)]
     names = _with_norms(layers, candidates, shapes)
 
-    returned = _batch_and_channels_of_maps(output)
-    names.sort(key=lambda name: shapes[name][:2] in returned)
+    sizes_of_output = _batch_and_channels_of_maps(output)
+    names.sort(key=lambda name: shapes[name][:2] in sizes_of_output)  # False comes first
     without_repeats = list(dict.fromkeys(names))
 
     elements: dict[str, Key] = {}
@@ -267,6 +270,7 @@ def _shapes_by_call(index: Index, calls: Mapping[str, LayerCalls]) -> dict[str, 
 
     Of a tuple, it is the shape of the first element.
     """
+    # a shared layer is in the index by several names, and only its first name is taken
     names = [name for name, target in index.modules.items() if name and name == target.name]
     names.sort(key=lambda name: calls[name].order)
 
@@ -281,7 +285,10 @@ def _shapes_by_call(index: Index, calls: Mapping[str, LayerCalls]) -> dict[str, 
 def _with_norms(
     index: Index, candidates: list[str], shapes: Mapping[str, tuple[int, ...]]
 ) -> list[str]:
-    """Return the candidates with places. The norms of its last block follow a layer of tokens."""
+    """Return the candidates that are in `shapes`, with norms after each layer that is no map.
+
+    These are the norms of its last block.
+    """
     of_tokens = [name for name, shape in shapes.items() if len(shape) == 3]
     norms = [name for name in of_tokens if "Norm" in _class_name(index, name)]
 
@@ -372,7 +379,7 @@ def _classes(logits: Tensor, target: Any) -> Tensor:
     try:
         classes = torch.as_tensor(target, device=logits.device)
     except (TypeError, ValueError, RuntimeError):  # the target has no numbers
-        classes = logits  # floats are refused below
+        classes = logits  # any tensor of floats, because floats are refused below
     are_integers = not classes.is_floating_point() and classes.dtype is not torch.bool
     fits = are_integers and classes.shape in ((), (images,))
     if not fits or bool(((classes < 0) | (classes >= number_of_classes)).any()):
@@ -397,6 +404,7 @@ def features(site: LiveSite, images: int) -> tuple[Tensor, Tensor]:
             "detach() or no_grad()"
         )
 
+    # if the forward could not read the axes, `view_of` raises the error
     view = site.reader.last or site.view_of(last.value)
     wide = torch.promote_types(last.value.dtype, torch.float32)
     x = view.to_maps(last.value.detach()).to(wide)

@@ -20,13 +20,18 @@ from ..sites.processes import gathered, world_size
 from ..sites.run import Run
 from ..sites.site import LiveSite
 
+_comparisons = itertools.count()  # the numbers that tell the seeds of attachments apart
+
 
 def findings_of_all_ranks(
     run: Run,
     sites: Sequence[LiveSite],
     local: Sequence[Finding],
 ) -> list[Finding]:
-    """Return the faults of all ranks and their differences. Every rank gets the same list."""
+    """Return the findings of all ranks, and those about differences between ranks.
+
+    Every rank gets the same list.
+    """
     settings = {site.key: repr(site.regularizer) for site in sites}
     pause = "" if run.enabled else ", paused"
     settings[""] = f"epoch {run.epoch:g}{pause}"
@@ -83,13 +88,14 @@ def tell_equal_seeds(run: Run, sites: Sequence[LiveSite]) -> None:
     if not any(site.draws for site in sites):
         return
     store = store_of_processes()
-    if store is None:
+    if store is None:  # then no later step can compare the seeds, either
         run.seeds_compared = True
         return
 
     rank = distributed.get_rank()
     seed = str(torch.initial_seed())
-    if run.seed_comparison is None:  # later attachments of the process must not read these seeds
+    if run.seed_comparison is None:
+        # a number of its own, because later attachments must not read these seeds
         run.seed_comparison = next(_comparisons)
         store.set(_key_of_seed(run.seed_comparison, rank), seed)
 
@@ -98,9 +104,6 @@ def tell_equal_seeds(run: Run, sites: Sequence[LiveSite]) -> None:
     if seed in others:
         run.seeds_compared = True
         tell([messages.EQUAL_SEEDS.finding()], run.told)
-
-
-_comparisons = itertools.count()
 
 
 def _key_of_seed(comparison: int, rank: int) -> str:

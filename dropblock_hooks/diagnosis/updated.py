@@ -12,7 +12,7 @@ from .sights import Sight
 
 _FEWEST = 3  # updates, because a warm-up may begin with a learning rate of 0
 _MOST_LEFT_OUT = 0.25
-"""Share of the layers. If more are left out of the optimizer, it is on purpose.
+"""If a larger share of the layers is left out of the optimizer, this is taken to be on purpose.
 
 So with fewer than 4 layers `NOT_UPDATED` never comes, because one layer is a larger share.
 """
@@ -38,7 +38,7 @@ def find_no_update(sights: Sequence[Sight]) -> Iterator[Finding]:
 
 def find_accumulating(sights: Sequence[Sight]) -> Iterator[Finding]:
     """Find parameters whose gradients are never cleared; make one finding about the first layer."""
-    layers = sorted(sights, key=_last_call)
+    layers = sorted(sights, key=_last_call)  # the finding is about the first one in the forward
     updates = _updates_of_uncleared(layers)
     names: dict[int, str] = {}
     first: Sight | None = None
@@ -63,8 +63,8 @@ def find_accumulating(sights: Sequence[Sight]) -> Iterator[Finding]:
 def _updates_of_uncleared(sights: Sequence[Sight]) -> dict[int, int]:
     """Return the updates of each parameter while its gradient was not cleared, by its identity.
 
-    Activation checkpointing may add to the gradient of a shared parameter before the backward of
-    its next layer. Therefore the smallest number that any of its layers saw is used.
+    A parameter may belong to several layers, and activation checkpointing may add to its gradient
+    before the backward of the next of them. So the smallest number that a layer saw is used.
     """
     fewest: dict[int, int] = {}
     for sight in sights:

@@ -86,7 +86,7 @@ class Regularize(Callback, TrainerDriver):  # type: ignore[misc]  # of a skipped
         return key if self._is_set_up else f"{key}#{id(self)}"
 
     def setup(self, trainer: Any, module: Any, stage: str) -> None:
-        """Forget the state that an earlier run loaded, and warn of a search without callbacks.
+        """Forget the state of an earlier run, and warn of a search that runs no other callbacks.
 
         Raises:
             ValueError: if the trainer has another callback with the same unit and root.
@@ -105,10 +105,10 @@ class Regularize(Callback, TrainerDriver):  # type: ignore[misc]  # of a skipped
         self._max_epochs = trainer.max_epochs  # kept, because other callbacks may change it later
         self._keeps_random = self.rng_state and trainer.world_size == 1
 
-        kinds = set()
+        class_names = set()
         for callback in trainer.callbacks:
-            kinds |= {kind.__name__ for kind in type(callback).__mro__}
-        for finder in kinds & {"LearningRateFinder", "BatchSizeFinder"}:
+            class_names |= {cls.__name__ for cls in type(callback).__mro__}
+        for finder in class_names & {"LearningRateFinder", "BatchSizeFinder"}:
             warn(messages.FINDER_WITHOUT_CALLBACK.format(finder=finder))
 
     def on_fit_start(self, trainer: Any, module: Any) -> None:
@@ -118,8 +118,9 @@ class Regularize(Callback, TrainerDriver):  # type: ignore[misc]  # of a skipped
     def on_train_start(self, trainer: Any, module: Any) -> None:
         """Attach, because the layers now exist and are sharded, and the length is known."""
         scaler = getattr(trainer.precision_plugin, "scaler", None)
+        # with manual optimization, the module may have a scaler of its own, so it stays unknown
         if scaler is None and module.automatic_optimization:
-            scaler = False  # a module that optimizes by itself may have a scaler of its own
+            scaler = False
         by_epoch = self.unit == "epoch"
         length = self._max_epochs if by_epoch else trainer.estimated_stepping_batches
         # LearningRateFinder restores a checkpoint of step 0, which is no resumed training
@@ -134,7 +135,8 @@ class Regularize(Callback, TrainerDriver):  # type: ignore[misc]  # of a skipped
             resumed=is_resumed,
         )
         if self._checkpoint.get("within_epoch"):
-            self._restore_random()  # the loader has drawn its order once more
+            # the loader has drawn its order again, which the saved run did before the checkpoint
+            self._restore_random()
 
     def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
         if getattr(trainer.fit_loop, "_skip_backward", False):
@@ -186,7 +188,7 @@ class Regularize(Callback, TrainerDriver):  # type: ignore[misc]  # of a skipped
             on_step=on_step,
             on_epoch=not on_step,
             batch_size=1,
-            sync_dist=True,  # silences a warning, because only the first rank logs
+            sync_dist=True,  # avoids a warning; with rank_zero_only=True, nothing is synchronized
             rank_zero_only=True,
         )
 

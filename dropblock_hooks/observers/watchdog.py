@@ -212,6 +212,7 @@ class Watchdog(Observer):
         return {"watched": Watched(rows=Rows(self.keep))}
 
     def is_due(self, state: State, turn: int, training: bool, shared: dict[str, Any]) -> bool:
+        # the clock plans training forwards only
         is_measured = not training or Clock.of(shared).measures
         return is_measured and not launch.is_captured()
 
@@ -239,9 +240,10 @@ class Watchdog(Observer):
         clock.time += 1
         if seen.gradient:
             watched.see_gradient(seen, clock.time)
-            is_accumulating = "accumulating" in self.names
-            if is_accumulating and watched.updates.begin_backward(clock.unmeasured):
-                clock.measures = True
+            if "accumulating" in self.names:
+                must_measure_next = watched.updates.begin_backward(clock.unmeasured)
+                if must_measure_next:
+                    clock.measures = True
         else:
             watched.see(seen, clock.time)
         if len(watched.unread) >= _MOST_UNREAD:
@@ -261,7 +263,8 @@ class Watchdog(Observer):
         values = [0.0] * WATCHED
         for first in FIRST_BAD, FIRST_MADE, FIRST_WORSE, FIRST_BAD_GRADIENT:
             values[first] = _INF
-        numbers_of_rows = 2 * 2 * self.keep  # of outputs and of gradients
+        # a row is two numbers; there are rows of outputs and rows of gradients
+        numbers_of_rows = 2 * 2 * self.keep
         return values + [0.0] * numbers_of_rows
 
     def distance(self, shared: dict[str, Any]) -> int:
@@ -307,8 +310,7 @@ class Gap(NamedTuple):
 class Clock:
     """The state that all sites of an attachment share: which forwards are measured, and when.
 
-    The `ModelHook` counts forwards here. A *look* is a moment when the rules are applied to the
-    numbers of all sites.
+    The `ModelHook` counts forwards here.
     """
 
     # the number of measured calls and gradients of all sites in eager mode: it orders them
@@ -333,7 +335,7 @@ class Clock:
 
     @classmethod
     def of(cls, shared: dict[str, Any]) -> Self:
-        """Return the clock in the shared state of an attachment; make it at first."""
+        """Return the clock in the shared state of an attachment. The first call makes it."""
         clock: Self | None = shared.get("Watchdog")
         if clock is None:
             clock = shared["Watchdog"] = cls()
@@ -387,7 +389,7 @@ class Clock:
         """Choose whether the next forward is measured.
 
         A forward at which a `Watchdog` looks is always measured. Statistics need `fewest` forwards
-        whose backward comes before the look. They lie far apart, because a measured step takes
+        whose backward comes before the look. These lie far apart, because a measured step takes
         several times as long as others.
         """
         coming = self.forwards + 1
@@ -398,7 +400,9 @@ class Clock:
 
     def distance(self, every: int, fewest: int) -> int:
         """Return the distance of measured forwards, so that statistics get at least `fewest`."""
-        length = min(every, self.epoch_length or every)  # an epoch ends with statistics
+        # statistics are judged at each n-th forward, and when an epoch ends
+        length = min(every, self.epoch_length or every)
+        # one forward more, because the backward of the last one comes after the look
         return max(length // (fewest + 1), 1)
 
     def compare_scale(self, scale: float) -> None:
@@ -411,7 +415,7 @@ class Clock:
 class Watched:
     """The counts of a site of a `Watchdog` since the last look, and a few that stay.
 
-    `forget` begins those anew that do not stay. Times are times of the `Clock`, and of
+    `forget` resets the counts since the last look. Times are times of the `Clock`, and of
     ``Run.compiled_time`` in compiled code.
     """
 
@@ -434,7 +438,7 @@ class Watched:
     unmeasured: int = 0  # the calls since the last measured one, in compiled code
     gap: int = 0  # how many calls before the first bad one were not measured, in compiled code
     bad_ago: int = 0  # how many calls came after the first bad one, in compiled code
-    units: State = field(default_factory=dict)  # the flags of `add_alive`
+    units: State = field(default_factory=dict)  # which channels were alive, from `add_alive`
     unread: list["Measurement"] = field(default_factory=list)
     updates: Updates = field(default_factory=Updates)
     rows: Rows = field(default_factory=Rows)  # of the last measured calls
@@ -483,10 +487,11 @@ class Watched:
         The result is None if all values are finite and no row is kept.
         """
         keeps = self.rows.keep > 0
-        worst, positive = extremes(seen.tensors, exact=keeps)
+        largest, positive = extremes(seen.tensors, exact=keeps)
         if positive is not None:
-            return together([worst, positive, norm_of_arguments(seen.given)])
-        return together([worst] * 3) if keeps else None
+            return together([largest, positive, norm_of_arguments(seen.given)])
+        # all values are finite, so `largest` stands for the other two numbers, too
+        return together([largest] * 3) if keeps else None
 
     def see_gradient(self, seen: Seen, time: int) -> None:
         """Add one gradient."""
@@ -520,8 +525,8 @@ class Watched:
                 return counted.before + call * times_of_step + place
             return _INF
 
-        place = counted.place + 1
-        place_in_backward = times_of_step - counted.place
+        place = counted.place + 1  # the first layer returns at time 1 of the step
+        place_in_backward = times_of_step - counted.place  # up to the end of the step
         first_bad = time_at(values[FIRST_BAD], place)
         first_made = time_at(values[FIRST_MADE], place)
         first_worse = time_at(values[FIRST_WORSE], place)
@@ -533,7 +538,7 @@ class Watched:
         self.calls += calls
         self.measured += round(values[MEASURED])
         self.bad_calls += round(values[BAD_CALLS])
-        self._add_plan(values, calls)  # before `self.bad`: the gap is that of the first bad call
+        self._add_plan(values, calls)  # before `self.bad` is set, because it reads the old value
         self._add_rows(values, calls)
         self.bad = min(self.bad, first_bad)
         self.made = min(self.made, first_made)
@@ -593,9 +598,9 @@ class Watched:
         else:
             self.grad_bad = min(self.grad_bad, time)
 
-    def _add_call(self, time: int, norm: float, positive: float, given: float) -> None:
+    def _add_call(self, time: int, largest: float, positive: float, given: float) -> None:
         """Add the time of a call whose output is not finite, and whether its input is finite."""
-        if norm < _INF:
+        if largest < _INF:
             return
         self.bad_calls += 1
         self.bad = min(self.bad, time)

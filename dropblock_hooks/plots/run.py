@@ -12,7 +12,7 @@ from .maps import new_figure
 
 _MOST_NAMES = 10  # lines of a legend
 _PER_EPOCH = 20  # values of a schedule
-_MOST_VALUES = 2_000
+_MOST_VALUES = 2_000  # of a schedule, for long trainings
 
 
 def plot_run(attached: Attachment) -> Any:
@@ -50,13 +50,13 @@ def plot_run(attached: Attachment) -> Any:
 
     count = bool(dropping) + bool(bounded)
     figure = new_figure(figsize=(6.4, 0.8 + 2.8 * count))
-    parts = iter(figure.subplots(count, 1, squeeze=False)[:, 0])
+    panels = iter(figure.subplots(count, 1, squeeze=False)[:, 0])
     if dropping:
-        ax = next(parts)
+        ax = next(panels)
         _draw_sites(ax, dropping, _realized, _expected)
         ax.set_ylabel("realized rate (dashed: nominal)")
     if bounded:
-        ax = next(parts)
+        ax = next(panels)
         _draw_sites(ax, bounded, _norm, _bound)
         ax.set_ylabel("mean norm (dashed: bound)")
         ax.set_yscale("log", nonpositive="clip")
@@ -76,7 +76,7 @@ def _norm(row: HistoryRow) -> float | None:
 
 
 def _bound(row: HistoryRow) -> float | None:
-    return row.rate
+    return row.rate  # for a site that bounds gradients, the bound
 
 
 def _by_site(rows: Sequence[HistoryRow]) -> dict[str, list[HistoryRow]]:
@@ -91,7 +91,7 @@ def _draw_sites(
     ax: Any,
     sites: dict[str, list[HistoryRow]],
     measured: Callable[[HistoryRow], Any],
-    asked: Callable[[HistoryRow], Any],
+    was_set: Callable[[HistoryRow], Any],
 ) -> None:
     """Draw two lines for each site: the measured values, and the values that were set."""
     for number, (key, rows) in enumerate(sites.items()):
@@ -99,7 +99,7 @@ def _draw_sites(
         epochs = [row.epoch for row in rows]
         values = [measured(row) for row in rows]
         ax.plot(epochs, values, ".-", color=color, label=key)
-        ax.plot(epochs, [asked(row) for row in rows], "--", color=color, lw=1, alpha=0.7)
+        ax.plot(epochs, [was_set(row) for row in rows], "--", color=color, lw=1, alpha=0.7)
 
         faulty = [place for place, row in enumerate(rows) if row.findings]
         if faulty:
@@ -155,13 +155,14 @@ def plot_schedules(spec: Any, epochs: int) -> Any:
     """
     epochs = as_count("epochs", epochs)
     times = _times(epochs)
-    parts = _curves(Spec(spec), epochs, times)
-    if not parts:
+    curves_by_rate = _curves(Spec(spec), epochs, times)
+    if not curves_by_rate:
         raise ValueError("nothing to draw: no regularizer of the spec has a rate")
 
-    figure = new_figure(figsize=(6.4, 0.8 + 2.4 * len(parts)))
-    axes = figure.subplots(len(parts), 1, squeeze=False)[:, 0]
-    for ax, (name, curves) in zip(axes, parts.items(), strict=True):
+    count = len(curves_by_rate)
+    figure = new_figure(figsize=(6.4, 0.8 + 2.4 * count))
+    axes = figure.subplots(count, 1, squeeze=False)[:, 0]
+    for ax, (name, curves) in zip(axes, curves_by_rate.items(), strict=True):
         _draw_curves(ax, times, curves)
         ax.set_ylabel(name)
     return figure
@@ -169,17 +170,19 @@ def plot_schedules(spec: Any, epochs: int) -> Any:
 
 def _curves(spec: Spec, epochs: int, times: Sequence[float]) -> dict[str, list[Curve]]:
     """Evaluate all rates of a spec, and return their curves by the name of the rate."""
-    parts: dict[str, list[Curve]] = {}
+    curves_by_rate: dict[str, list[Curve]] = {}
     for entry in spec.entries:
         for regularizer in entry.regularizers or ():
+            # as of two sites, because without a model their number is not known
             first = rates_at_depth(regularizer.rates, epochs, 0, 2)
             last = rates_at_depth(regularizer.rates, epochs, 1, 2)
             label = f"{entry.selector}/{regularizer.label}"
             for name in regularizer.rates:
                 of_first = [value_at(first[name], t) for t in times]
                 of_last = [value_at(last[name], t) for t in times]
-                parts.setdefault(name, []).append(Curve(label, of_first, of_last))
-    return parts
+                curve = Curve(label, of_first, of_last)
+                curves_by_rate.setdefault(name, []).append(curve)
+    return curves_by_rate
 
 
 def _draw_curves(ax: Any, times: Sequence[float], curves: Sequence[Curve]) -> None:

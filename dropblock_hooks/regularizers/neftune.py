@@ -17,7 +17,7 @@ class NEFTune(Regularizer):
     """Adds uniform noise to the embeddings of tokens; see `functional.neftune`.
     Use it on the input embedding while you tune a language model on instructions.
 
-    The noise equals Transformers' ``neftune_noise_alpha``. `presets.neftune` finds the input
+    The noise is that of ``neftune_noise_alpha`` in Transformers. `presets.neftune` finds the input
     embedding of a model. The paper uses an `alpha` of 5, 10 or 15.
 
     Example:
@@ -73,5 +73,5 @@ class NEFTune(Regularizer):
 
 
 def is_embedding(module: nn.Module) -> bool:
-    """Return whether a module is an ``nn.Embedding``, or has a class with such a name."""
+    """Return whether a module is an ``nn.Embedding``, or its class name ends with Embedding."""
     return isinstance(module, nn.Embedding) or type(module).__name__.endswith("Embedding")

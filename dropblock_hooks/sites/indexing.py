@@ -87,9 +87,10 @@ def replaced_at(value: Any, index: Key, new: Tensor) -> Any:
         items[index] = new  # type: ignore[index]  # `get` has indexed it
         # the constructor of a named tuple may take other arguments
         return getattr(type(value), "_make", type(value))(items)
+
+    # torch.compile can't trace copy.copy
     if is_compiling() and dataclasses.is_dataclass(value):  # an output of Hugging Face
         return dataclasses.replace(value, **{str(index): new})  # type: ignore[type-var]
-    # torch.compile can't trace copy.copy
     changed = type(value)(value) if is_compiling() else copy.copy(value)
     changed[index] = new
     return changed
@@ -112,8 +113,8 @@ def flatten(value: Any) -> Flattened:
         if is_compiling():
             return tree_unflatten(positions, spec)
 
-        # torch 2.6 does not look into a tuple that may refuse its fields, such as a
-        # PackedSequence. It is a leaf there, and None stands in its place.
+        # In torch 2.6, a tuple that may refuse its fields, such as a PackedSequence, is a leaf. So
+        # None stands in its place.
         if any(map(_may_refuse_fields, leaves)):
             return tree_unflatten(positions, spec)
 

@@ -127,7 +127,7 @@ def _rates(sites: Sequence[LiveSite], regularizer: WithMemory, norms: Tensor) ->
 def _clip(entry: Sequence[Any], norms: Tensor, bounds: Tensor) -> Tensor:
     """Scale the gradients down to their bounds, and return how many elements of each changed."""
     grads = [member.grad for member in entry]
-    no_keys = [None] * len(grads)  # they differ only in devices and dtypes
+    no_keys = [None] * len(grads)  # lists are made by device and dtype only
     lists, others = foreach.positions_in_lists(grads, no_keys)
 
     for positions in lists:
@@ -138,7 +138,7 @@ def _clip(entry: Sequence[Any], norms: Tensor, bounds: Tensor) -> Tensor:
 
         norm_of_each = norms_here.expand(len(several))
         changed = foreach.shrink_(several, units, norm_of_each, bounds_here)
-        if len(several) == len(grads):
+        if len(several) == len(grads):  # this list has all gradients, in the order of the entry
             return changed
 
     for i in others:
@@ -149,13 +149,14 @@ def _clip(entry: Sequence[Any], norms: Tensor, bounds: Tensor) -> Tensor:
         clipped, _ = gradients.scale_counted(grad, bound.squeeze(0), norm.squeeze(0))
         grad.copy_(clipped)
 
+    # with several lists, the changed elements are counted in the order of the entry
     is_over = (norms > bounds) & (norms < math.inf)
     sizes = foreach.whole_tensors(grads).sizes
     return is_over * sizes
 
 
 def _picked(numbers: Tensor, positions: Sequence[int], grads: Sequence[Tensor]) -> Tensor:
-    """Return the numbers of the gradients at these positions, on the device of the first gradient.
+    """Return the numbers of the gradients at these positions, on the device of the first of them.
 
     If all gradients share one number, only this number is returned.
     """

@@ -37,7 +37,8 @@ class Run:
     stepped: bool = False  # whether `Attachment.step` was called
     fresh: bool = True  # whether no epoch has ended since attaching or loading
     early: int = 0  # the training calls before the first `step`, if that was ``step(0)``
-    late: list[Finding] = field(default_factory=list)  # that `step` came at the end of each epoch
+    # the finding that `step` is called after each epoch instead of before it, if there is one
+    late: list[Finding] = field(default_factory=list)
     checked: bool = False  # whether the first training forward of this window was checked
     # how often each parameter, by its identity, had been written before the first training forward
     # of this window, and of the window before
@@ -46,9 +47,11 @@ class Run:
     # whether torch.compile has traced a site: then counts wait on the boards, and calls of sites
     # that are off are not counted
     compiled: bool = False
-    compiled_time: int = 0  # the times of calls in compiled code begin here
-    first_calls: dict[str, int] = field(default_factory=dict)  # in the first forward, by site
-    no_batch: list[Finding] = field(default_factory=list)  # of the first forward of this window
+    compiled_time: int = 0  # the time at which the calls of compiled code since the last read begin
+    # the training calls at each site in the first training forward of this window, by key
+    first_calls: dict[str, int] = field(default_factory=dict)
+    # findings of the first training forward of this window about an axis 0 that is not the batch
+    no_batch: list[Finding] = field(default_factory=list)
     seed_comparison: int | None = None  # under this number, other ranks can read the seed
     seeds_compared: bool = False  # whether the seeds of all other ranks were read
     counter: Counter = field(default_factory=Counter)  # counts the forwards of the model
@@ -99,9 +102,9 @@ class Run:
 
     def counts_on_meta(self) -> bool:
         """Return whether compiled code counts on the meta device, where counts are unknown."""
-        observed = [site.observed for site in self.sites if site.observed is not None]
+        states = [site.observed.state for site in self.sites if site.observed is not None]
         has_board = torch.device("meta") in self.boards
-        return has_board or any(state.state.is_meta for state in observed)
+        return has_board or any(state.is_meta for state in states)
 
     def write(self) -> None:
         """Write the present rates and switches to the boards, where compiled code reads them."""
@@ -149,6 +152,7 @@ class Run:
             site.tally.off += round(values[OFF])
             site.tally.active += site.watch.add_compiled(counted, site.observed.state.device)
             calls = max(calls, round(values[CALLS]))
+        # one step more, because the backward of an earlier call may have been counted as well
         self.compiled_time += (calls + 1) * times_of_step
 
     def check_installed(self) -> None:
@@ -184,6 +188,7 @@ def _order_of_returns(names: Sequence[str]) -> list[int]:
     """
     prefixes = [f"{name}." if name else "" for name in names]
     last_inside = [_last_that_starts_with(prefix, prefixes) for prefix in prefixes]
+    # of layers that end with the same layer, the inner one returns first
     order = sorted(range(len(names)), key=lambda i: (last_inside[i], -i))
 
     places = [0] * len(names)

@@ -22,7 +22,7 @@ _COUNTS = ("calls", "trained", "active", "off")  # those that `Window.has` finds
 class Window:
     """The counts of an epoch.
 
-    Facts about all sites are found out once, because each site that did nothing asks for them.
+    The facts about all sites are cached, because each site that did nothing asks for them.
 
     Args:
         sites: the counts of each site, by its key.
@@ -67,9 +67,10 @@ class Window:
 
     @cached_property
     def unchanged(self) -> list[bool]:
-        """Whether no parameter of each optimizer was written after the first training forward.
+        """Whether no parameter of an optimizer was written after the first training forward.
 
-        False if the writes before are unknown, or the optimizer is gone.
+        There is one value for each optimizer. It is False if the writes before this forward are
+        unknown, or if the optimizer is gone.
         """
         optimizers = [step.optimizer for step in self.optimizers]
         return [each is not None and self._has_unchanged(each) for each in optimizers]
@@ -83,6 +84,7 @@ class Window:
             parameters += group["params"]
         for parameter in parameters:
             version = version_of(parameter)
+            # a parameter without a known number counts as unchanged
             if version != self.writes.get(id(parameter), version):
                 return False
         return True
@@ -99,8 +101,8 @@ def windows(run: Run, hooks: Iterable[Any]) -> tuple[Window, Window]:
     counters = {hook.site.key: hook.site.tally for hook in hooks}
     opened = {key: counter.window() for key, counter in counters.items()}
     closed = {key: counter.closed for key, counter in counters.items()}
-    accumulating = [site.key for site in run.sites if site.regularizer.accumulates]
-    shared: dict[str, Any] = {"optimizers": run.optimizers, "once_per_update": accumulating}
+    once_per_update = [site.key for site in run.sites if site.regularizer.accumulates]
+    shared: dict[str, Any] = {"optimizers": run.optimizers, "once_per_update": once_per_update}
     open_window = Window(opened, run.counter.window(), run.writes, **shared)
     last_window = Window(closed, run.counter.closed, run.last_writes, **shared)
     return open_window, last_window

@@ -2,7 +2,7 @@
 
     y = clamp(x, low * scale, high * scale)     scale is the factor of the loss
     changed = number of values with y != x
-    largest = max(abs(x)) / scale
+    largest = max(abs(x)) / scale               with one bound, of the values on its side
 
 Inf and NaN stay unchanged. The kernel computes in float32, so it gets no float64.
 
@@ -61,7 +61,7 @@ def _clamp_kernel(
         clamped = tl.minimum(clamped, tl.full([], high, tl.float32) * factor)
         if not HAS_LOW:
             magnitude = tl.maximum(value, 0.0)
-    highest = tl.full([], largest_finite, tl.float32)  # a larger bound would become Inf
+    highest = tl.full([], largest_finite, tl.float32)  # a larger bound is Inf in the dtype of `y`
     clamped = tl.minimum(tl.maximum(clamped, -highest), highest)
     clamped = tl.where(finite, clamped, value)
     result = clamped.to(y.dtype.element_ty)

@@ -4,14 +4,17 @@
     y = x * min(1, bound / norm)
 
 In torch operations, the same is `functional.gradients.scale_counted`. ``functional.gradients``
-calls `clip`.
+calls `clip`. Other kernels, such as those of `moments`, use its other functions.
 
 squares   sums of squares of parts of a tensor, in float64
 clip      y = x * min(1, bound / norm), the norms, and how many elements were changed
 
-Both read a tensor as units: the whole tensor, samples, or channels. Each unit has a norm. A unit
-has several sums, so that enough programs run. The sums are added in a fixed order, so results
-repeat. If a program reads whole units at once, `clip` computes their sums itself.
+Both read a tensor as units: the whole tensor, samples, or channels. Each unit has a norm. The
+squares of a unit are added in several parts, so that enough programs run. The parts are added in a
+fixed order, so results repeat. If a program reads whole units at once, `clip` adds their squares
+itself.
+
+With BIG, a kernel computes places in memory with 64 bits.
 """
 
 import functools
@@ -27,13 +30,13 @@ from . import launch
 
 _Kind: TypeAlias = tuple[torch.dtype, bool]
 """The dtype of a tensor, and whether its address is aligned: Triton compiles a form for each."""
-_PROGRAMS = 512  # the most programs that measure a tensor
+_PROGRAMS = 512  # units are split into parts if fewer programs would measure a tensor
 _SIZE = 4096  # elements in a step of a program
 
 
 @triton.jit
 def loss_scale(scale, ON_DEVICE: tl.constexpr):
-    """Return the factor of the loss, in float64."""
+    """Return the factor of the loss in float64, from a number or from a pointer to a tensor."""
     if ON_DEVICE:
         factor = tl.load(scale).to(tl.float64)
     else:
@@ -57,7 +60,11 @@ def tile_of(step, column_steps, SIZE: tl.constexpr, BIG: tl.constexpr):
 
 @triton.jit
 def square_sum(value):
-    """Return the sums of squares of the rows of a float32 tile, in float64; they can't overflow."""
+    """Return the sums of squares of the rows of a float32 tile, in float64.
+
+    The values are divided by the largest magnitude, because their squares could overflow in
+    float32. A tile with NaN or Inf is not divided.
+    """
     magnitude = tl.where(value == value, tl.abs(value), float("inf"))
     peak = tl.max(tl.max(magnitude, axis=1), axis=0)
     usable = (peak > 0) & (peak < float("inf"))
@@ -88,7 +95,8 @@ def _squares_kernel(
 ):
     """Add up the squares of each unit, in as many parts as there are splits.
 
-    With ADD, a unit has one sum, of the values divided by the factor of the loss.
+    `UnitLayout` explains the sizes and strides. With ADD, all parts of a unit are added to one sum,
+    and the values are divided by the factor of the loss.
     """
     program = tl.program_id(0)
     split = program % splits
@@ -152,9 +160,9 @@ def _clip_kernel(
 ):
     """Clip units, write the norms of the unscaled gradient, and count the changed elements.
 
-    The bound of a unit is `bound`, or this share of the norm of its weights, which is at least
-    `least`. Norms that are not finite pass. With WHOLE, each program reads whole units, and
-    computes the sums of squares itself.
+    With BY_WEIGHTS, the norms are divided by the norms of the weights, which count as at least
+    `least`. Units with a norm above `bound` are clipped. Units whose norm is not finite stay
+    unchanged. With WHOLE, each program reads whole units, and adds their squares itself.
     """
     program = tl.program_id(0)
     parts = outer * column_steps
@@ -175,28 +183,29 @@ def _clip_kernel(
         norm = tl.sqrt(square_sum(value))
     else:
         norm = _norms_of(sums, unit, units, splits, UNITS, SPLITS)
-    unit_norm = tl.zeros([UNITS], dtype=tl.float64) + factor
+    norm_of_one = tl.zeros([UNITS], dtype=tl.float64) + factor  # the norm that is written as 1
     if BY_WEIGHTS:
         of_weights = _norms_of(weights, unit, units, weight_splits, UNITS, WEIGHT_SPLITS)
-        unit_norm = tl.maximum(of_weights, tl.full([], least, tl.float64)) * factor
-    limit = unit_norm * tl.full([], bound, tl.float64)
+        norm_of_one = tl.maximum(of_weights, tl.full([], least, tl.float64)) * factor
+    limit = norm_of_one * tl.full([], bound, tl.float64)
     over = (norm > limit) & (norm < float("inf"))
     ratio = tl.where(over, limit / tl.maximum(norm, limit), 1.0)
     # two factors, because float32 would round a very small ratio to 0
-    most = tl.maximum(ratio, 1e-30)
-    first = most.to(tl.float32)
-    second = (ratio / most).to(tl.float32)
+    large_part = tl.maximum(ratio, 1e-30)
+    first = large_part.to(tl.float32)
+    second = (ratio / large_part).to(tl.float32)
 
     clipped = value * first[:, None] * second[:, None]
     tl.store(y + of_y, clipped.to(y.dtype.element_ty), mask=exists)
 
     if step == 0:
-        tl.store(norms + unit, norm / unit_norm, mask=inside)
+        tl.store(norms + unit, norm / norm_of_one, mask=inside)
         number = tl.sum((over & inside).to(tl.int64), axis=0) * outer * columns
         tl.atomic_add(changed, number)
 
 
-@dataclass(frozen=True, eq=False)  # so it is quick to look up; `units_of` keeps them
+# hashed as an object, which is faster; `units_of` returns the same object for the same arguments
+@dataclass(frozen=True, eq=False)
 class UnitLayout:
     """How a tensor is read as (units, outer, columns); each unit has a norm.
 
@@ -219,7 +228,7 @@ class UnitLayout:
 
     @functools.cached_property
     def together(self) -> int:
-        """How many units a program reads: several, where they lie next to each other."""
+        """How many units a program reads at once. It is 1 unless they are adjacent or short."""
         side_by_side = self.strides[0] < self.strides[2] or self.columns < 16
         return min(32, launch.power_of_two(self.units)) if side_by_side else 1
 
@@ -250,9 +259,9 @@ class UnitLayout:
 def units_of(
     shape: tuple[int, ...], strides: tuple[int, ...], axis: int | None
 ) -> UnitLayout | None:
-    """Return how a tensor is read: its units lie on an axis, or it is one unit (None).
+    """Return how a tensor is read, or None if the other axes can't be read as two axes.
 
-    It returns None if the other axes can't be read as two axes.
+    With an `axis`, each place on it is a unit. If `axis` is None, the whole tensor is one unit.
     """
     axes = [i for i, size in enumerate(shape) if size > 1 and i != axis]
     axes.sort(key=lambda i: (strides[i], -i))  # the innermost one first
@@ -308,14 +317,15 @@ def clip(
     weights: Tensor | None = None,
     least: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Clip the units of a tensor: the new one, the number of changed elements, and the norms.
+    """Clip units; return the new tensor, the number of changed elements, and the norms.
 
     Args:
         x: the gradient.
         bound: the largest norm; with `weights`, as a share of the norm of the weights of a unit.
         axis: the axis of the units; None for the whole tensor.
         scale: the factor of the loss. The norms are divided by it.
-        weights: the parameter, of the same shape; None if the bound does not depend on it.
+        weights: the parameter, of the same shape; None if the bound does not depend on it. The
+            norms are divided by the norms of its units.
         least: the smallest norm of weights.
     """
     parts_of_weight = None
@@ -339,7 +349,7 @@ def clip(
         sums = torch.empty(plan.sums, dtype=torch.float64, device=device)
         plan.squaring.start(device, x, sums, 1.0)
 
-    of_weights = sums if weights is None else squares_of_weights
+    of_weights = sums if weights is None else squares_of_weights  # without weights, any tensor
     changed = launch.count(device)
     plan.clipping.start(device, x, y, sums, of_weights, norms, changed, scale, bound, least)
     return y, changed, norms
@@ -372,7 +382,7 @@ def _plan(
     parts_of_weight: int | None,
     scale_on_device: bool,
 ) -> _Plan | None:
-    """Return how a tensor is clipped; None if it can't be read like its result."""
+    """Return how a tensor is clipped; None if it and its result have no common layout of units."""
     shape = tuple(shape)
     read = units_of(shape, x_strides, axis)
     written = units_of(shape, y_strides, axis)
