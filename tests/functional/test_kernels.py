@@ -154,6 +154,21 @@ def test_clip(per, both, steps):
         same(name, [dense[0], dense[1], norms], [fast[0], fast[1], fast[2]])
 
 
+@pytest.mark.parametrize("neighbor", [math.inf, math.nan, 1e38, 1e-30], ids=str)
+@pytest.mark.parametrize("per", ["sample", "channel"])
+def test_the_norm_of_a_unit_does_not_depend_on_its_neighbors(per, neighbor, both, steps):
+    """The first unit of a group that one program reads is much larger or smaller than the others."""
+    x = torch.randn(5, 3, 4)
+    units = x if per == "sample" else x.transpose(0, 1)
+    units[0, 0, 0] = neighbor
+    units[1] *= 1e20
+    units[2] *= 1e-20
+    dense, fast = both(gradients.clip_measured, x, 1e-21, 2.0, per, 1.0)
+    norms = dense[2].reshape(-1)
+    same(per, [dense[0], dense[1], norms], [fast[0], fast[1], fast[2]])
+    assert norms[1:].isfinite().all()
+
+
 def test_clip_by_weights(both, steps):
     types_of = [torch.float32, torch.bfloat16, torch.float16]
     for (name, x), scale in zip(tensors(14, types=types_of), itertools.cycle(SCALES)):

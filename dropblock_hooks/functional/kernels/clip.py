@@ -62,14 +62,14 @@ def tile_of(step, column_steps, SIZE: tl.constexpr, BIG: tl.constexpr):
 def square_sum(value):
     """Return the sums of squares of the rows of a float32 tile, in float64.
 
-    The values are divided by the largest magnitude, because their squares could overflow in
-    float32. A tile with NaN or Inf is not divided.
+    Each row is divided by its largest magnitude, because squares could overflow in float32. A row
+    with NaN or Inf is not divided.
     """
     magnitude = tl.where(value == value, tl.abs(value), float("inf"))
-    peak = tl.max(tl.max(magnitude, axis=1), axis=0)
+    peak = tl.max(magnitude, axis=1)
     usable = (peak > 0) & (peak < float("inf"))
     divisor = tl.where(usable, peak, 1.0)
-    share = value / divisor
+    share = value / divisor[:, None]
     wide = divisor.to(tl.float64)
     return tl.sum(share * share, axis=1).to(tl.float64) * wide * wide
 
