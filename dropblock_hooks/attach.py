@@ -92,7 +92,7 @@ def attach(
         attachment.grad_scaler = grad_scaler
         attachment.optimizer = optimizer
         for site in attachment._sites:
-            if site.key in layouts:  # compiled code can't read them from the autograd graph
+            if site.key in layouts:  # compiled code can't read layouts from the autograd graph
                 site.reader.remember(layouts[site.key])
         if example_input is None:  # otherwise the plan has found frozen entries
             findings += find_frozen(index.model, run, attachment._hooks)
@@ -100,7 +100,7 @@ def attach(
         # code that torch.compile has made before would run without the new hooks
         guard_hooks()
         forget_compiled()
-        skip_functions()
+        skip_functions()  # otherwise dynamo would compile the model's own hooks alone
         tell(findings, run.told)
     except BaseException:  # a filter may turn warnings into errors
         attachment.remove()

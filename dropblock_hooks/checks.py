@@ -148,9 +148,9 @@ def check_arguments(
         kwargs: the keyword arguments.
         annotation: the annotation that the message proposes.
     """
-    known: Mapping[str, Any] = getattr(cls, "__dataclass_fields__", {})  # with class variables
+    known: Mapping[str, Any] = getattr(cls, "__dataclass_fields__", {})
     names = list(kwargs)
-    # class variables have MISSING here, and are no arguments
+    # class variables are among these fields but are no arguments, and their `kw_only` is MISSING
     positional = [name for name, field_ in known.items() if field_.kw_only is False]
     if len(args) > len(positional):  # perhaps a rate was meant that has no annotation
         names += _new_attributes(cls)
@@ -265,7 +265,7 @@ def check_tensor(input: Any) -> None:
 
 
 def check_floating(input: Any) -> None:
-    """Raise TypeError for no tensor, or a tensor of integers, booleans or complex numbers."""
+    """Raise TypeError for an object that is no tensor, or no floating-point tensor."""
     check_tensor(input)
     if not input.is_floating_point():
         raise TypeError(f"input must be a floating-point tensor, got {input.dtype}")

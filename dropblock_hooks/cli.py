@@ -229,7 +229,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
 
-    # a list of the same name would replace the one from before the command
+    # with one name, the modules after the command would replace those before it
     shared = _shared_options("more_modules")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", title="commands")
     for name, (run, arguments) in COMMANDS.items():
@@ -248,6 +248,7 @@ def _shared_options(modules: str) -> argparse.ArgumentParser:
 
     `modules` is the attribute that gets the names of modules to import.
     """
+    # without SUPPRESS, the defaults after the command would replace the values before it
     shared = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
     shared.add_argument("--json", action="store_true", help="print tables as JSON")
     shared.add_argument("--wide", action="store_true", help="shorten nothing")

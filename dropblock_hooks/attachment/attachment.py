@@ -139,7 +139,7 @@ class Attachment:
         regularizers = with_rates(sites, rates, self._run)
 
         for site, regularizer in zip(sites, regularizers, strict=True):
-            site.take_skipped()  # of an observer, whose state begins anew
+            site.take_skipped()  # first, because the state of an observer begins anew
             site.set_regularizer(regularizer)
             site.counter.forget_elements()
         self._refresh()
@@ -203,7 +203,7 @@ class Attachment:
 
         tell(faults, run.told)
         tell_equal_seeds(run, self._sites)
-        tell_alerts(run, self._hooks, alerts)
+        tell_alerts(run, self._hooks, alerts)  # last, because it may raise an error
 
     def _is_in_another_epoch(self, t: float) -> bool:
         """Return whether a time has another whole part than the present time."""
@@ -507,7 +507,7 @@ class Attachment:
 
         self._move(saved.epoch, values)
         restore(saved, self._sites, self._run)
-        for site in self._sites:
+        for site in self._sites:  # the state does not tell whether a rate was above 0
             rate = next(iter(site.regularizer.rates.values()), 0.0)
             site.rose |= has_risen(rate, saved.epoch)
 

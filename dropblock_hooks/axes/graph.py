@@ -1,8 +1,8 @@
 """Finds the channels of a tensor in the autograd graph of this forward.
 
-A `Reader` asks for them if the class needs channels, and neither ``layout=`` nor the type of the
-layer gives them. It asks in the first three eager calls with each shape. Calls without a graph are
-among the three.
+A `Reader` asks for them if the class of its regularizer needs channels, and neither ``layout=`` nor
+the type of the layer gives them. It asks in the first three eager calls with each shape. Calls
+without a graph are among the three.
 
 A convolution has its channels on axis 1, and a layer norm on the last axis. `channels_of` follows
 the axes of the tensor back to such a node, through permutations, views and elementwise operations.
@@ -21,7 +21,8 @@ from .view import FIRST, LAST, MIXED
 UNKNOWN = "unknown"
 
 _PACKAGE = __name__.partition(".")[0] + "."
-_MOST = 600  # nodes that a search visits, because the residual stream of a deep model is long
+# a search visits at most so many nodes, because the residual stream of a deep model is long
+_MAX_NODES = 600
 # operations on tensors whose channels are first
 _FIRST = re.compile(r"Convolution|Conv\w*[123]d|BatchNorm|GroupNorm|PixelShuffle|PixelUnshuffle")
 _VIEW = re.compile(r"(Unsafe)?View|Reshape|Squeeze|Unsqueeze")
@@ -65,7 +66,7 @@ def channels_of(x: Tensor) -> str:
     sides: set[str] = set()
     seen: set[tuple[Any, _Axes]] = set()
     queue = deque([_Step(x.grad_fn, x.output_nr, tuple(range(x.ndim)))])
-    while queue and len(seen) < _MOST:
+    while queue and len(seen) < _MAX_NODES:
         node, output, axes = queue.popleft()
         if (node, axes) in seen:
             continue
@@ -109,7 +110,8 @@ def _side(node: Any, shape: tuple[int, ...], axes: _Axes) -> str:
     else:
         return ""
 
-    # the channels are on the axis that the operation shows, or on the only axis that is not spatial
+    # The channels of `x` lead to those of the operation. If this axis was lost on the way, it is
+    # enough for a map that all other axes lead to spatial axes.
     is_map = len(axes) > 3
     rest_if_first = axes[2:]
     if axes[1:2] == (channels,) or (is_map and spatial.issuperset(rest_if_first)):
@@ -128,6 +130,7 @@ def _behind(node: Any, shape: tuple[int, ...], axes: _Axes) -> Iterator[_Step]:
         if not input_shape:
             continue
         if _VIEW.match(name):
+            # a linear layer merges axes for its matrix product, so follow both of its views at once
             yield from _before_linear(previous, shape, axes)
 
         moves = _moves(node, name, shape, input_shape)
@@ -156,6 +159,7 @@ def _moves(
     if _VIEW.match(name):
         return [_same_axis(shape, axis, input_shape) for axis in range(rank)]
 
+    # the autograd functions of this package return tensors with the axes of their inputs
     keeps_axes = _is_ours(node) or _SAME.fullmatch(name)
     return same if keeps_axes and len(input_shape) == rank else None
 

@@ -118,7 +118,7 @@ def _will_rise(site: LiveSite) -> bool:
     length = length_of(main_rate)
     if not length:
         return False
-    if span_of(main_rate) == (0.0, 0.0):
+    if span_of(main_rate) == (0.0, 0.0):  # always 0
         return False
 
     next_epoch = math.floor(site.run.epoch) + 1
@@ -146,12 +146,12 @@ def _is_ever_above_zero(rate: Any, start: int, stop: int) -> bool:
 
 
 def _only_evaluated(run: Run, sites: Iterable[LiveSite]) -> list[Finding]:
-    """Find out whether the model never ran in training mode, if no ``step`` has ended an epoch."""
-    if run.switched:
+    """Find a model that never ran in training mode, unless a ``step`` has reported this."""
+    if run.switched:  # `always`, `paused` or `enabled` was used
         return []
     forwards = run.counter.life()
     in_open_window = run.counter.window().evaluated
-    # the `step` that closed a window with such forwards has reported them
+    # a `step` that ended an epoch with forwards in evaluation mode only has reported them
     was_reported = run.stepped and in_open_window < forwards.evaluated
     if was_reported:
         return []

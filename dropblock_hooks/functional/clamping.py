@@ -37,7 +37,7 @@ def clamp_counted(
     if cap is None:
         low = fit(min, x.dtype)
         high = fit(max, x.dtype)
-        y = x.clamp(low, high).to(x.dtype)
+        y = x.clamp(low, high).to(x.dtype)  # a bound in a tensor may have changed the dtype
         return y, _number_beyond(x, low, high)
 
     wide = x.to(torch.promote_types(x.dtype, torch.float32))

@@ -28,7 +28,7 @@ class WithMemory(_OfParameters):
         when: ``"accumulated"``; no other value is allowed.
         group: True takes one norm over all parameters of the entry, with one memory.
         decay: weight of the old values in a moving average, in [0, 1).
-        warmup: number of the first updates, at least 1.
+        warmup: number of the first updates, at least 1. Their bounds do not follow the average.
 
     Raises:
         TypeError: if a rate, a flag or an index has a wrong type.
@@ -43,6 +43,7 @@ class WithMemory(_OfParameters):
     reads_grad_scale: ClassVar[bool] = True
     parts: ClassVar[Literal["", "rows", "any"]] = "any"
     clips: ClassVar[bool] = True  # False if it decides only whether there is an update
+    # the function of `functional.memory`; its name tells `new_memory` the length of a row
     function: ClassVar[Callable[..., Remembered]]
 
     @abstractmethod
@@ -63,8 +64,8 @@ class WithMemory(_OfParameters):
 class Memory:
     """The numbers that a site remembers of the norms of earlier updates.
 
-    All sites of a group hold the same numbers. The numbers of the other sites of an entry are rows
-    of one tensor, so that an update needs no operator for each of them.
+    With `group`, all sites of an entry hold the same numbers. Otherwise the numbers of these sites
+    are rows of one tensor, so that an update needs no operator for each site.
 
     Attributes:
         rows: the numbers of several sites, see `functional.memory`; None before the first update.
@@ -139,7 +140,7 @@ class Memory:
 def rows_of(memories: Sequence[Memory], device: torch.device) -> Tensor:
     """Return the rows of several memories on a device, as one tensor.
 
-    If the last update was theirs, the memories hold this tensor already.
+    If the last update was one of the same memories, they hold this tensor already.
     """
     rows = memories[0].rows
     if rows is not None and rows.device == device and _are_rows_of(rows, memories):

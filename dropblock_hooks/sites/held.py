@@ -54,7 +54,10 @@ from .site import LiveSite, is_due, refuse_tracing, regularize_grad, see_grad
 
 
 def acts_once(regularizer: Regularizer) -> bool:
-    """Return whether a regularizer gets gradients after all processes have added them up."""
+    """Return whether a regularizer gets a gradient only once all processes have added it up.
+
+    It is the argument `once` of `shard_refusal`.
+    """
     return regularizer.accumulates or isinstance(regularizer, Observer)
 
 
@@ -102,7 +105,7 @@ class RetuneHook(SiteHook):
         retune: Any = site.regularizer
         self.attribute = retune.attribute
         self.holds_rate = retune.ours is None
-        self.direct = self.direct and not self.holds_rate
+        self.direct = self.direct and not self.holds_rate  # otherwise `_act` counts the calls
 
     def install(self, module: nn.Module) -> None:
         self.before = getattr(module, self.attribute)
@@ -123,7 +126,7 @@ class RetuneHook(SiteHook):
         """Return the value of the attribute: the present rate, or 0 if this hook drops.
 
         While the attachment is switched off, it is the value from before `install`. If the module
-        holds the rate, it is this value in evaluation mode, too, because some models read their
+        holds the rate, this is also the value in evaluation mode, because some models read their
         rate there.
         """
         if not (self.run.installed and self.run.enabled):
@@ -142,8 +145,8 @@ class RetuneHook(SiteHook):
         if is_compiling():
             return
 
-        ours = self.value(training=True), self.value(training=False), self.before
-        if present in ours:
+        expected = self.value(training=True), self.value(training=False), self.before
+        if present in expected:
             return
         finding = messages.OWN_RATE.finding(
             self.site.key,
@@ -156,7 +159,8 @@ class RetuneHook(SiteHook):
     def __call__(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
         result = super().__call__(module, args, *rest)
         if self.holds_rate and not module.training:
-            # the rate of training, because the model may train by another method than its forward
+            # set the rate of training again, because training may call another method than
+            # `forward`, and then no hook runs
             self.refresh(module)
         return result
 
@@ -183,7 +187,7 @@ class FreezeHook(SiteHook):
     """Puts a norm into evaluation mode before each of its forwards, and back after it.
 
     Attributes:
-        frozen: whether the norm is frozen now. There is compiled code for both values.
+        frozen: whether the norm is frozen now. torch.compile traces the hook once for each value.
         holds: whether this hook has put the norm into evaluation mode.
         switched_off: the parameters whose ``requires_grad`` this hook has set to False.
     """
@@ -257,7 +261,7 @@ class FreezeHook(SiteHook):
         return super().__call__(module, args, *rest)
 
     def _act(self, module: nn.Module, args: tuple[Any, ...], rest: tuple[Any, ...]) -> Any:
-        """Count a call whose output is not one dense tensor. Such a tensor goes to ``apply``."""
+        """Count a call whose output is not one dense tensor. `perform` counts all other calls."""
         if is_compiling():
             return super()._act(module, args, rest)
         if graph_task() == NO_TASK:
@@ -277,7 +281,7 @@ class ParameterHook(SiteHook):
 
     def __init__(self, site: LiveSite, local: str = "") -> None:
         super().__init__(site, local)
-        self.direct = False
+        self.direct = False  # so that compiled code calls `_act`
         self.handles: list[RemovableHandle] = []  # of the hooks on all present tensors
 
     def __getstate__(self) -> dict[str, Any]:
@@ -311,7 +315,8 @@ class ParameterHook(SiteHook):
         if self.site.regularizer.anchored:
             self.site.anchor = parameter.detach().clone()
             self.site.anchored_at = address_of(parameter), parameter._version
-        # an observer of a gathered parameter meets a copy, which the module has for one forward
+        # FSDP puts a gathered copy into the module for one forward, but an observer needs the
+        # sharded parameter
         is_copy = self.site.watch is not None and is_gathered(module)
         if parameter.requires_grad and not (self.site.accumulates or is_copy):
             self._hook(parameter, module)
@@ -335,7 +340,7 @@ class ParameterHook(SiteHook):
         self.site.frozen = is_unhooked or self.is_frozen(module)
 
     def is_frozen(self, module: nn.Module) -> bool:
-        """Return whether the parameter gets no gradient. It is hooked when it is unfrozen."""
+        """Return whether the parameter gets no gradient, so that it needs no hook now."""
         parameter = self.held(module)
         return parameter is not None and not parameter.requires_grad
 
@@ -360,7 +365,7 @@ class ParameterHook(SiteHook):
         """Return whether this site gets the gradient of the parameter that a module holds now."""
         if self.site.accumulates:  # the step of the optimizer has a hook
             return not self.lost(module)
-        if self.site.watch is not None and is_gathered(module):  # a copy for this forward
+        if self.site.watch is not None and is_gathered(module):  # a gathered copy, see `install`
             return not self.lost(module)
         parameter = self.held(module)
         is_ordinary = type(parameter) is nn.Parameter  # a fast test, for this runs in each forward
@@ -372,6 +377,7 @@ class ParameterHook(SiteHook):
             if isinstance(tensor_hook, AccumulatedHook) and tensor_hook.hook is self:
                 return tensor_hook.owner() is module
             if isinstance(tensor_hook, GradHook) and tensor_hook.hook is self:
+                # False after torch.utils.swap_tensors. Then the hook is listed, but does not run.
                 has_same_tensor = tensor_hook.impl == address_of(parameter)
                 return tensor_hook.owner() is module and has_same_tensor
         return False
@@ -402,7 +408,7 @@ class ParameterHook(SiteHook):
                 refuse_tracing(self.site, module.training)
 
             for hooks_of_step in self.run.optimizers:
-                hooks_of_step.began = False  # a step that raised did not reset this
+                hooks_of_step.began = False  # a step that raised an error has not reset this
             if not self.site.accumulates:  # otherwise the optimizer has the hook
                 self._hook_present(module)
         finally:
@@ -449,15 +455,16 @@ class ParameterHook(SiteHook):
 
     def _hook(self, parameter: Any, module: nn.Module) -> None:
         """Hook a parameter of the module."""
-        # a handle has a weak reference to the hooks of its tensor; a weak reference to the tensor
-        # itself would prevent torch.utils.swap_tensors
+        # Forget the handles of tensors that are gone. A handle has a weak reference to the hooks of
+        # its tensor. One to the tensor itself would prevent torch.utils.swap_tensors.
         self.handles = [handle for handle in self.handles if handle.hooks_dict_ref() is not None]
 
         if is_distributed(parameter):
             hook = AccumulatedHook(self, weakref.ref(module))
             self.handles.append(parameter.register_post_accumulate_grad_hook(hook))
             return
-        # the hook finds a leaf in the module; another tensor may be gone before the backward
+        # In the backward, the hook finds a leaf in the module. Another tensor, as in a
+        # functional_call, may be gone by then, so the hook keeps its value.
         is_in_module = parameter.is_leaf and not transforming()
         tensor_hook = GradHook(
             self,
@@ -468,12 +475,13 @@ class ParameterHook(SiteHook):
         handle = parameter.register_hook(tensor_hook)
         self.handles.append(handle)
 
-        # the hooks of a parameter run in the reverse order of those at a layer
+        # a higher precedence comes first, as in the backward of a layer
         hooks = hooks_of_tensor(parameter)
         for key, other in list(hooks.items()):
             if isinstance(other, GradHook) and other.hook.precedence < self.precedence:
                 hooks[key] = hooks.pop(key)
-        # torch.utils.swap_tensors gives a parameter another C++ tensor, without the hooks
+        # After torch.utils.swap_tensors, the parameter has another C++ tensor, which runs no hooks
+        # until they are set again.
         set_hooks_of_tensor(parameter, hooks)
 
 
@@ -502,7 +510,7 @@ class AccumulatedHook:
 
 @dataclass(eq=False)
 class GradHook:
-    """Tensor hook of a parameter: regularizes its gradient, with the rates of the backward.
+    """Tensor hook of a parameter: regularizes its gradient, with the rates during the backward.
 
     Attributes:
         hook: the hook on the module.

@@ -64,11 +64,11 @@ def _watchdogs(hooks: Sequence[SiteHook]) -> list[Watchdog]:
 
 
 def _is_handled_by(caller: FrameType, error: BaseException) -> bool:
-    """Return whether the caller of a hook handles an error, which the forward has raised.
+    """Return whether the caller of a hook handles this error, because the forward has raised it.
 
-    Other code further out may handle an error while it trains.
+    ``sys.exception`` also returns an error that code further out handles while it trains.
     """
-    traceback = error.__traceback__
+    traceback = error.__traceback__  # begins at the frame that handles the error
     return traceback is not None and traceback.tb_frame is caller
 
 
@@ -105,12 +105,13 @@ class ModelHook:
 
         dogs = _watchdogs(hooks)
         self.every = min((dog.every for dog in dogs if dog.every), default=0)
-        self.fewest = max((dog.enough for dog in dogs), default=0)  # forwards for statistics
+        # the measured forwards that statistics need
+        self.fewest = max((dog.enough for dog in dogs), default=0)
         self.compares = any("equal_inputs" in dog.names for dog in dogs)
         self.checks_all = bool(self.fewest or self.to_hook)  # whether each forward has a check
 
         self._training = False  # the mode of the last forward
-        self._changes_to_training = 0  # how often the mode changed to training
+        self._changes_to_training = 0  # how often the mode changed to training, including the start
 
     @property
     def model(self) -> nn.Module | None:
@@ -139,7 +140,7 @@ class ModelHook:
         else:  # the model may be trained in evaluation mode
             due = run.writes is None and torch.is_grad_enabled()
         mode_changed = training is not self._training and not run.stepped
-        may_have_failed = args[-1] is None  # the last argument is the output
+        may_have_failed = args[-1] is None  # the output is the last argument, None after an error
         if True in (due, mode_changed, self.checks_all, run.compiled, may_have_failed):
             callback = set_eval_frame(None)  # otherwise dynamo would compile the checks
             try:
@@ -151,7 +152,7 @@ class ModelHook:
     def put_on(self, model: nn.Module) -> None:
         """Put the hook on the model, if it is not there."""
         if self not in forward_hooks(model).values():
-            # also if the forward raises an error, whose calls of layers are no whole forward
+            # called even if the forward raises an error, so that it is counted as failed
             model.register_forward_hook(self, with_kwargs=True, always_call=True)
 
     def _check_and_leave(
@@ -159,7 +160,7 @@ class ModelHook:
     ) -> None:
         """Run the checks of a forward, then leave a compiled model if no other check is needed.
 
-        A forward that has raised an error, or a hook of the model behind it, is not checked.
+        There is no check if the forward, or an earlier hook of the model, has raised an error.
         """
         run = self.run
         error = sys.exception()
@@ -190,7 +191,7 @@ class ModelHook:
         if not (training and run.enabled) or transforming():
             if self.fewest:
                 Clock.of(run.shared).count_unmeasured()
-            return  # under a transform no number can be read
+            return  # under a transform of torch.func no number can be read
 
         if self._is_first(training):
             self.checks.require_optimizer(self)
@@ -267,7 +268,7 @@ class ModelHook:
         clock.count()
         alerts = self._alerts(model) if clock.looks_for_nan(self.every) else []
 
-        clock.gap = None
+        clock.gap = None  # only this look reports it
         clock.plan(self.every, self.fewest)
         self.checks.tell_alerts(self, alerts)  # comes last, because it may raise an error
 
@@ -307,7 +308,7 @@ class ModelHook:
         if model is None:
             return
         clock = Clock.of(self.run.shared)
-        clock.forwards += self._wait()
+        clock.forwards += self._wait()  # those since the last look, which the ticker has counted
         alerts = self._alerts(model)
         self.run.write()  # compiled code reads there which forwards to measure
         self.checks.tell_alerts(self, alerts)

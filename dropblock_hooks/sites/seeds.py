@@ -53,6 +53,7 @@ class Drawn(NamedTuple):
     @classmethod
     def of(cls, seed: int, x: Tensor, rates: dict[str, float]) -> Drawn:
         """Describe a call with a tensor and rates."""
+        # on a GPU, dropout draws elements in the memory order of its result, a tensor like this
         strides = torch.empty_like(x, device="meta").stride()
         return cls(seed, tuple(x.shape), x.dtype, x.device, strides, rates)
 
@@ -95,7 +96,8 @@ class Seeds:
         A recomputation gets the seed of its first run, also after the block.
 
         Raises:
-            SiteError: if the mask of the first call in the block does not fit the tensor.
+            SiteError: if the tensor or the rates do not fit the mask of the first call in the
+                block.
         """
         if not site.draws:
             return None

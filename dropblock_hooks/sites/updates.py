@@ -78,7 +78,7 @@ class _Place:
         hook: the hook of the site.
         site: the site.
         local: the name of the parameter in the module.
-        takes_dense: whether `_refusal` never refuses a dense gradient that is not sharded.
+        takes_dense: whether `_refusal` accepts each dense gradient that is not sharded.
     """
 
     def __init__(self, module: weakref.ref[nn.Module], hook: Any) -> None:
@@ -173,7 +173,7 @@ class StepHooks:
 
     Args:
         optimizer: the optimizer that gets the hooks.
-        sites: the modules that hold the parameters, as weak references, with the hooks of the
+        hooks: the modules that hold the parameters, as weak references, with the hooks of the
             sites.
 
     Attributes:
@@ -184,9 +184,9 @@ class StepHooks:
     """
 
     def __init__(
-        self, optimizer: Optimizer, sites: Sequence[tuple[weakref.ref[nn.Module], Any]]
+        self, optimizer: Optimizer, hooks: Sequence[tuple[weakref.ref[nn.Module], Any]]
     ) -> None:
-        self.places = [_Place(module, hook) for module, hook in sites]
+        self.places = [_Place(module, hook) for module, hook in hooks]
         self.began = False
         self._optimizer = weakref.ref(optimizer)
         self._handles = (
@@ -214,6 +214,7 @@ class StepHooks:
         if self.began and not torch.compiler.is_compiling():
             return None
         self.began = True
+        # the first argument is the optimizer itself
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if not callable(closure):
             _regularize(self.places, optimizer)
@@ -386,7 +387,8 @@ def _common_norm(
     if not sharded:
         return common_norm(tensors, norm_type)
     norms = norms_of_whole(tensors, shards_of_each, norm_type)
-    return group_norm(norms, norm_type, "tensor").reshape(())
+    norm_of_norms = group_norm(norms, norm_type, "tensor")
+    return norm_of_norms.reshape(())
 
 
 def _in_lists(entry: Sequence[_Member]) -> tuple[list[list[_Member]], list[_Member]]:
@@ -409,15 +411,16 @@ def _whole_in_lists(entry: Sequence[_Member]) -> tuple[list[list[_Member]], list
     if not types.issubset(foreach.PLAIN_TYPES):
         return [], list(entry)
 
-    # usually all sites have the same rates, which then need no comparison
+    # Members with equal keys come into one list. Usually all sites have the same rates. Then all
+    # keys are None, which is faster.
     first = entry[0].site.values
-    rates: list[Any] = [None] * len(entry)
+    keys: list[Any] = [None] * len(entry)
     others_differ = [member for member in entry if member.site.values != first]
     if others_differ:
-        rates = [tuple(member.site.values.items()) for member in entry]
+        keys = [tuple(member.site.values.items()) for member in entry]
 
     grads = _grads_of(entry)
-    positions_of_lists, positions_of_others = foreach.positions_in_lists(grads, rates)
+    positions_of_lists, positions_of_others = foreach.positions_in_lists(grads, keys)
     lists = []
     for positions in positions_of_lists:
         lists.append([entry[i] for i in positions])

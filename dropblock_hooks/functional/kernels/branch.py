@@ -5,8 +5,8 @@
 In torch operations, the same is `functional.residual.branch_squares`. ``functional.residual`` calls
 `add`.
 
-branch   the sums of squares of a part of the values, in float64
-add      adds the sums of all programs to the state, in a fixed order
+_branch_kernel       the sums of squares of a part of the values, in float64
+_add_branch_kernel   adds the sums of all programs to those of earlier calls, in a fixed order
 """
 
 import functools
@@ -49,8 +49,8 @@ def _branch_kernel(
 ):
     """Write the sums of squares of a part of the branch and of the shortcut."""
     program = tl.program_id(0)
-    of_branch = tl.zeros([1], dtype=tl.float64)
-    of_shortcut = tl.zeros([1], dtype=tl.float64)
+    branch_sum = tl.zeros([1], dtype=tl.float64)
+    shortcut_sum = tl.zeros([1], dtype=tl.float64)
     if is_due(state, TRAINING, calls_at, every, GATED):
         for step in range(program, outer * column_steps, programs):
             place, column = tile_of(step, column_steps, SIZE, BIG)
@@ -59,11 +59,11 @@ def _branch_kernel(
             of_x = place * x_outer + column * x_column
             output = tl.load(y + of_y, mask=exists, other=0.0).to(WIDE)
             shortcut = tl.load(x + of_x, mask=exists, other=0.0).to(WIDE)
-            of_branch += square_sum((output - shortcut)[None, :])
-            of_shortcut += square_sum(shortcut[None, :])
+            branch_sum += square_sum((output - shortcut)[None, :])
+            shortcut_sum += square_sum(shortcut[None, :])
         at = parts + program * 2 + tl.arange(0, 1)
-        tl.store(at, of_branch)
-        tl.store(at + 1, of_shortcut)
+        tl.store(at, branch_sum)
+        tl.store(at + 1, shortcut_sum)
 
 
 @triton.jit
@@ -83,11 +83,11 @@ def _add_branch_kernel(
         program = tl.arange(0, PROGRAMS)
         exists = program < programs
         at = parts + program * 2
-        of_branch = tl.sum(tl.load(at, mask=exists, other=0.0), axis=0)
-        of_shortcut = tl.sum(tl.load(at + 1, mask=exists, other=0.0), axis=0)
-        if of_branch + of_shortcut < float("inf"):  # False for NaN
+        branch_sum = tl.sum(tl.load(at, mask=exists, other=0.0), axis=0)
+        shortcut_sum = tl.sum(tl.load(at + 1, mask=exists, other=0.0), axis=0)
+        if branch_sum + shortcut_sum < float("inf"):  # False for NaN
             column = tl.arange(0, 2)
-            added = tl.where(column == 0, of_branch, of_shortcut)
+            added = tl.where(column == 0, branch_sum, shortcut_sum)
             tl.store(sums + column, tl.load(sums + column) + added)
 
 
@@ -97,7 +97,7 @@ class _Pair(NamedTuple):
     Attributes:
         programs: the number of programs.
         size: the number of columns that a program reads at once.
-        places: the numbers of `_branch_kernel` that tell where.
+        places: the arguments of `_branch_kernel` from `outer` to `x_column`.
     """
 
     programs: int
@@ -119,6 +119,7 @@ def _pair_of(
     size = min(_SIZE, launch.power_of_two(y.columns))
     steps = launch.parts(y.columns, size)
     programs = min(_PROGRAMS, y.outer * steps)
+    # without the first stride, because the whole tensor is one unit
     places = y.outer, y.columns, programs, steps, *y.strides[1:], *x.strides[1:]
     return _Pair(programs, size, places)
 
@@ -138,10 +139,10 @@ def add(y: Tensor, x: Tensor, sums: Tensor, gate: Gate | None = None) -> None:
         y = y.contiguous()
         x = x.contiguous()
         pair = _pair_of(shape, y.stride(), x.stride())
-        assert pair is not None  # contiguous tensors are rows
+        assert pair is not None  # `units_of` can read a contiguous tensor
     parts = torch.empty(pair.programs * 2, dtype=torch.float64, device=y.device)
 
-    passed = gate or Gate.unread(parts)
+    passed = gate or Gate.unread(parts)  # kernels get arguments even without a gate
     launch.start(
         _branch_kernel,
         pair.programs,
