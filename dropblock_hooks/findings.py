@@ -23,6 +23,7 @@ class _Described(StrEnum):
         return member
 
     def __init_subclass__(cls) -> None:
+        # Python calls this after it has made the members
         attributes = "".join(f"    {member.name}: {member.__doc__}.\n" for member in cls)
         # Python 3.13 removes the indentation of docstrings itself, older versions do not
         cls.__doc__ = f"{cleandoc(cls.__doc__ or '')}\n\nAttributes:\n{attributes}"
@@ -194,15 +195,15 @@ class WatchdogError(ComposedError, RuntimeError):
 
 
 def merged(findings: Iterable[Finding]) -> list[Finding]:
-    """Merge the findings that differ only in their sites and their time."""
-    by_cause: dict[tuple[str, str, str], Finding] = {}
+    """Merge the findings that differ only in their sites and their time; keep the last time."""
+    by_text: dict[tuple[str, str, str], Finding] = {}
     for finding in findings:
-        cause = (finding.kind, finding.text, finding.cure)
-        if cause in by_cause:
-            sites = by_cause[cause].sites + finding.sites
+        key = (finding.kind, finding.text, finding.cure)
+        if key in by_text:
+            sites = by_text[key].sites + finding.sites
             finding = replace(finding, sites=sites)
-        by_cause[cause] = finding
-    return list(by_cause.values())
+        by_text[key] = finding
+    return list(by_text.values())
 
 
 def tell(
@@ -210,7 +211,7 @@ def tell(
     reported: set[tuple[str, str]],
     action: str | Callable[[Finding], Any] = "warn",
 ) -> None:
-    """Report the findings whose `ids` are not in `reported` yet, and add their `ids` to it.
+    """Report the findings of which some `ids` are not in `reported`, and add their `ids` to it.
 
     The action is ``"warn"``, ``"raise"``, which raises a `WatchdogError`, or a function of a
     finding. Findings that differ only in their sites are reported as one.

@@ -56,7 +56,7 @@ def label(name: str, limit: int = 100) -> str:
 
 
 def listed(names: Iterable[str], most: int) -> str:
-    """List the first different names and the number of others; the root is a dot."""
+    """List the first different names and the number of others; "" (the model) is a dot."""
     different = list(dict.fromkeys(names))
     labels = [label(name) or "." for name in different[:most]]
     first = ", ".join(labels)
@@ -121,5 +121,6 @@ class ComposedError(Exception):
         return self._text()
 
     def __reduce__(self) -> Any:
+        # the constructor takes the parts, and `args` may be a longer text
         attributes = {**vars(self), "args": self.args}
         return type(self), self._parts, attributes

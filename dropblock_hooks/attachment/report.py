@@ -100,11 +100,12 @@ def summed(local: Readings, sites: Sequence[LiveSite]) -> Readings:
     result: Readings = {}
     for key in local:
         counters = [readings_of_rank[key][0] for readings_of_rank in ranks]
-        result[key] = reduce(Counter.plus, counters), None
+        total = reduce(Counter.plus, counters)
+        result[key] = total, None
 
     for site in sites:
         states = [readings_of_rank[site.key][1] for readings_of_rank in ranks]
-        states = [state for state in states if state]
+        states = [state for state in states if state]  # None without any call
         if site.watch is not None and states:
             total, _ = result[site.key]
             result[site.key] = total, reduce(site.watch.observer.merge, states)
@@ -117,11 +118,13 @@ def _site_row(site: LiveSite, numbers: Readings) -> SiteRow:
     life = counter.life()
     shown = counter.shown()
     penalizes = site.regularizer.penalizes
-    values = shown.norms
-    norms = Norms(None) if penalizes else values
+    # a penalty puts its values in the place of norms
+    norms_or_penalties = shown.norms
+    norms = Norms(None) if penalizes else norms_or_penalties
 
     model_counter, _ = numbers[""]
     forwards = model_counter.life().calls
+    # the `ModelHook` leaves a compiled model, and then counts no forwards
     counts_forwards = forwards and not site.run.compiled
 
     regularizer = site.regularizer
@@ -151,7 +154,7 @@ def _site_row(site: LiveSite, numbers: Readings) -> SiteRow:
         aliases=site.aliases,
         observed=_result(site, state) if site.watch and state else None,
         frozen=site.frozen,
-        penalty=values.mean if penalizes else None,
+        penalty=norms_or_penalties.mean if penalizes else None,
     )
 
 
@@ -183,7 +186,10 @@ def frozen_cell(row: Any) -> str:
 
 
 def entry_of(selector: str, row: Any) -> str | None:
-    """Return the entry of the spec and the class. Rows that share both may print as one line."""
+    """Return the selector of the entry and the class, by which rows may print as one line.
+
+    None for a layer with several names, because its row prints all of them.
+    """
     return None if row.aliases else f"{selector}/{row.site.rpartition('/')[2]}"
 
 
@@ -193,11 +199,11 @@ def site_table(sites: Sequence[LiveSite], numbers: Readings, title: str) -> Tabl
     groups: dict[Any, list[tuple[LiveSite, SiteRow]]] = {"activation": [], "gradient": []}
     for site, row in zip(sites, rows, strict=True):
         item = site.regularizer
-        kind = type(item) if isinstance(item, Observer) else item.acts_on
-        groups.setdefault(kind, []).append((site, row))
+        group_key = type(item) if isinstance(item, Observer) else item.acts_on
+        groups.setdefault(group_key, []).append((site, row))
 
     sections = chain.from_iterable(_sections(group, numbers) for group in groups.values() if group)
-    return Table(rows, {}, title, sections=sections)
+    return Table(rows, columns={}, title=title, sections=sections)
 
 
 def _sections(
@@ -225,14 +231,14 @@ def _sections(
         return _rate_cell(sites[row.site].regularizer, row)
 
     first_site, _ = members[0]
-    kind = first_site.regularizer
+    first = first_site.regularizer  # the others are of the same kind
     note = ""
     columns: Columns[SiteRow]
-    if isinstance(kind, Observer):
-        if kind.by_epoch:
-            note = f"{kind.label}, {window}"
-        columns = _observer_columns(kind, rows)
-    elif kind.acts_on == "gradient":
+    if isinstance(first, Observer):
+        if first.by_epoch:  # otherwise the report shows no result, only calls
+            note = f"{first.label}, {window}"
+        columns = _observer_columns(first, rows)
+    elif first.acts_on == "gradient":
         note = "gradients (changed: share of their values)"
         has_penalty = any(row.penalty is not None for row in rows)
         of_penalty: Columns[SiteRow] = {f"penalty\n{window}": penalty} if has_penalty else {}
@@ -251,7 +257,10 @@ def _sections(
 
 
 def _rate_cell(regularizer: Regularizer, row: SiteRow) -> Any:
-    """Return the rate; with its name if the class has several, unless one of them is a share."""
+    """Return the first rate, or all rates with their names.
+
+    A class that drops a share p shows p alone, because the realized rate beside it should match.
+    """
     has_one_rate = isinstance(regularizer, DropsShare) or len(regularizer.ranges()) < 2
     return row.rate if has_one_rate else _bounds_cell(row)
 
@@ -260,6 +269,7 @@ def _options_cell(regularizer: Regularizer) -> Short:
     """Return the fields that differ from their defaults. Rates have their own column."""
     rates = regularizer.rates
     stated = stated_fields(regularizer)
+    # a `Foreign` states its target under an empty name
     options = [
         f"{name}={text(value)}" for name, value in stated.items() if name and name not in rates
     ]

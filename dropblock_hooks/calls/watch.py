@@ -50,8 +50,8 @@ def watch(
         SpecError: if the model already has a `Watchdog`.
     """
     of_attach = {name: options.pop(name) for name in ("grad_scaler", "root") if name in options}
-    dog = Watchdog(rules, action=action, every=every, keep=keep, **options)  # type: ignore[arg-type]  # checked
-    # a function leaves out torch.jit layers, which take no hooks
+    dog = Watchdog(rules, action=action, every=every, keep=keep, **options)  # type: ignore[arg-type]  # checked by it
+    # `where` leaves out torch.jit layers, because they take no hooks
     return attach(model, {_AllLayers(where=_takes_hooks): dog}, **of_attach)
 
 

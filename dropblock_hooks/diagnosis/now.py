@@ -1,7 +1,8 @@
 """Finds all faults at this moment, and the faults of an epoch that ends.
 
 `Attachment.verify` calls `find_faults`, and `Attachment.step` calls `find_before_step` before the
-time moves. The callbacks of trainers call `tell_faults` when an epoch ends.
+time moves. The callbacks of trainers call `tell_faults` when an epoch ends. The end of a training
+and the history ask `find_in_open_epoch` about the epoch that no step has ended.
 """
 
 import math
@@ -33,7 +34,7 @@ from .lost import find_frozen, find_overwritten, find_split_groups
 from .skipped import find_skipped
 
 AFTER_THE_END = (".", "after_the_end")
-"""A member of `Run.told` when a time after the end of the training was reported, or is intended."""
+"""A member of `Run.told` after the warning of `_check_end`, or to prevent this warning."""
 
 
 def find_faults(
@@ -75,12 +76,12 @@ def find_faults(
     if run.epoch >= 1:
         findings += find_zero_rates(run, sites)
     findings += not_stepped(sites)
-    findings += run.late
+    findings += run.late  # found by an earlier step
     return findings
 
 
 def _window_to_judge(base: nn.Module, run: Run, hooks: Iterable[SiteHook]) -> Window:
-    """Return the open window, or the last one if only that one shows something."""
+    """Return the open window, or the last one by the rule of `find_faults`."""
     window, last_window = windows(run, hooks)
     was_trained = window.has("trained", "active") or _was_updated(base, run)
     if not was_trained and last_window.has("calls", "active"):
@@ -162,6 +163,7 @@ def find_at_boundary(
         whole_maps = find_whole_maps([hook.site for hook in hooks], window)
         return failed + idle + behind + whole_maps
 
+    # the time may have been set, as in a resumed training
     time_was_set = boundaries != 1 or run.fresh
     if was_off or time_was_set:
         return []
@@ -172,7 +174,7 @@ def find_at_boundary(
 
 
 def _find_failed(run: Run, window: Window) -> list[Finding]:
-    """Find out whether each training forward of a window has raised an error."""
+    """Report a window in which training forwards raised errors, and none came to its end."""
     return [messages.FORWARD_RAISED.finding(epoch=run.epoch)] if window.failed else []
 
 
@@ -254,5 +256,8 @@ def _not_trained(base: nn.Module, run: Run, window: Window) -> Finding:
 
 
 def _is_counted(hooks: Iterable[SiteHook]) -> bool:
-    """Return whether all calls are counted: compiled code that reads only rates counts none."""
+    """Return whether a window without counts shows that nothing ran.
+
+    False if all sites only set a rate that other code reads, because it may not call the layers.
+    """
     return any(hook.needs_calls or not hook.holds_rate for hook in hooks)

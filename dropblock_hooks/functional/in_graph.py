@@ -54,6 +54,7 @@ def look_into(
         arguments = dict(zip(names, args, strict=False))
         arguments.update(kwargs)
         if enabled and not is_exporting() and fits(**arguments):
+            # otherwise torch compiles a kernel three times for each launch
             analyze_kernels_once(launch.is_ours)
             with mode, allowing_constants(), launch.tracing():
                 changed = [x for key, x in arguments.items() if key in CHANGED and x is not None]
@@ -83,9 +84,9 @@ def _tell(name: str, error: Exception) -> None:
 
 def fits_kernels(x: Tensor, *others: Tensor | None) -> bool:
     """Return whether kernels that work on these tensors can be traced, and `x` is not empty."""
-    together = all(other is None or other.device == x.device for other in others)
-    has_elements = launch.is_on(x.device, x.dtype) and x.numel() > 0
-    return together and has_elements and are_static([x, *others])
+    on_one_device = all(other is None or other.device == x.device for other in others)
+    uses_kernels = launch.is_on(x.device, x.dtype) and x.numel() > 0
+    return on_one_device and uses_kernels and are_static([x, *others])
 
 
 def are_static(tensors: Iterable[Tensor | None]) -> bool:

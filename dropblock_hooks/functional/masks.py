@@ -10,7 +10,7 @@ from ..checks import PROBABILITY, as_number, check_floating, check_tensor
 
 _AXES = {1: "N, C, L", 2: "N, C, H, W", 3: "N, C, D, H, W"}  # by the number of spatial axes
 _COARSE = 2.0**-10
-"""Below it, drawing in float32 (24 bits) makes a relative error of the rate above 6e-5."""
+"""For a smaller rate, drawing in float32 (24 bits) makes a relative error above 6e-5."""
 
 
 def check_call(input: Any, p: float, training: bool, spatial: int | None = None) -> float:
@@ -51,7 +51,8 @@ def generator_on(device: torch.device, generator: torch.Generator | None) -> tor
     if generator is None or generator.device.type == device.type:
         return generator
     if generator.device.type != "cpu" or device.type == "meta":
-        return generator  # torch refuses that of another accelerator; the meta device draws nothing
+        # torch refuses a generator of another accelerator, and the meta device draws no numbers
+        return generator
     seed = int(torch.randint(2**62, (), device="cpu", generator=generator))
     return torch.Generator(device).manual_seed(seed)
 
@@ -94,7 +95,7 @@ def normal_like(
         noise = empty.normal_(mean, std, generator=generator)
         return in_format_of(x, noise)
 
-    # without a generator: compiled code fuses these operators, and eager Disout comes here, too
+    # for compiled code, which fuses these operators, and for Disout, whose std is always a tensor
     if generator is None:
         noise = torch.randn(x.shape, dtype=dtype, device=x.device) * std.to(dtype)
     else:
@@ -142,7 +143,7 @@ def keep_scale(p: Any) -> Any:
 
 def count_ratio(total: int, kept: Tensor | int, eps: float) -> Tensor | float:
     """Return total / max(kept, eps); 0 for kept = 0."""
-    least = max(eps, 1e-30)
+    least = max(eps, 1e-30)  # not 0, which would be a division by zero
     if isinstance(kept, int):
         return total / max(kept, least) if kept else 0.0
 
@@ -155,7 +156,7 @@ def scaled(x: Tensor, scale: float | Tensor | None) -> Tensor:
     """Return a new tensor ``x * scale``, computed in at least float32 and rounded once."""
     if scale is None:
         return x.clone()
-    if isinstance(scale, float):
+    if isinstance(scale, float):  # torch multiplies by a number in at least float32
         return x * scale
 
     wide = torch.promote_types(x.dtype, torch.float32)
@@ -166,10 +167,11 @@ def scaled(x: Tensor, scale: float | Tensor | None) -> Tensor:
 class Mask:
     """Applies a boolean mask that broadcasts to a tensor of `numel` elements.
 
-    It has the methods of `sparse.Blocks`, for a mask that is drawn as it is.
+    It has the methods of `sparse.Blocks`. Here, `drawn` is the mask itself.
     """
 
-    # whether `drop` without a scale multiplies by all / kept elements; `drop_blocks` asks this
+    # whether `drop` computes the factor (all / kept elements) itself if no scale is given;
+    # `drop_blocks` asks this
     has_counts = False
 
     def __init__(self, numel: int) -> None:
@@ -177,8 +179,8 @@ class Mask:
 
     def count(self, drawn: Tensor) -> Tensor:
         """Return the number of dropped elements."""
-        elements_each = self.numel // max(drawn.numel(), 1)
-        return drawn.sum() * elements_each
+        elements_of_value = self.numel // max(drawn.numel(), 1)  # that a value of the mask covers
+        return drawn.sum() * elements_of_value
 
     def mask(self, drawn: Tensor) -> Tensor:
         """Return `drawn`, which is the mask itself."""

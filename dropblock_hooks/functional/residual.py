@@ -19,20 +19,20 @@ from .operators import operator
 
 
 def new_branch() -> Tensor:
-    """The sums of squares of `branch_squares` before the first call."""
+    """The sums of the results of `branch_squares`, before the first call."""
     return torch.zeros(2, dtype=torch.float64)
 
 
-def add_squares(branch: Tensor, y: Tensor, x: Tensor) -> None:
-    """Add the sums of squares of a call, see `branch_squares`."""
+def add_squares(sums: Tensor, y: Tensor, x: Tensor) -> None:
+    """Add the result of `branch_squares` for a call to the sums."""
 
     def with_kernels() -> None:
         from .kernels import branch as kernels
 
-        kernels.add(y, x, branch)
+        kernels.add(y, x, sums)
 
     def with_torch() -> None:
-        branch.add_(branch_squares(y, x))
+        sums.add_(branch_squares(y, x))
 
     if _kernels_take(y, x):
         launch.or_else(with_kernels, with_torch)
@@ -48,11 +48,13 @@ def _kernels_take(y: Tensor, x: Tensor) -> bool:
 def branch_squares(y: Tensor, x: Tensor) -> Tensor:
     """The sums of squares of ``y - x`` and of `x`, in float64; zeros if one is not finite.
 
-    The difference is taken of each two values, because that of the sums would lose its digits.
+    The values are subtracted before they are squared, because a difference of squares would lose
+    its digits.
     """
     dtype = torch.promote_types(y.dtype, torch.float32)
     shortcut = x.to(dtype)
     branch = y.to(dtype) - shortcut
+    # norms, because in float32 the squares of large values would overflow
     norms = torch.stack((norm_of(branch), norm_of(shortcut)))
     squares = norms.to(wide_dtype(y.device)).square()
     is_finite = squares.sum() < math.inf  # False for NaN, too
@@ -67,6 +69,7 @@ def branch_ratio(squares: Tensor) -> float | None:
 
 def _fits_graph(y: Tensor, x: Tensor, state: Tensor, branch: Tensor, **others: Any) -> bool:
     """Whether AOTAutograd can trace into `add_branch`."""
+    # `fits_kernels` checks the dtype of its first tensor only
     return launch.is_on(x.device, x.dtype) and in_graph.fits_kernels(y, x, state, branch)
 
 
@@ -80,14 +83,17 @@ def _fits_graph(y: Tensor, x: Tensor, state: Tensor, branch: Tensor, **others: A
 def add_branch(
     y: Tensor, x: Tensor, training: bool, every: int, state: Tensor, branch: Tensor
 ) -> None:
-    """Add a call of a block in compiled code, before `measures.add_statistics` counts it.
+    """Add a call of a block in compiled code.
+
+    It runs before `measures.add_statistics`, which counts the call in `state`, because the count
+    decides whether the call is measured.
 
     Args:
         y: the output of the block.
         x: its input, of the same shape.
         training: the mode of the block.
         every: each n-th call is measured.
-        state: of `measures.add_statistics`.
+        state: the tensor of `measures.add_statistics`.
         branch: the sums of squares; changed.
     """
 
@@ -95,11 +101,11 @@ def add_branch(
         from .kernels import branch as kernels
         from .kernels.moments import Gate
 
-        gate = Gate(state, training, True, CALLS, every)
+        gate = Gate(state, training, counts=True, calls=CALLS, every=every)
         kernels.add(y, x, branch, gate)
 
     def with_torch() -> None:
-        due = due_call(training, every, state)
+        due = due_call(training, every, state)  # a bool, or a tensor that is not read
         if due is False or not y.numel():
             return
         added = branch + branch_squares(y, x)

@@ -50,6 +50,7 @@ class Batches:
         self.compared += 1
         self.size = tensors[0].shape[0]
         self.unread += map(samples_differ, tensors)
+        # on a CPU, reading does not wait
         if tensors[0].device.type in READ or len(self.unread) >= _MOST_UNREAD:
             self.read()
 
@@ -75,11 +76,13 @@ def samples_in(inputs: Sequence[Any]) -> Sequence[Tensor]:
     The result is empty if the arguments hold other objects, such as a list of images or a graph. It
     is also empty if axis 0 may not be the batch, as in a vector, or in an image without a batch.
     """
+    # a list stays whole and is not plain, because it may hold one sample in each item
     leaves = tree_leaves(tuple(inputs), is_leaf=is_list)
     values = [leaf for leaf in leaves if not isinstance(leaf, _CONSTANTS)]
     if not all(map(_is_plain, values)):
         return []
     tensors = [x for x in values if x.ndim and x.shape[0] > 1]
+    # if one tensor has a batch, axis 0 of the others is taken for it, too
     return tensors if any(map(_has_batch, tensors)) else []
 
 

@@ -15,7 +15,7 @@ from torch.utils.weak import TensorWeakRef
 from .._torch import local_values, version_of
 
 _RUN = 32  # forwards, one after the other, in which a gradient was never cleared
-_MOST_RUNS = 4  # of a gradient, which bounds the forwards that are measured for them
+_MOST_RUNS = 4  # runs of a gradient, because each forward is measured while one goes on
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by size in bytes
 
 
@@ -27,7 +27,7 @@ class Updates:
     changed no value. The fingerprints stay on their device until they are judged.
     """
 
-    updates: int = 0
+    updates: int = 0  # the number of updates
     parameters: list[nn.Parameter] = field(default_factory=list)  # the `readable_parameters`
     versions: list[int] = field(default_factory=list)  # the number of writes to each parameter
     before: list[Tensor] = field(default_factory=list)  # each `fingerprint` at the first forward
@@ -48,6 +48,7 @@ class Updates:
             self.gradients = list(map(Gradient, parameters))
         versions = list(map(version_of, parameters))
 
+        # the first forward since the last look, or the layer has new parameters
         if not _are_same(parameters, self.parameters):
             self.updates = 0
             self.parameters = parameters
@@ -88,12 +89,13 @@ class Updates:
 
 @dataclass(eq=False)
 class Gradient:
-    """The gradient of a parameter at the begin of measured backwards.
+    """The gradient of a parameter at the beginning of measured backwards.
 
     A run begins if a backward meets the tensor that the last measured backward met, too. It goes on
-    while each forward is measured and each backward meets this tensor. A gradient that is set to
-    None ends the run, because the next is another tensor. If the gradient is zeroed in place, some
-    backward meets zeros. Gradients that are accumulated on purpose begin runs that end soon.
+    while each forward is measured and each backward meets this tensor. Setting the gradient to None
+    ends the run, because the next gradient is another tensor. A gradient that is zeroed in place
+    does not end the run, but some backward meets zeros. Gradients that are accumulated on purpose
+    begin runs that end soon.
     """
 
     parameter: nn.Parameter = field(repr=False)
@@ -102,8 +104,9 @@ class Gradient:
     runs: int = 0  # how many have begun
     first: int = 0  # the number of the first measured forward of the run
     last: int = 0  # the number of the last one
-    before: Tensor | None = None  # the `fingerprint` at the last backward of the run
-    updates: Tensor | int = 0  # how often it has changed in the run
+    # the `fingerprint` of the parameter at the last backward of the run; None outside of runs
+    before: Tensor | None = None
+    updates: Tensor | int = 0  # how often the parameter has changed in the run
     nonzero: Tensor | bool = True  # whether no backward of the run met zeros
 
     @property
@@ -119,7 +122,7 @@ class Gradient:
             unmeasured: the number of forwards that were not measured.
 
         Returns:
-            whether a run should go on.
+            whether a run goes on, for which the next forward must be measured.
         """
         grad = self.parameter.grad
         if grad is None or grad.layout != torch.strided:
@@ -129,9 +132,9 @@ class Gradient:
         if self.tensor is None or self.tensor() is not grad:
             self.tensor = TensorWeakRef(grad)
             self.before = None
-        elif not self.is_long:
+        elif not self.is_long:  # a long run stays as it is, to be judged
             if unmeasured > self.unmeasured:
-                self.before = None
+                self.before = None  # ends the run, because a forward between was not measured
             self._add(grad, forward)
 
         self.unmeasured = unmeasured

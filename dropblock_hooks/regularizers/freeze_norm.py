@@ -74,6 +74,7 @@ class FreezeNorm(Regularizer):
         begin = as_number("begin", self.begin, allowed=NON_NEGATIVE)
         if begin and callable(self.frozen):
             raise ValueError("a schedule and begin= both say when FreezeNorm begins: give one")
+        # `check_axes` refuses `grid` and `prefix_tokens`
         given = (self.at, self.index, self.layout, self.active)
         if given != ("output", None, "auto", "train"):
             raise ValueError(
@@ -83,6 +84,7 @@ class FreezeNorm(Regularizer):
     @property
     def rates(self) -> dict[str, RateLike]:
         rates = super().rates
+        # rates are read before `check` refuses a `begin` that is no number
         begins_later = isinstance(self.begin, int | float) and self.begin > 0
         if begins_later and not callable(self.frozen):
             rates["frozen"] = StepSchedule({0.0: 0.0, self.begin: self.frozen})

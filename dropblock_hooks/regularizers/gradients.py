@@ -1,4 +1,6 @@
-"""Regularizers of gradients, of activations or of parameters. They let Inf and NaN pass.
+"""Regularizers of gradients, of activations or of parameters.
+
+All except `ZeroGrad` let Inf and NaN pass.
 
 A tensor hook calls them in the backward, through `regularize_grad`. With ``when="accumulated"``,
 ``sites.updates`` calls them once per update.
@@ -97,7 +99,7 @@ class ClampGrad(OnGradients, Regularizer):
         gradients.check_bounds(values.get("min"), values.get("max"))
 
     def apply(self, x: Tensor, now: Now) -> Applied:
-        rates = vars(now)
+        rates = vars(now)  # has no bound that is None
         low = rates.get("min")
         high = rates.get("max")
         clamped, changed, norms = gradients.clamp_measured(x, low, high, now.grad_scale)
@@ -206,7 +208,7 @@ class ClipGradNorm(OnGradients, Regularizer):
 
         unscaled_norms = gradients.unscaled(norms, now.grad_scale)
         number_of_units = sum(units.counts)
-        now.norms = unscaled_norms.expand(number_of_units)
+        now.norms = unscaled_norms.expand(number_of_units)  # with group=True, there is one norm
         now.norm_counts = units.counts
 
         bound = now.max_norm * now.grad_scale
@@ -481,6 +483,7 @@ class AdaptiveClipGrad(_OfParameters):
             now.norms = ratio.expand(len(grads))
             return foreach.shrink_(grads, units, ratio, now.clip_factor)
 
+        # the same for all gradients if they are sharded; other norms are not reduced
         has_rows = grads[0].ndim > 1
         changed, norms, units = foreach.clip_adaptive_(
             grads,

@@ -80,12 +80,12 @@ class SiteHook:
     def __init__(self, site: LiveSite, local: str = "") -> None:
         self.site = site
         self.run = site.run
-        self.local = local
+        self.local = local  # the name of the parameter or attribute in its module; "" for a layer
 
-        item = site.regularizer
-        self.at_input = item.at == "input"
-        self.needs_calls = item.needs_calls
-        self.needs_input = item.needs_input and not self.at_input
+        regularizer = site.regularizer
+        self.at_input = regularizer.at == "input"
+        self.needs_calls = regularizer.needs_calls
+        self.needs_input = regularizer.needs_input and not self.at_input
         self.with_kwargs = self.with_kwargs or self.needs_input
         # the type of the layer, if it can be trained; a test of it is faster than `is_quantized`
         self.layer_type: type[nn.Module] | None = None
@@ -95,12 +95,15 @@ class SiteHook:
         self.noted: tuple[int, int] | None = None
         self.copied: tuple[Tensor, Tensor] | None = None
         # True if the hook needs only the output, as a whole
-        self.takes_output = not (self.at_input or item.index is not None or item.needs_input)
-        self.direct = self.takes_output  # whether `__call__` may regularize it without `_act`
+        self.takes_output = not (
+            self.at_input or regularizer.index is not None or regularizer.needs_input
+        )
+        # whether `__call__` may regularize it without `_act`; some subclasses set it to False
+        self.direct = self.takes_output
         # the options with which compiled code drops blocks of the output in few steps, or ""
         self.block_options = site.block_options if self.direct and site.reader.sure else ""
-        if self.precedence == Precedence.ACTIVATIONS:
-            self.precedence = _precedence_of(item)
+        if self.precedence == Precedence.ACTIVATIONS:  # the subclass has no precedence of its own
+            self.precedence = _precedence_of(regularizer)
 
     @classmethod
     def fitted(cls, target: Target, regularizer: Regularizer, index: Index) -> Regularizer:
@@ -128,13 +131,14 @@ class SiteHook:
             return None
 
         direct = self.direct
+        # at rate 0 the call is only counted, unless torch.jit.trace records it, which `act` refuses
         if direct and site.idle and type(rest[-1]) is Tensor and not is_tracing():
-            # the layout is not read, and no mask is drawn
             site.count_idle(rest[-1].numel(), training)
             return None
 
         callback = set_eval_frame(None)  # after a graph break, dynamo would compile what we call
         try:
+            # `_act` also takes other outputs, or raises the error about them
             if direct and indexing.is_dense(rest[-1]):
                 return self._regularize(args, rest[-1], training)
             return self._act(module, args, rest)
@@ -143,9 +147,10 @@ class SiteHook:
 
     def call_of(self, args: tuple[Any, ...], rest: tuple[Any, ...]) -> Call:
         """Name the arguments of `__call__`."""
-        expected = 1 if self.at_input else 2
+        # the keyword arguments and, at an output, the output
+        full_length = 1 if self.at_input else 2
         # quantization moves hooks, and registers them without keyword arguments
-        kwargs = rest[0] if len(rest) == expected else None
+        kwargs = rest[0] if len(rest) == full_length else None
         return Call(args, kwargs, None if self.at_input else rest[-1])
 
     def install(self, module: nn.Module) -> None:
@@ -165,7 +170,7 @@ class SiteHook:
         if self.needs_input:
             self.first = _first_argument(module)
             module.register_forward_pre_hook(self.note_input, with_kwargs=True)
-        _move_notes_back(module)
+        _move_back_pre_hooks(module)
 
     def _acts_before(self, other: "SiteHook | None") -> bool:
         """Return whether this hook must come before a hook that the layer has already.
@@ -264,6 +269,7 @@ class SiteHook:
         if not isinstance(x, Tensor):
             return
         if is_compiling():
+            # not `acts`, because compiled code itself reads whether the attachment is switched on
             if module.training or self.site.is_on(False):
                 self.copied = x, x.clone()
         elif self.site.acts(module.training) and not x.is_inference():
@@ -291,13 +297,13 @@ class SiteHook:
             return layer_input
 
         if copied is not None and copied[0] is layer_input:
-            # also in eager code, because compiled code may break between the layer and this hook
+            # also in eager code, because a graph break may come between the layer and this hook
             return copied[1]
         if is_compiling():
             return layer_input
         if noted is not None and noted[0] == id(layer_input):
             changed = layer_input._version != noted[1]
-        else:  # tensors of inference_mode have no version counter
+        else:  # nothing was noted, as for tensors of inference_mode, which have no version counter
             changed = _gives_back(module, layer_input, output)
         if changed:
             raise site.error(
@@ -323,8 +329,8 @@ class SiteHook:
         else:
             layer_input = self._input_of(call.args, call.kwargs)
 
-        run = self._in_compiled_code() if is_compiling() else act
-        y = run(self.site, x, layer_input, module.training)
+        regularize = self._in_compiled_code() if is_compiling() else act
+        y = regularize(self.site, x, layer_input, module.training)
         if y is x:
             return None
 
@@ -349,7 +355,9 @@ class SiteHook:
         """
         site = self.site
         if self.block_options and self._takes_blocks(module, rest[-1]):
-            return drop_and_count(rest[-1], site.cells, site.counts, True, self.block_options)
+            return drop_and_count(
+                rest[-1], site.cells, site.counts, training=True, options=self.block_options
+            )
         if self.direct and site.traced and _traces_plainly():
             return self._compile_output(module, args, rest)
         return self._compile_any(module, args, rest)
@@ -389,8 +397,8 @@ class SiteHook:
     ) -> bool:
         """Return whether the output needs no change of its axes before blocks are dropped.
 
-        If so, the site gets its tensors. Dynamo calls this as Python, because it would take long to
-        trace these questions.
+        If so, the site takes its tensors on the board. Dynamo calls this as Python, because it
+        would take long to trace these questions.
         """
         site = self.site
         view = site.reader.sure
@@ -462,7 +470,7 @@ class ObserveHook(SiteHook):
         call = self.call_of(args, rest)
         tensors, rebuild, nesting = self._observed(call)
         if not all(map(has_data, tensors)):
-            tensors = []
+            tensors = []  # such tensors have no numbers, or must not be kept
         ticket = None
         if not recomputed:
             self.site.differentiable = any(map(may_get_grad, tensors))
@@ -530,7 +538,7 @@ class ObserveHook(SiteHook):
         site = self.site
         is_unchanged = len(args) == 1 and args[0] is output
         if is_unchanged and site.guesses_channels and type(module) is nn.Identity:
-            return None  # the layer before it is watched
+            return None  # a `Watchdog` on the layer before it sees the same tensor
 
         arguments: list[Tensor] = []
         if self.reads_given:
@@ -575,7 +583,7 @@ class ObserveHook(SiteHook):
         observer = self.observer
         whole = (call.args, call.kwargs) if observer.at == "input" else call.output
         if not (observer.sees_values or observer.sees_gradients):
-            whole = ()
+            whole = ()  # such an observer reads only parameters
         elif isinstance(whole, Tensor) or not observer.whole or observer.index is not None:
             value, index, x = self.pick(call)
             return indexing.Flattened(
@@ -607,7 +615,7 @@ def _traces_plainly() -> bool:
     return not (TOO_OLD or is_exporting() or transforming())
 
 
-def _move_notes_back(module: nn.Module) -> None:
+def _move_back_pre_hooks(module: nn.Module) -> None:
     """Move hooks that note the input behind hooks that change it, and freezing hooks to the end.
 
     A hook that freezes the layer changes its mode, which the other hooks read.

@@ -18,10 +18,11 @@ accelerate's Accelerator and optimizers, Fabric and Transformers' Trainer keep t
 
 
 def checked_scaler(scaler: Any) -> Any:
-    """Return the innermost scaler, an object with ``get_scale``; False and None stay.
+    """Return the innermost scaler, an object with ``get_scale``.
 
     Args:
-        scaler: a GradScaler, or an object that wraps one.
+        scaler: a GradScaler, or an object that wraps one. False (the loss is not scaled) and None
+            (unknown) are returned as they are.
 
     Raises:
         TypeError: if there is no scaler in it.
@@ -53,15 +54,19 @@ def is_under_float16_autocast(device: torch.device) -> bool:
 
 
 def loss_scale(scaler: Any, device: torch.device) -> float | Tensor:
-    """Return the factor of the loss, without waiting for the device."""
+    """Return the factor of the loss, which waits for no device with torch's GradScaler."""
     if not is_enabled(scaler):
         return 1.0
+    # read its tensor, because its `get_scale` waits for the device
     scale = scale_tensor(scaler)
     return as_factor(scaler.get_scale() if scale is None else scale, device)
 
 
 def as_factor(scale: Any, device: torch.device) -> float | Tensor:
-    """Return the factor of the loss for gradients on a device; None stands for 1."""
+    """Return the factor of the loss for gradients on a device.
+
+    None stands for 1, because an optimizer may have no ``grad_scale``.
+    """
     if isinstance(scale, Tensor):
         # a wide dtype, so that bound * scale fits; a copy, because the scaler changes its tensor
         return scale.to(device, wide_dtype(device), copy=True, non_blocking=True).reshape(())

@@ -39,8 +39,9 @@ def regularizer_from(value: Any, path: Keys) -> Any:
     """Make a regularizer from a regularizer, a module of another library, or plain data."""
     if isinstance(value, Regularizer):
         return value
-    is_description = isinstance(value, type | Schedule)
-    if callable(value) and not is_description:
+    # a class or a schedule is callable, too, but it is a mistake, which `_built` reports
+    is_mistake = isinstance(value, type | Schedule)
+    if callable(value) and not is_mistake:
         return Foreign(value)
     return _built(Regularizer, value, path)
 
@@ -160,7 +161,7 @@ def construct(cls: Any, stated: Mapping[Any, Any], path: Keys) -> Any:
         instance = cls(**arguments)
     except (TypeError, ValueError, OverflowError) as error:
         message = str(error).removeprefix(f"{cls.__name__}.__init__() ")
-        # an argument that is missing may be one of the faults
+        # the class misses an argument whose value is already one of the faults
         if not faults or "missing" not in message:
             where = _path_of(message, stated, path)
             faults.append((where, message))
@@ -272,11 +273,11 @@ def _arguments(call: ast.Call, name: str) -> dict[str, Any]:
     values = map(_literal, call.args)
     stated = dict(zip(_positional_fields(cls), values, strict=False))
     for keyword in call.keywords:
-        field = keyword.arg or "**"
+        field = keyword.arg or "**"  # for ``**mapping``, which `construct` refuses as a field
         stated[field] = _literal(keyword.value)
 
     number = len(call.args) + len(call.keywords)
-    if cls and len(stated) < number:
+    if cls and len(stated) < number:  # an unknown class is reported later
         raise ValueError("too many arguments, or one of them twice")
     return stated
 

@@ -15,7 +15,9 @@ from yaml.constructor import SafeConstructor
 from ..quoting import label, quote
 
 Keys: TypeAlias = tuple[str, ...]
+"""The keys from the root of the data down to a value."""
 Lines: TypeAlias = dict[Keys, int]
+"""The line of each key, by the keys down to it."""
 
 MOST_BYTES = 1_000_000
 _MOST_NODES = 100_000
@@ -35,13 +37,15 @@ _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 def read_yaml(text: str | bytes) -> tuple[Any, Lines]:
     """Return the data as ``yaml.safe_load`` reads it, and the lines of its keys.
 
+    An empty text is an empty mapping.
+
     Raises:
         ValueError: if the text is too large, too deep or no YAML.
     """
     decoded = _decoded(text)
     lines: Lines = {}
     try:
-        root = yaml.compose(decoded, Loader=_Loader)
+        root = yaml.compose(decoded, Loader=_Loader)  # nodes, because the data has no lines
         if root is None:
             return {}, {}
         _note_lines(root, (), lines, itertools.count())
@@ -131,7 +135,7 @@ def _error_at(node: yaml.Node, problem: str) -> yaml.MarkedYAMLError:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return the pairs of a JSON object as a dict; ValueError if a key stands twice."""
     counts = Counter(key for key, _ in pairs)
-    for key, count in counts.most_common(1):
+    for key, count in counts.most_common(1):  # none without pairs
         if count > 1:
             raise ValueError(f"the key {quote(key)} stands twice")
     return dict(pairs)
