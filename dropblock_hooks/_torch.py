@@ -36,7 +36,7 @@ def find_private(path: str, otherwise: Any) -> Any:
 
 
 def _of_c(name: str, otherwise: Any) -> Any:
-    """Return an object in ``torch._C`` or a part of it: ``_functorch.peek_interpreter_stack``."""
+    """Return an object by its path in ``torch._C``, such as ``DispatchKey``."""
     value: Any = getattr(torch, "_C", None)
     for part in name.split("."):
         value = getattr(value, part, None)
@@ -78,7 +78,8 @@ def recomputes_checkpoint() -> bool:
     Without the private name, this is never known.
     """
     top = _of_c("_autograd._top_saved_tensors_default_hooks", None)
-    hooks = None if top is None else top(True)
+    ignore_is_tracing = True
+    hooks = None if top is None else top(ignore_is_tracing)
     return hooks is not None and getattr(hooks[0], "__module__", "") == "torch.utils.checkpoint"
 
 
@@ -140,7 +141,11 @@ def transforms_now() -> set[str]:
 
 
 def is_batched_gradient(grad: Tensor) -> bool:
-    """Return whether a gradient holds several gradients, as for a Jacobian."""
+    """Return whether a gradient may hold several gradients, as for a Jacobian.
+
+    Each transform of torch.func counts. ``is_grads_batched=True`` uses an older ``vmap``, which is
+    no such transform.
+    """
     return _innermost_transform() is not None or _is_batched(grad)
 
 
@@ -212,9 +217,9 @@ def children_of(module: nn.Module) -> dict[str, Any]:
 
 PARAMETERS = "_parameters"
 NO_PARAMETERS: dict[str, Any] = {}
-"""The attribute in which a module keeps its parameters, and what to read without it. Hooks read the
-attribute for each parameter, and a function around it would take time. They call `parameters_of`
-where a parameter is not found.
+"""The attribute in which a module keeps its parameters, and the value to use without it. Hooks read
+the attribute for each parameter, and a function around it would take time. They call
+`parameters_of` where a parameter is not found.
 """
 
 
@@ -275,7 +280,7 @@ def accumulate_hooks_of(x: Tensor) -> dict[int, Any]:
 
 
 def set_hooks_of_tensor(x: Tensor, hooks: dict[int, Any]) -> None:
-    """Put hooks on a tensor again, as after ``torch.utils.swap_tensors``."""
+    """Set the hooks of a tensor. After ``swap_tensors``, torch calls only hooks set again."""
     x._backward_hooks = hooks
 
 
@@ -494,10 +499,10 @@ def run_as_python(function: Function) -> Function:
 def skip_functions() -> None:
     """Pass the functions of `run_as_python` to dynamo, now or when it is imported.
 
-    It runs in `attach`, and when code is compiled, because ``torch._dynamo.reset`` forgets the
-    functions. Without ``skip_code``, dynamo compiles them. Then the hook of a compiled model does
-    not count its forwards, a `Watchdog` looks only in ``step``, and each parameter of the model
-    itself has a graph of its own.
+    It runs in `attach`. It runs again while torch.compile traces a hook, because
+    ``torch._dynamo.reset`` forgets the functions. Without ``skip_code``, dynamo compiles them. Then
+    the hook of a compiled model does not count its forwards, a `Watchdog` looks only in ``step``,
+    and each parameter of the model itself has a graph of its own.
     """
     _when_imported(_DYNAMO_FRAMES, _skip_functions_in)
 
@@ -513,8 +518,9 @@ def _skip_functions_in(eval_frame: ModuleType) -> None:
 def keep_equal_calls(*operators: Any) -> None:
     """Tell torch.compile that two equal calls of a random operator have different results.
 
-    Before torch 2.14, AOTAutograd joins equal calls in one graph, and asks no tag. Without the
-    private name, two calls of a layer with one input draw the same mask there.
+    Before torch 2.14, AOTAutograd joins equal calls in one graph. It spares only the operators in
+    the list ``rand_ops``, and does not read the tags of an operator. Without this private name, two
+    calls of a layer with one input draw the same mask there.
     """
     packets = [getattr(operator, "overloadpacket", operator) for operator in operators]
 
@@ -640,7 +646,8 @@ def forget_compiled() -> None:
         torch.compiler.reset()
         return
     for code in [reference() for reference in codes.seen]:
-        if code is not None and entries(code):
+        is_alive = code is not None  # `seen` holds weak references
+        if is_alive and entries(code):
             reset(code)
 
 
@@ -680,7 +687,8 @@ class _Import(importlib.abc.MetaPathFinder):
     def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
         if name != self.name:
             return None
-        if self in sys.meta_path:  # other code may have replaced the list
+        # otherwise the next call would come back here; other code may have replaced the list
+        if self in sys.meta_path:
             sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
         if spec is None or spec.loader is None:

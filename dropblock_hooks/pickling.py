@@ -62,5 +62,5 @@ def state_of(item: Any) -> dict[str, Any]:
 def set_state(item: Any, state: dict[str, Any]) -> None:
     """Set the attributes of a frozen object to the result of `state_of`."""
     for name, value in state.items():
-        known = value.function if isinstance(value, _Nameless) else value
-        object.__setattr__(item, name, known)
+        unmarked = value.function if isinstance(value, _Nameless) else value
+        object.__setattr__(item, name, unmarked)

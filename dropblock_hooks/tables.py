@@ -32,7 +32,8 @@ class Short:
 class Varying:
     """A cell that may differ between rows that print as one line, such as a measured number.
 
-    A mean of shares prints with three decimals, and a mean of other numbers with three digits.
+    A mean of shares prints with three decimals, and a mean of other numbers, or of shares that are
+    all below 0.01, with three digits.
     """
 
     value: Any
@@ -48,6 +49,7 @@ class Neighbors:
     last: str
 
     def __str__(self) -> str:
+        # the last name ends in the regularizer, which is the same for all sites
         layer, slash, _ = self.first.rpartition("/")
         first = layer if slash else self.first
         return f"{self.number} sites {first} to {self.last}"
@@ -178,7 +180,7 @@ def table_width() -> int:
 
 
 def _lines(section: Section[Row], width: int, wide: bool) -> list[str]:
-    """Write the notes of a section, the lines of its heading, a rule and its rows."""
+    """Write the note of a section, the lines of its heading, a rule and its rows."""
     lines = []
     if section.note:
         lines.append(section.note)
@@ -238,7 +240,7 @@ def _cut(prefix: str, cells: list[list[Any]]) -> bool:
 
 
 def _columns(headings: Collection[str], cells: list[list[Any]], wide: bool) -> list["_Column"]:
-    """Make the columns to print; a column without any text is left out if there are rows."""
+    """Make the columns to print. If there are rows, columns without any text are left out."""
     breaks = [heading.count("\n") for heading in headings]
     height = 1 + max(breaks, default=0)
 
@@ -348,6 +350,7 @@ def _together(cells: Sequence[Any]) -> Any:
     if len(texts) == 1:
         return cells[0]
 
+    # all cells are `Varying`, because `_compared` keeps lines with other differences apart
     values = [cell.value for cell in cells]
     low = min(values)
     high = max(values)

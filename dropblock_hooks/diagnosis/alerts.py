@@ -1,8 +1,9 @@
 """Judges the numbers of a `Watchdog` when it looks, and finds the first cause of its findings.
 
-A `ModelHook` calls `new_alerts` after the forwards at which a `Watchdog` looks, and
-`Attachment.step` at the end of an epoch. `Attachment.verify` calls `alerts_now`, which reports
-nothing.
+A `ModelHook` calls `new_alerts` after the forwards at which a `Watchdog` looks. `Attachment.step`
+and the callbacks of trainers call it at the end of an epoch, and an `Attachment` at the end of its
+block. `Attachment.alerts` and `Attachment.verify` call `alerts_now`, which
+changes no counts.
 """
 
 from collections import defaultdict
@@ -54,21 +55,22 @@ def new_alerts(
     run.take_counts()
     sights = sights_of(base, hooks)
     clock = Clock.of(run.shared)
-    if not sights or not run.installed:
+    if not sights or not run.installed:  # `step` works also after `remove`
         return []
 
     _compare_scale(run, clock)
     enough_calls = any(sight.judged for sight in sights)
     statistics = statistics and enough_calls
     if statistics:
-        clock.begin()
+        clock.begin()  # the plan of the forwards to measure begins anew
 
     before = clock.alerts
     findings = _judge(base, run, sights, statistics)
     run.history.note_findings(findings.values())
+    # without new numbers, the NaN of the last look would seem to be gone
     if any(sight.has_numbers for sight in sights):
         cleared = before.keys() - findings.keys()
-        run.told -= cleared  # if such a finding comes again, it is reported again
+        run.told -= cleared  # so that a cleared finding is reported again if it comes back
         clock.alerts = findings
 
     if statistics:
@@ -102,9 +104,9 @@ def alerts_now(
     run: Run,
     hooks: Sequence[SiteHook],
 ) -> list[Finding]:
-    """Return the findings of the last look that still hold, and the findings since then.
+    """Return the findings of the last look, and the findings since then.
 
-    Nothing is reported, and counts go on.
+    Nothing is reported, and no counts begin anew.
     """
     run.take_counts()
     sights = sights_of(base, hooks)
@@ -135,7 +137,10 @@ def tell_alerts(
         actions[key] = action
         by_action[key].append(finding)
 
-    for key in sorted(by_action, key=lambda key: bool(actions[key] == "raise")):
+    def raises(key: int) -> bool:
+        return bool(actions[key] == "raise")
+
+    for key in sorted(by_action, key=raises):  # False comes first
         tell(by_action[key], run.told, actions[key])
 
 
@@ -164,7 +169,8 @@ def _first_cause(
     called: list[Finding] = []
     separate: list[Finding] = []
     for finding in findings:
-        was_called = last_calls.get(finding.sites[0])
+        time = last_calls.get(finding.sites[0], 0)
+        was_called = time > 0
         if was_called and finding.kind not in _OF_LOOP:
             called.append(finding)
         else:
@@ -200,7 +206,7 @@ def _judge(
 ) -> dict[tuple[str, str], Finding]:
     """Apply all rules; return the findings by site and kind.
 
-    Without `statistics`, the findings of the last look about statistics hold.
+    Without `statistics`, the findings of the last look about statistics are kept.
     """
     clock = Clock.of(run.shared)
     clock.batches.read()
@@ -210,7 +216,7 @@ def _judge(
     watched_for_nonfinite = with_rule(Kind.NONFINITE, sights)
     nonfinite = list(find_nonfinite(run, watched_for_nonfinite))
     if nonfinite and Kind.NONFINITE in kinds_of_last:
-        return clock.alerts  # new NaN follows from the NaN of the last look
+        return clock.alerts  # the new NaN is an effect of the NaN of the last look
 
     if statistics:
         others = list(judge_statistics(base, clock, sights))

@@ -29,18 +29,20 @@ def find_behind(
     """
     if not run.compiled:
         return []
-    forwards = {}  # the forwards of the window in which the layer was called
+    forwards = {}  # the number of forwards of the window in which the layer was called
     for hook in hooks:
         key = hook.site.key
-        calls = run.first_calls.get(key, 0)
-        if hook.by_call and calls and not _is_frozen(hook, base):
-            forwards[key] = window.sites[key].trained / calls
+        calls_in_a_forward = run.first_calls.get(key, 0)
+        # the calls of a frozen layer are not among the calls in training
+        if hook.by_call and calls_in_a_forward and not _is_frozen(hook, base):
+            forwards[key] = window.sites[key].trained / calls_in_a_forward
 
     most = max(forwards.values(), default=0)
     if most < _FEWEST_FORWARDS:
         return []
     findings = []
     for key, number in forwards.items():
+        # `diagnose` reports layers without any call
         is_behind = 0 < number <= _FEW_CALLS * most
         if not is_behind:
             continue

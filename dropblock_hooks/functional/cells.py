@@ -1,6 +1,7 @@
 """The cells of a site, which compiled code reads, and the counts to which it adds.
 
-A board (`sites.board`) holds the cells and counts of all sites. The rows of the cells are:
+A board (`sites.board`) holds the cells, the counts and the histograms of norms of all sites. A site
+has these rows of cells for each mode of its layer:
 
 RATES       whether the site is on, and then its rates, in the order of its fields
 CALLED      the numbers to add to the counts in each call of the layer
@@ -19,12 +20,19 @@ RATES, CALLED, GRADIENT, ELEMENTS, CHANGED = range(5)
 ON, FIRST_RATE = range(2)
 """The places in the row of the rates."""
 TRAINED, EVALUATED, ACTIVE, OFF, AFFECTED, TOTAL, EXPECTED, SIZE = range(8)
-"""The places in the counts: of calls, of elements, and the size of the last map as a number."""
-WIDTH = 8
+"""The places in the counts.
+
+Four of calls: in training, in evaluation, active, and in training while the attachment was off.
+Three of elements: dropped or changed, all, and expected to be dropped. The last one is the size of
+the last map, from `code_of`.
+"""
+WIDTH = 8  # numbers in a row
 MOST_RATES = WIDTH - FIRST_RATE
 LARGEST = 2
-"""How many places at the end of a histogram hold a largest norm: of all, and of the window."""
-_EDGES = 2**17  # above the edges of all maps
+"""How many places at the end of a histogram hold a largest norm: first that of all time, and then
+that of the window.
+"""
+_BASE = 2**17  # larger than any edge of a map
 
 
 def added(call: Tensor, elements: Tensor, changed: Tensor, number: int, affected: Any) -> Tensor:
@@ -58,10 +66,13 @@ def _holds_largest(norms: Tensor) -> Tensor:
 
 
 def code_of(size: Sequence[int]) -> int:
-    """Return the edges of a map as one number, which a float64 holds; `size_of` is the inverse."""
+    """Return the edges of a map as one number; `size_of` is the inverse.
+
+    The number of up to three edges has at most 51 bits, so a float64 holds it.
+    """
     number = 0
     for edge in size:
-        number = number * _EDGES + edge
+        number = number * _BASE + edge
     return number
 
 
@@ -69,6 +80,6 @@ def size_of(code: int) -> tuple[int, ...]:
     """Return the edges of a map from the number that `code_of` makes of them."""
     edges = []
     while code:
-        code, edge = divmod(code, _EDGES)
+        code, edge = divmod(code, _BASE)
         edges.append(edge)
     return tuple(edges[::-1])

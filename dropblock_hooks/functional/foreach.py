@@ -137,7 +137,7 @@ def whole_tensors(tensors: Sequence[Tensor]) -> UnitsOfList:
 
 
 def rows_as_units(tensors: Sequence[Tensor], least_axes: int) -> UnitsOfList:
-    """Return the rows of axis 0 as units. A tensor with less than `least_axes` axes is one unit."""
+    """Return the rows of axis 0 as units. A tensor with fewer axes than `least_axes` is a unit."""
     counts = []
     for x in tensors:
         counts.append(x.shape[0] if x.ndim >= least_axes else 1)
@@ -148,7 +148,8 @@ def _numels(tensors: Sequence[Tensor]) -> tuple[int, ...]:
     return tuple([x.numel() for x in tensors])
 
 
-# kept from update to update, because a copy to the device waits
+# kept from update to update, because a copy to the device waits; made outside of inference mode,
+# because autograd can't save tensors of that mode
 @functools.lru_cache(maxsize=64)
 @torch.inference_mode(False)
 def _units(counts: tuple[int, ...], numels: tuple[int, ...], device: torch.device) -> UnitsOfList:
@@ -196,6 +197,7 @@ def _norms_of_segments(
         return _norms_of_magnitudes(buffer, units, norm_type)
 
     largest = _reduce(buffer, "max", units)
+    # a unit that is zero or not finite is divided by 1, so that its norm stays 0, NaN or Inf
     largest = largest.nan_to_num_(nan=1.0, posinf=1.0)
     largest = torch.where(largest > 0, largest, 1.0)
     buffer.div_(_spread(largest, units))
@@ -323,7 +325,7 @@ def norms_of(grads: Sequence[Tensor], norm_type: float) -> Tensor:
         norms = unit_norms(several, whole_tensors(several), norm_type)
         if len(positions) == len(grads):
             return norms
-        norm_by_position |= zip(positions, norms.unbind(), strict=True)
+        norm_by_position.update(zip(positions, norms.unbind(), strict=True))
 
     for i in others:
         norm_by_position[i] = group_norm(grads[i], norm_type, "tensor").reshape(())

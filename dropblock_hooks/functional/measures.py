@@ -43,14 +43,14 @@ NONFINITE   values that are NaN or Inf
 BINS        here begin the bins: smaller magnitudes, each octave, larger magnitudes
 """
 ON, TRAINED, EVALUATED, OFF, CALLS, ALL_VALUES, LARGEST, SUMS = range(1, 9)
-"""The places in the tensor of `add_statistics`. That of `add_watched` has the first five, too.
+"""The places in the tensor of `add_statistics`. That of `add_watched` has them up to CALLS, too.
 
 0           1 if the site is on in evaluation mode, else 0
 ON          1 if the site is on in training mode, else 0
 TRAINED     calls of the layer in training mode
 EVALUATED   calls of the layer in evaluation mode
 OFF         calls in training mode while the site was off
-CALLS       calls while the site was on, measured or not; or gradients in `add_statistics`
+CALLS       calls while the site was on, measured or not; for `add_statistics`, also gradients
 ALL_VALUES  values of the measured calls
 LARGEST     the largest magnitude
 SUMS        here begin the sums, with the places from KEPT on
@@ -60,7 +60,8 @@ FIRST_WORSE, MEASURED, TURN, DISTANCE, SEEN_GRADIENTS, FOUND = range(13, 19)
 SQUARE, WATCHED = 21, 22
 """More places in the tensor of `add_watched`.
 
-A site has two such tensors: one for its calls, and one for its gradients.
+A site has two such tensors: one for its calls, and one for its gradients. Both have all places,
+because their numbers are added when they are read.
 
 BAD_CALLS           measured calls whose output has NaN or Inf
 FIRST_BAD           the number of CALLS before the first bad call; Inf if there was none
@@ -78,7 +79,7 @@ FOUND               here begin three numbers of a call, only for kernels
 SQUARE              a number of a gradient, only for kernels
 WATCHED             the number of places above; the rows begin here, see `rows_in`
 """
-_ROW = 4096  # values that are added up in float32
+_ROW = 4096  # how many values are added up in float32
 TINY = 1e-12  # the magnitude up to which a Watchdog calls a channel dead
 READ = {"cpu"}
 """The types of devices whose tensors are read to decide what to do; a test takes the CPU out."""
@@ -96,6 +97,7 @@ def add_measured(
     def with_kernels() -> None:
         from .kernels import moments
 
+        # without a gate, the kernels use only the places in the sums
         places = moments.Places(KEPT, ZEROS, BINS, TRAINED, OFF, ALL_VALUES)
         moments.measure(x, state["sums"], state["largest"], exponents, places, scale)
         state["all_values"] += x.numel()
@@ -132,7 +134,7 @@ def add_moments(state: dict[str, Any], x: Tensor, scale: float | Tensor = 1.0) -
 
 
 def _sum_and_norm(x: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the sum of a tensor and its norm, in a wide type; `largest` is its magnitude."""
+    """Return the sum and the norm of a tensor with this largest magnitude, in a wide type."""
     wide = wide_dtype(x.device)
     may_use_rows = x.device.type == "cpu" and x.dtype.itemsize <= 4
     # in float32, squares of other magnitudes would overflow or vanish
@@ -140,8 +142,9 @@ def _sum_and_norm(x: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
         total, norm = _sum_and_norm_by_rows(x)
         squares = float(norm) ** 2
         square_of_sum = float(total) ** 2
-        # the variance of nearly equal values would lose its digits
-        if squares > 1.01 * square_of_sum / x.numel():
+        # the variance of nearly equal values needs more digits than float32 has
+        values_differ = squares > 1.01 * square_of_sum / x.numel()
+        if values_differ:
             return total, norm
     return x.sum(dtype=wide), vector_norm(x, dtype=wide)
 
@@ -192,7 +195,7 @@ def add_shares(state: dict[str, Any], x: Tensor, edges: Sequence[float]) -> None
     first = int(math.log2(edges[0])) + 127
     last = first + len(edges) - 1
     zeros = x.numel() - torch.count_nonzero(x)
-    smaller = counts[:first].sum() - zeros
+    smaller = counts[:first].sum() - zeros  # which have the exponent 0
     larger = counts[last:255].sum(0, keepdim=True)
     shares = torch.stack((zeros, counts[255], smaller))
     added = torch.cat((shares, counts[first:last], larger))
@@ -248,7 +251,7 @@ def add_batch(batches: Any, x: Tensor) -> Any:
 
     Returns the new sums.
     """
-    if x.numel() <= x.shape[1]:  # one value has no variance
+    if x.numel() <= x.shape[1]:  # a channel with a single value has no variance
         return batches
     wide = x.to(wide_dtype(x.device))
     others = [0, *range(2, x.ndim)]
@@ -270,7 +273,7 @@ def norm_of_arguments(arguments: Sequence[Tensor]) -> Tensor:
     -inf counts in the first argument only, because masks of attention hold it.
     """
     of_first = [norm_of(x) for x in arguments[:1] if x.numel()]
-    of_others = [_positive(x) for x in arguments[1:] if x.numel()]
+    of_others = [_largest_positive(x) for x in arguments[1:] if x.numel()]
     return _largest_of([*of_first, *of_others])
 
 
@@ -286,10 +289,10 @@ def extremes(tensors: Sequence[Tensor], exact: bool = False) -> tuple[Tensor, Te
     largest = _largest_of([measure(x) for x in tensors])
     if largest.device.type == "cpu" and largest < math.inf:
         return largest, None
-    return largest, _largest_of([_positive(x) for x in tensors])
+    return largest, _largest_of([_largest_positive(x) for x in tensors])
 
 
-def _positive(x: Tensor) -> Tensor:
+def _largest_positive(x: Tensor) -> Tensor:
     """Return the largest value, at least 0; NaN if there is one."""
     if x.element_size() == 1:
         x = x.float()  # torch has no extremes of float8
@@ -297,7 +300,7 @@ def _positive(x: Tensor) -> Tensor:
 
 
 def largest_of_call(tensors: Sequence[Tensor], arguments: Sequence[Tensor]) -> Tensor | None:
-    """Return the numbers of `extremes` and `norm_of_arguments`, by one kernel for two tensors.
+    """Return the numbers of `extremes` and `norm_of_arguments`, by a kernel for each two tensors.
 
     Without kernels, it returns None. Then call these two functions.
     """
@@ -359,8 +362,10 @@ def norm_of(x: Tensor) -> Tensor:
     if fast and not norm < math.inf:
         norm = vector_norm(x, dtype=torch.float64)
 
-    if x.dtype is torch.float64 and not (x.device.type == "cpu" and norm < math.inf):
-        norm = torch.where(norm < math.inf, norm, largest_magnitude(x))
+    if x.dtype is torch.float64:
+        is_known_finite = x.device.type == "cpu" and norm < math.inf  # others are not read
+        if not is_known_finite:
+            norm = torch.where(norm < math.inf, norm, largest_magnitude(x))
     return norm
 
 
@@ -378,15 +383,16 @@ def square_of(x: Tensor, scale: float | Tensor = 1.0) -> Tensor | None:
 
 
 def rows_in(state: Tensor) -> int:
-    """Return how many rows of calls, and of gradients, the tensor of `add_watched` has.
+    """Return for how many calls, and for as many gradients, the tensor of `add_watched` has rows.
 
-    A row has the number of the call or gradient since the beginning, from 1, and its value.
+    A row has the number of the call or gradient since the beginning, from 1, and its value: the
+    largest magnitude or the norm. The rows of the gradients come after those of the calls.
     """
     return (state.shape[0] - WATCHED) // 4
 
 
 def _keep_row(new: Tensor, value: Tensor, of_gradient: bool) -> None:
-    """Add a row behind the others, and remove the oldest one, if all values so far were finite."""
+    """If all values so far were finite, add a row behind the others, and remove the oldest one."""
     keep = rows_in(new)
     if not keep:
         return
@@ -452,8 +458,8 @@ def _begin(training: bool, state: Tensor, calls: bool) -> Tensor | None:
         calls: True for a call of the layer, False for a gradient.
 
     Returns:
-        The state or its copy. None if there is nothing to add: it is a call that a checkpoint
-        repeats or, on a CPU, the site is off.
+        The state or its copy. None if there is nothing to add, because a checkpoint repeats the
+        call or, on a CPU, because the site is off.
     """
     if recomputes() and calls:
         return None
@@ -585,7 +591,7 @@ class _MeasuredTensor:
         self._add_batch(due)
         if self.mapped is not None and self.alive is not None and self.mapped.numel():
             moments.alive(self.mapped, self.alive, 0.0, gate)
-        # the last step, because it counts the call: the gate of each step reads this number
+        # last, because this counts the call, and the gate of each kernel reads the count
         scale = 1.0 if self.scale is None else self.scale
         moments.measure(
             self.x,
@@ -922,4 +928,5 @@ def add_measured_gradient(
 
 
 for _operator in (add_watched_gradient, add_measured_gradient):
-    torch.fx.has_side_effect(_operator)  # so that no call is left out
+    # otherwise torch.fx removes the calls, which have no result and, by their schema, no effect
+    torch.fx.has_side_effect(_operator)

@@ -124,12 +124,12 @@ class Capture(Observer):
     detach: bool = True
     active: Literal["train", "always"] = field(default="always", kw_only=True)
 
-    whole: ClassVar[bool] = True
-    by_epoch: ClassVar[bool] = False
+    whole: ClassVar[bool] = True  # it gets all tensors of a nested output
+    by_epoch: ClassVar[bool] = False  # the records outlive the epoch, and are not in the report
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # the names of devices and types, which a file can hold
+        # store names, because a spec file can't hold objects of torch
         if self.device is not None:
             store(self, device=_name_of_device(self.device))
         if self.dtype is not None:
@@ -169,11 +169,12 @@ class Capture(Observer):
             return
 
         is_due = state["calls"] % self.every == 0
+        # without activations, a call that gets no gradient has nothing to keep
         if is_due and (self.activations or seen.differentiable):
             self._keep_call(calls, state["calls"], seen)
 
     def _keep_call(self, calls: dict[int, _Call], number: int, seen: Seen) -> None:
-        """Keep a call of the layer, and drop the first one if there are too many."""
+        """Keep a call of the layer, and remove the oldest one if there are too many."""
         if self.channelwise:
             views = [seen.view(x) for x in seen.tensors]
         else:
@@ -189,11 +190,12 @@ class Capture(Observer):
         record = Record(seen.epoch, number, value, None, seen.training)
         calls[number] = _Call(record, nesting, views, {})
         if self.keep is not None and len(calls) > self.keep:
-            first = next(iter(calls))
-            del calls[first]
+            oldest = next(iter(calls))
+            del calls[oldest]
 
     def _keep_gradient(self, calls: dict[int, _Call], seen: Seen) -> None:
         """Keep a gradient with its call, if the call is kept."""
+        # a checkpoint has recomputed the call, see `Seen.ticket`
         if seen.ticket is None or seen.ticket < 0:
             raise ValueError(
                 "gradients can't be matched with calls in a reentrant or compiled checkpoint: "
@@ -222,7 +224,8 @@ class Capture(Observer):
                 raise TypeError(f"reduce must return a tensor, got {kind_of(result)}")
             return result
 
-        if self.reduce is None or x.ndim <= 1:
+        has_only_samples = x.ndim <= 1  # no reduction touches axis 0
+        if self.reduce is None or has_only_samples:
             return x
 
         if self.reduce == "channels":
@@ -231,7 +234,8 @@ class Capture(Observer):
                     f"reduce='channels' can't tell the channels of a tensor of shape "
                     f"{tuple(x.shape)}: give layout, 'NCHW' or 'NHWC' say"
                 )
-            positions = view.to_maps(x).unsqueeze(-1).flatten(2)
+            maps = view.to_maps(x)
+            positions = maps.unsqueeze(-1).flatten(2)  # (N, C) has one position
             return positions.mean(2)
 
         rows = x.flatten(1)

@@ -33,7 +33,7 @@ from ..quoting import described, quote
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 _T = TypeVar("_T")
-_DEEPEST = 4  # levels of containers between a tensor and the cache that holds it
+_DEEPEST = 4  # the most levels of containers between a tensor and the cache that holds it
 _LRU: type = type(functools.lru_cache(lambda: None))
 
 
@@ -97,8 +97,9 @@ def _run_copy(
             copies = [copy.deepcopy((model, arguments_of(example)))]
         _clear_hooks(copies[0][0])
 
+        # `copies` holds the only reference to the copy, so the copy is freed after the call
         with mode or nullcontext():
-            return run(*copies.pop())  # no other reference, so the copy is freed after the call
+            return run(*copies.pop())
 
 
 @contextmanager
@@ -108,7 +109,7 @@ def _undisturbed() -> Iterator[None]:
     The states are those of Python, of torch on the CPU and of the current GPU. NumPy and other GPUs
     are left out. A real forward will repeat the warnings.
     """
-    logger = logging.getLogger("torch._subclasses.fake_tensor")  # its errors are raised as well
+    logger = logging.getLogger("torch._subclasses.fake_tensor")  # what it logs is also raised
     was_disabled = logger.disabled
     state = random.getstate()
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
@@ -139,7 +140,7 @@ def _clear_hooks(copied: nn.Module) -> None:
 
 
 def own_input(model: nn.Module) -> Tensor | None:
-    """Return two empty images of the size in the configuration of a timm model; None for others."""
+    """Return two images of zeros, in the size that a timm model states; None for other models."""
     config = getattr(model, "pretrained_cfg", None)
     if not isinstance(config, Mapping) or not config.get("input_size"):
         return None
@@ -210,7 +211,10 @@ def _remove_from_caches(mode: Any) -> None:
 
 
 def _remove_from_holders(held: list[Any]) -> list[Any]:
-    """Remove objects from the dicts and caches that hold them, and return other containers."""
+    """Remove objects from the dicts and caches that hold them.
+
+    Returns the other containers that hold them, which may be in a cache.
+    """
     ids = set(map(id, held))
     containers: list[Any] = []
     for holder in gc.get_referrers(*held):

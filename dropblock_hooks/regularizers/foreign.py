@@ -36,8 +36,8 @@ class Foreign(Regularizer):
 
     A module or a function in a spec means ``Foreign(module)``. Spec files cannot hold a `Foreign`.
     The class is called once per `Foreign`, and each site has a copy of the module, in training
-    mode. `Attachment.set` calls the class again. So do schedules that depend on the depth or on
-    ``epochs=`` of `attach`. Schedules and floats in `kwargs` are set as attributes of the copy. The
+    mode. `Attachment.set` calls the class again, and so does `attach` if a schedule depends on the
+    depth or on ``epochs=``. Schedules and floats in `kwargs` are set as attributes of the copy. The
     realized rate is the share of nonzero elements that became zero. The state of the attachment
     does not hold buffers.
 
@@ -136,9 +136,9 @@ class Foreign(Regularizer):
 
     def check(self, values: Mapping[str, float]) -> None:
         has_layout = self.layout != "auto"
-        # a target that drops samples needs them on axis 0, which a stated layout confirms
-        is_ignored = self.grid is None and not (self.channelwise or self.samplewise)
-        if has_layout and is_ignored:
+        # for a target that drops samples, a stated layout says that axis 0 is the batch
+        ignores_layout = self.grid is None and not (self.channelwise or self.samplewise)
+        if has_layout and ignores_layout:
             raise ValueError(
                 f"{self.label} gets the tensor as the layer gave it, so layout={self.layout!r} has "
                 "no effect. Move the axes in a function of yours, and wrap that"
@@ -198,7 +198,7 @@ class Foreign(Regularizer):
 def _applied(target: Any, rates: Sequence[str], x: Tensor, now: Now) -> Applied:
     """Call the module or the function of a site, and count the values that became zero.
 
-    The module follows the tensor to its device, because no module of the model holds it.
+    The wrapped module is no part of the model, so it is moved to the device of the tensor here.
     """
     for name in rates:
         setattr(target, name, getattr(now, name))
@@ -283,7 +283,7 @@ class Retune(DropsShare, Regularizer):
     def fitted(
         self, attribute: str, ours: Regularizer | None = None, read_elsewhere: bool = False
     ) -> Retune:
-        """Return a copy for a module whose rate is in this attribute.
+        """Return a copy for a module whose rate is in this attribute; `RetuneHook` calls it.
 
         Args:
             attribute: the name of the attribute.
@@ -301,10 +301,11 @@ class Retune(DropsShare, Regularizer):
 
         spatial = self.ours.spatial
         if spatial in (1, 3):
-            # torch reads such a tensor as (C, ...); only for nn.Dropout2d it is (N, C, L)
+            # nn.Dropout1d and nn.Dropout3d take a tensor with one axis less as (C, ...), without a
+            # batch, but nn.Dropout2d takes it as (N, C, L)
             is_unbatched = x.ndim == spatial + 1
             if is_unbatched:
-                return drop_units(x, now.p, 1)
+                return drop_units(x, now.p, axes=1)
         return self.ours.apply(x, now)
 
 
@@ -322,15 +323,17 @@ def held_rate(regularizer: Regularizer) -> str:
 def in_place_of(module: nn.Module) -> Regularizer | None:
     """Return the regularizer of this package that equals the layer; None if it is unknown."""
     if "forward" in vars(module):
-        return None  # replaced on this one layer
+        return None  # the forward of this one layer was replaced
 
+    # a subclass is known if it inherits the forward of torch's class
     cls = type(module)
     if unit_of_layer(cls.__name__) != "samples":
         return _OF_TORCH.get(cls.forward)
 
+    # StochasticDepth of torchvision has a mode in which it drops whole batches
     drops_rows = getattr(module, "mode", "row") == "row"
-    has_content = children_of(module) or parameters_of(module)
-    if has_content or not drops_rows:
+    does_more = children_of(module) or parameters_of(module)
+    if does_more or not drops_rows:
         return None
     scale_by_keep = bool(getattr(module, "scale_by_keep", True))
     return DropPath(0.0, scale_by_keep=scale_by_keep)

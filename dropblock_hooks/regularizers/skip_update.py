@@ -1,4 +1,7 @@
-"""SkipUpdate: an update whose norm is too large or not finite is left out."""
+"""SkipUpdate: an update whose norm is too large or not finite is left out.
+
+At the step of the optimizer, ``sites.memories`` calls `SkipUpdate.judge`.
+"""
 
 from collections.abc import Mapping
 from dataclasses import field
@@ -20,7 +23,7 @@ class SkipUpdate(WithMemory):
     Use it against bad batches. To leave out an update, it sets the gradients to None before the
     optimizer's step. So the parameters and the state of the optimizer do not change. It warns at
     the first update that it leaves out, and the report has the share of these updates. It acts once
-    per update, so ``attach`` needs the optimizer. On a GPU, the CPU waits for it once per update.
+    per update, so ``attach`` needs the optimizer. Once per update, the CPU waits for the GPU.
 
     Example:
         >>> spec = {"param:**": SkipUpdate(max_norm=100.0, z=6.0)}
@@ -41,7 +44,7 @@ class SkipUpdate(WithMemory):
             mode, too).
         when: ``"accumulated"``; no other value is allowed.
         group: True takes one norm over all parameters of the entry; False judges each parameter by
-            its own, and leaves out only the updates of parameters whose norm is too large.
+            its own norm, and leaves out only the updates of parameters whose norm is too large.
         decay: weight of the old mean and variance, in [0, 1).
         warmup: number of the first updates, at least 1, which have no z-score.
 
@@ -50,7 +53,8 @@ class SkipUpdate(WithMemory):
         ValueError: if a value is not allowed.
 
     Equation:
-        no update if ``norm(g) > max_norm``, ``norm(g) > mean + z * std``, or not finite.
+        no update if ``norm(g) > max_norm``, ``norm(g) > mean + z * std``, or ``norm(g)`` is not
+        finite.
     """
 
     max_norm: Positive | None = None
@@ -58,14 +62,15 @@ class SkipUpdate(WithMemory):
     decay: float = field(default=0.97, kw_only=True)
     warmup: int = field(default=25, kw_only=True)
     group: bool = field(default=True, kw_only=True)
-    bounds: ClassVar[Mapping[str, int]] = {"max_norm": 1}
-    clips: ClassVar[bool] = False
+    bounds: ClassVar[Mapping[str, int]] = {"max_norm": 1}  # an upper bound
+    clips: ClassVar[bool] = False  # it decides only whether there is an update
     function = staticmethod(functional.skip_update)
 
     def check(self, values: Mapping[str, float]) -> None:
         self.check_average()
 
     def judge(self, norms: Tensor, memory: Tensor, now: Now) -> Remembered:
-        rates = vars(now)
+        rates = vars(now)  # without the rates that are None
         max_norm = rates.get("max_norm")
-        return skip_update(norms, memory, max_norm, rates.get("z"), self.decay, self.warmup)
+        z = rates.get("z")
+        return skip_update(norms, memory, max_norm, z, self.decay, self.warmup)

@@ -22,8 +22,8 @@ class Stage(NamedTuple):
 
     Attributes:
         stated: the name in the entry.
-        ends: the stage, then its last child, the last child of that, and so on inward; empty if
-            the model does not have the stage. See `_ends`.
+        ends: the name of the stage and, if it is a plain container, of its last child, and so on
+            inward; empty if the model does not have the stage. See `_ends`.
         stride: pixels of the image between two positions of the map.
         channels: the number of channels of the map.
     """
@@ -72,7 +72,7 @@ def stage_target(index: Index, by: str, text: str, whole: bool = False) -> Targe
 
 
 def stage_channels(index: Index) -> dict[str, int | None]:
-    """Return the channels of each stage, by the names of the layers that end the stage."""
+    """Return the channels of each stage, by each name in `Stage.ends`."""
     try:
         stages = _stages(index)
     except NoMatchError:
@@ -90,7 +90,7 @@ def _stages(index: Index) -> list[Stage]:
     prefix = _prefix_of_host(index)
     host = index.modules[prefix[:-1]].module
     entries = [entry for entry in _entries(host) or [] if "module" in entry]
-    names = [entry["module"] or "(no layer)" for entry in entries]
+    names = [entry["module"] or "(no layer)" for entry in entries]  # `_find` finds no such layer
 
     stages = []
     for name, entry in zip(names, entries, strict=True):
@@ -130,9 +130,12 @@ def _prefix_of_host(index: Index) -> str:
 
 
 def _entries(module: nn.Module) -> list[dict[str, Any]] | None:
-    """Return the entries of ``feature_info``; None without it, or if it is a method of a block."""
+    """Return the entries of ``feature_info``; None if there are none.
+
+    In blocks of EfficientNet, ``feature_info`` is a method.
+    """
     info = getattr(module, "feature_info", None)
-    info = getattr(info, "info", info)
+    info = getattr(info, "info", info)  # of timm's class FeatureInfo, or the list itself
     return info if isinstance(info, list) else None
 
 

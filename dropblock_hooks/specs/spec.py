@@ -218,7 +218,7 @@ class Draft:
         source: the name of the file, or ``""``.
         problems: a text for each fault.
         entries: the entries whose selectors have no faults.
-        places: the line of each entry, for the begin of a message.
+        places: the line of each entry, for the beginning of a message.
     """
 
     def __init__(self, data: Any, lines: Lines | None = None, source: str = "") -> None:
@@ -335,7 +335,7 @@ class Draft:
         return tuple(regularizers)
 
     def _made(self, make: Callable[[Any, Keys], Any], value: Any, path: Keys) -> Any:
-        """Call `make` with plain data. After faults, which become problems, return None."""
+        """Call `make` with a value of the spec. If it has faults, note them, and return None."""
         try:
             return make(value, path)
         except PlainError as error:
@@ -353,7 +353,7 @@ class Draft:
         self.problems.append(f"{place}{keys}: {message}")
 
     def _place(self, path: Keys) -> str:
-        """Return the begin of a message: the line of a key, or of the nearest key above it."""
+        """Return the beginning of a message: the line of a key, or of the nearest key above it."""
         while path and path not in self._lines:
             path = path[:-1]
         if not path:
@@ -383,9 +383,10 @@ def _plain_selector(selector: Selector) -> Any:
 
 
 def _items_of(value: Any, path: Keys) -> list[tuple[Keys, Any]]:
-    """Return the regularizers of an entry as plain data, with their paths of keys."""
-    is_one = with_name_first(value) or without_name(value)
-    if isinstance(value, Mapping) and len(value) > 1 and not is_one:
+    """Return the regularizers of an entry, as the spec gives them, with their paths of keys."""
+    # a regularizer whose name is missing or in the wrong place, which is refused later
+    is_one_with_mistake = with_name_first(value) or without_name(value)
+    if isinstance(value, Mapping) and len(value) > 1 and not is_one_with_mistake:
         return [(path, {name: fields}) for name, fields in value.items()]
     if not is_list(value):
         return [(path, value)]
