@@ -1,6 +1,7 @@
 """The texts of all findings and warnings, in one table. docs/troubleshooting.md explains them.
 
-A name in braces is replaced by a value. A text says what happened, and its cure what to do.
+A name in braces is replaced by a value, ``{why}`` and ``{cure}`` by those of a `Cause`. A text says
+what happened, and its cure what to do.
 
 Most findings are made by the functions of ``diagnosis``.
 """
@@ -15,6 +16,7 @@ REPLACED = Message(
     "Call attach again",
     Severity.ERROR,
 )
+# these texts have the cure, because `shard_refusal` shows only the text
 SHARDED = Message(
     Kind.SHARDED,
     "{sharding} shards the parameter, and each process has a part of its gradient only: "
@@ -293,7 +295,7 @@ GRAD_SCALER = Message(
     "attached.grad_scaler = scaler; otherwise pass grad_scaler=False",
 )
 
-# the dry run
+# the spec and the dry run
 
 DROPPED_TWICE = Message(
     Kind.DROPPED_TWICE,
@@ -460,7 +462,7 @@ EQUAL_INPUTS = Message(
     "Watchdog the names of the other rules",
 )
 
-# warnings without a kind
+# warnings that are not findings
 
 STEP_IN_BACKWARD = (
     "step() was called during a backward: activation checkpoints that are recomputed after it use "
@@ -499,13 +501,13 @@ EMPTY_MAP = (
     "no position at layer {layer} raises the target's score in image {images}: the weighted sum is "
     "nowhere positive, and the map is all zeros"
 )
-_SEVERAL_KERNELS = (
-    "so regularizers on a GPU start several kernels where one would do. Install {triton}. Set "
-    "DROPBLOCK_HOOKS_TRITON=0 to use torch operations without this warning"
-)
 NO_SHORTCUT = (
     "{site}: the output of the layer has another shape than its input, so there is no ratio of "
     "branch and shortcut. Other layers of this kind are not named"
+)
+_SEVERAL_KERNELS = (
+    "so regularizers on a GPU start several kernels where one would do. Install {triton}. Set "
+    "DROPBLOCK_HOOKS_TRITON=0 to use torch operations without this warning"
 )
 NO_TRITON = "Triton can't be imported ({error}), " + _SEVERAL_KERNELS
 OLD_TRITON = "triton {version} is older than {oldest}, " + _SEVERAL_KERNELS

@@ -17,6 +17,7 @@ _FOLDERS = [
     *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")),
     site.getusersitepackages(),  # for ``pip install --user``
 ]
+# modules of Python itself have file names such as "<frozen runpy>"
 _NOT_THE_USERS = ("<frozen", *(folder + os.sep for folder in _FOLDERS))
 
 
@@ -41,13 +42,15 @@ class HookWarning(UserWarning):
 def warn(message: str, findings: Sequence[Any] = (), *, each_call: bool = False) -> None:
     """Warn at the innermost line of the user, outside of this package and of libraries.
 
-    Python shows a text once for each line. A loop of trainings runs the same line several times, so
-    callers of this function choose what is a repetition: almost all warn once for an attachment.
+    Python would show a text once for each line of code, but a loop of trainings runs the same line
+    several times. So Python looks for no repetitions here, and almost all callers warn once for an
+    attachment.
 
     Args:
         message: the text.
         findings: the findings in the text.
-        each_call: True for a caller that warns in every call. Then Python leaves out repetitions.
+        each_call: True for a caller that warns in every call. Then Python leaves out repetitions
+            at the same line.
     """
     frame: FrameType | None = sys._getframe()
     while frame is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):

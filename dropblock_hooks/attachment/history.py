@@ -1,4 +1,4 @@
-"""Reads the history of an attachment, with the epoch that has not ended.
+"""Reads the history of an attachment with its open epoch, and adds the last epoch to it.
 
 `Attachment.history` calls `history_of`. `Attachment.remove` calls `close_last`, and trainers log
 `rates_now`.
@@ -26,8 +26,11 @@ def history_of(
     recorder = run.history
     rows = recorder.rows()
 
-    was_trained = run.was_trained()
-    if run.installed and (was_trained or recorder.was_active(run.sites)):
+    was_trained = run.was_trained()  # takes the counts of compiled code, too
+    # with active="always", a site acts in evaluation mode
+    has_open_rows = was_trained or recorder.was_active(run.sites)
+    # after `Attachment.remove`, `rows` has the last epoch already
+    if run.installed and has_open_rows:
         open_rows = recorder.open_rows(
             math.floor(run.epoch),
             run.sites,
@@ -39,7 +42,10 @@ def history_of(
 
 
 def close_last(run: Run, faults: Sequence[Finding]) -> None:
-    """Add the rows of the present epoch with its faults, because no step will end it."""
+    """Add the rows of the present epoch, because no step will end it.
+
+    Its faults are noted only if the model was trained in it.
+    """
     recorder = run.history
     if run.was_trained():
         recorder.note_findings(faults)

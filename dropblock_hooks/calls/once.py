@@ -27,9 +27,9 @@ from ..specs.spec import Draft
 
 
 class Once(Capture):
-    """A `Capture` for one call. Its label differs, so it may share a layer with a `Capture`."""
+    """A `Capture` for one call. Its own label lets it share a layer with the user's `Capture`."""
 
-    label = "capture"  # the name of the function, also in errors
+    label = "capture"  # the function that the user calls, for errors
 
     def __repr__(self) -> str:
         return self.label
@@ -47,7 +47,7 @@ class EdgeHook(ObserveHook):
         if not x.requires_grad:
             x = x.detach().requires_grad_()  # a new root of the graph
         x = super().watched(x, at, ticket, awaited)
-        if graph_task() == NO_TASK:
+        if graph_task() == NO_TASK:  # not while a checkpoint recomputes the forward
             self.run.shared["edges"].append(get_gradient_edge(x))
         return x
 
@@ -65,13 +65,15 @@ def call_once(
     draft = Draft.of([(layers, observer)])
     placements, *_ = place(index, draft)
     edges: list[GradientEdge] = []
-    run = Run(checked=True, shared={"edges": edges})  # the caller reports uncalled layers
+    # `checked` switches the checks of a forward off, because the caller reports uncalled layers
+    run = Run(checked=True, shared={"edges": edges})
     attached = install(index.model, placements, run, lambda site, _: EdgeHook(site))
 
     try:
         with as_written():
             scores = forward()
             if scores is not None and scores.requires_grad and edges:
+                # the observer keeps the gradients; `scores` need not depend on each edge
                 torch.autograd.grad(scores.sum(), edges, allow_unused=True)
         return list(attached._sites)
     finally:
@@ -146,13 +148,14 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
         stack.enter_context(as_written())
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
-        # `default_layers` runs under no_grad(); a later forward in the same autocast would use its
-        # casts, which have no graph, up to torch 2.9
+        # `default_layers` runs under no_grad(), so the casts of autocast have no graph. Up to torch
+        # 2.9, a later forward in the same autocast would use them
         stack.callback(torch.clear_autocast_cache)
 
         for site in sites:
             stack.callback(setattr, site.run, "installed", site.run.installed)
-            # `counter` is the tally, with the counts of compiled code
+            # in evaluation, a site that does not act counts nothing else; reading `counter` first
+            # moves the counts of compiled code to `tally`
             stack.callback(setattr, site.tally, "evaluated", site.counter.evaluated)
             site.run.installed = False  # unlike `enabled`, this does not show in the report
         yield

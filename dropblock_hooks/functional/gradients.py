@@ -46,13 +46,13 @@ def clamp_measured(
     if isinstance(min, Tensor) or isinstance(max, Tensor) or not _kernels_take(grad):
         return with_torch()
 
-    from .kernels import clamp
+    from .kernels import clamp  # not above, because Triton may be missing
 
     return launch.or_else(lambda: clamp.clamp(grad, min, max, scale), with_torch)
 
 
 def _kernels_take(grad: Tensor) -> bool:
-    """Return whether the kernels for gradients, which compute in float32, are used for this one."""
+    """Return whether kernels are used for this gradient. They take no float64 and nothing empty."""
     return grad.numel() > 0 and grad.dtype is not torch.float64 and launch.takes(grad)
 
 
@@ -81,9 +81,9 @@ def fit(bound: Bound | None, dtype: torch.dtype) -> Any:
 
 
 def largest_magnitude(grad: Tensor, below: bool, above: bool) -> Tensor:
-    """Return the largest magnitude; with one bound only, the largest one on its side."""
+    """Return the largest magnitude; with a bound only `below` or `above`, on this side only."""
     if grad.numel() == 0:
-        return grad
+        return grad  # no magnitude
 
     lowest, highest = grad.aminmax()
     if below and above:
@@ -217,7 +217,7 @@ def _clip_adaptive_with_torch(
 
 
 def group_norm(grad: Tensor, norm_type: float, per: Per, channel_axis: int = 1) -> Tensor:
-    """Return the norms of the groups, in float64; a group keeps its axes, with size 1."""
+    """Return the norms of the groups, in float64 if the device has it. Axes stay, with size 1."""
     wide = wide_dtype(grad.device)
     if grad.numel() == 0:
         return torch.zeros((), dtype=wide, device=grad.device)

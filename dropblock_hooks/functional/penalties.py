@@ -7,7 +7,7 @@
     sum((w - w0) ** 2) / 2      w - w0                                 l2_sp
 
 The public functions return the penalty, which autograd differentiates. The ``*_gradient`` functions
-return the gradient and the penalty, without autograd. They compute in at least float32.
+return the gradient in closed form, and the penalty. All of them compute in at least float32.
 """
 
 from typing import TypeAlias
@@ -58,8 +58,8 @@ def z_loss_gradient(x: Tensor, dim: int) -> GradientAndPenalty:
     log_partition = logits.logsumexp(dim, keepdim=True)
     value = log_partition.square().mean()
 
-    number = max(log_partition.numel(), 1)
-    slope = log_partition * (2.0 / number)
+    n_rows = max(log_partition.numel(), 1)  # an empty tensor has none
+    slope = log_partition * (2.0 / n_rows)
     softmax = (logits - log_partition).exp()
     gradient = softmax * slope
     return gradient, value
@@ -92,8 +92,8 @@ def activity_l1_gradient(x: Tensor) -> GradientAndPenalty:
     activation = wide(x)
     value = activation.abs().mean()
 
-    number = max(x.numel(), 1)
-    gradient = activation.sign() / number
+    n_elements = max(x.numel(), 1)  # an empty tensor has none
+    gradient = activation.sign() / n_elements
     return gradient, value
 
 
@@ -124,8 +124,8 @@ def activity_l2_gradient(x: Tensor) -> GradientAndPenalty:
     activation = wide(x)
     value = activation.square().mean()
 
-    number = max(x.numel(), 1)
-    gradient = activation * (2.0 / number)
+    n_elements = max(x.numel(), 1)  # an empty tensor has none
+    gradient = activation * (2.0 / n_elements)
     return gradient, value
 
 

@@ -20,8 +20,8 @@ def plot_gradient_flow(attached: Attachment, ax: Any = None) -> Any:
     """Draw the gradient norms of the layers, in the order of the model, on a log scale.
 
     Each site of `GradientStats` gives its mean norm and its largest value. Each site that clips by
-    a norm gives its bound and the norms before it. A triangle marks a gradient of 0. A cross marks
-    a layer with NaN or Inf, which are left out of the values.
+    a norm gives its bound and the norms before clipping. A triangle marks a gradient of 0. A cross
+    marks a layer with NaN or Inf, which are left out of the values.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
@@ -73,7 +73,7 @@ def _draw_norms(ax: Any, positions: list[int], results: list[Any]) -> None:
     zeros = []
     nonfinite = []
     for position, result in zip(positions, results, strict=True):
-        # a log scale leaves NaN out
+        # a log scale has no 0, and leaves NaN out
         norms.append(result.norm or math.nan)
         largest.append(result.largest or math.nan)
         if result.norm == 0:

@@ -105,7 +105,7 @@ def _draw_channels(axes: Sequence[Any], image: Tensor, kept: Tensor) -> None:
 def _draw_share(figure: Any, ax: Any, kept: Tensor) -> None:
     """Draw the share of the channels that is dropped at each position, with a color bar."""
     dropped = 1 - kept.mean(0)
-    top = max(float(dropped.max()), 0.1)
+    top = max(float(dropped.max()), 0.1)  # small shares stay dark
     shares = ax.imshow(dropped.numpy(), cmap="magma", vmin=0.0, vmax=top)
     ax.set_title(f"dropped: {float(dropped.mean()):.3g}", fontsize="small")
 
@@ -117,7 +117,7 @@ def _draw_share(figure: Any, ax: Any, kept: Tensor) -> None:
 def _kept_by_site(
     model: nn.Module, which: str | Select | None, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[LiveSite, Tensor]:
-    """Return the mask of kept elements of each layer for the first sample, (C, h, w)."""
+    """Return the mask of kept elements of each site for the first sample, (C, h, w)."""
     copied = copy.deepcopy(unwrap(model))
     kept_by_site: dict[LiveSite, Tensor] = {}
 
@@ -128,7 +128,10 @@ def _kept_by_site(
         kwargs: dict[str, Any],
         output: Any,
     ) -> None:
-        """Let the site draw once more, on ones of the shape of its map, and keep the mask."""
+        """Let the site draw once more, on ones of the shape of its map, and keep the mask.
+
+        In the map itself, elements may be 0 without being dropped.
+        """
         site = hook.site
         _, _, x = hook.pick(Call(args, kwargs, output))
         maps = site.reader.map_of(x)
@@ -146,8 +149,10 @@ def _kept_by_site(
             site = hook.site
             if site in sites and site.draws and site.regularizer.spatial in (None, 2):
                 module.register_forward_hook(partial(probe, hook), with_kwargs=True)
-        attached._run.grids.put_on(copied)  # tokens are drawn as maps
+        # shows tokens as maps; attach does this only for regularizers that act on maps
+        attached._run.grids.put_on(copied)
 
+    # the autograd graph shows the order of the axes
     with torch.random.fork_rng(), torch.enable_grad():
         copied.train()(*args, **kwargs)
     if not kept_by_site:

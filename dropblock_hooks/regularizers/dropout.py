@@ -49,6 +49,7 @@ class _DropsUnits(DropsShare, Regularizer):
     off: ClassVar[Mapping[str, float]] = {"p": 0.0}
 
     def apply(self, x: Tensor, now: Now) -> Applied:
+        # a unit is a place on the first two axes, or on all
         axes = 2 if self.unit == "channels" else None
         return drop_units(x, now.p, axes)
 
@@ -247,7 +248,7 @@ class DropPath(DropsShare, Regularizer):
     off: ClassVar[Mapping[str, float]] = {"p": 0.0}
 
     def apply(self, x: Tensor, now: Now) -> Applied:
-        return drop_units(x, now.p, 1, rescale=self.scale_by_keep)
+        return drop_units(x, now.p, axes=1, rescale=self.scale_by_keep)
 
 
 @register
@@ -409,12 +410,13 @@ class _Blocks(DropsShare, Regularizer):
     def __post_init__(self) -> None:
         super().__post_init__()
         edges = check_block_size(self.block_size, self.spatial)
+        # one number for equal edges, so that (7, 7) equals 7
         block_size = edges if len(set(edges)) > 1 else edges[0]
         method = method_of(self.seed_rate(), self.border)
         store(self, block_size=block_size, edges=edges, method=method)
 
     def seed_rate(self) -> Calibration:
-        """Return how the chance of a block to begin follows from p."""
+        """Return the calibration, which gives the chance of a block to begin from p."""
         return "exact"
 
     def block_in_force(self, map_size: tuple[int, ...]) -> tuple[int, ...]:
@@ -645,5 +647,6 @@ class Disout(_Blocks):
     off: ClassVar[Mapping[str, float]] = {"p": 0.0}
 
     def apply(self, x: Tensor, now: Now) -> Applied:
+        # compiled code passes rates as tensors
         distort = operators.distort_blocks_traced if isinstance(now.p, Tensor) else distort_blocks
         return distort(x, now.p, self.edges, now.alpha, self.share_channels, method=self.method)

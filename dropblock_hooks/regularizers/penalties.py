@@ -58,11 +58,14 @@ class Penalty(Regularizer):
     def apply(self, x: Tensor, now: Now) -> Applied:
         """Add the gradient of the penalty to `x`, the gradient of the loss at ``now.activation``.
 
-        The penalty goes to the report as ``now.norms``, also while the weight is 0.
+        The penalty goes to the report as ``now.norms``, also while the weight is 0, because sites
+        of gradients call ``apply`` at this rate, too.
         """
         penalty_gradient, now.norms = self.penalty_gradient(now.activation)
+        # compiled code passes the weight as a tensor, whose value is not known here
         if not isinstance(now.weight, Tensor) and now.weight == 0.0:
             return x, 0
 
         changed = (now.weight != 0.0) * x.numel()
-        return add_gradient(x, penalty_gradient, now.weight * now.grad_scale), changed
+        weight = now.weight * now.grad_scale  # `x` is the gradient of the scaled loss
+        return add_gradient(x, penalty_gradient, weight), changed

@@ -16,7 +16,8 @@ from ..checks import closest
 from ..findings import Message
 from ..quoting import listed, quote, shown
 
-# the attribute that holds the wrapped module, by the name of the class
+# the attribute that holds the wrapped module, by the name of the class, so that no library is
+# imported
 _WRAPPERS = {
     "DistributedDataParallel": "module",
     "OptimizedModule": "_orig_mod",
@@ -66,7 +67,7 @@ def unwrap(model: object) -> nn.Module:
 
 
 def named_modules(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """Yield all modules by their names without wrappers. A shared module has all of its names."""
+    """Yield all modules by their names without wrappers. A shared module comes with each name."""
     bare = _innermost(model)
     yield prefix, bare
     for key, child in children_of(bare).items():
@@ -116,7 +117,7 @@ MANAGED = "_is_fsdp_managed_module"
 
 def is_managed(owner: nn.Module) -> bool:
     """Return whether FSDP shards the parameters of this module."""
-    return bool(vars(owner).get(MANAGED, False))  # getattr takes longer if it is missing
+    return bool(vars(owner).get(MANAGED, False))  # getattr takes longer without this attribute
 
 
 def sharding_of(owner: nn.Module) -> str | None:
@@ -159,6 +160,7 @@ def shard_message(
     is_flat = any(map(is_part_of_flat, parameters_of(owner).values()))
     if is_flat or not acts_on_parts:
         return messages.SHARDED
+    # in a backward, FSDP's parameters show no gradient, and nothing adds up the norms of parts
     return None if once else messages.SHARDED_BACKWARD
 
 
@@ -179,7 +181,7 @@ def _choices(model: nn.Module) -> str:
 
 
 def submodule(model: nn.Module, root: str) -> nn.Module:
-    """Return the submodule with this name.
+    """Return the submodule that an argument `root` names.
 
     Raises:
         ValueError: if there is no such submodule.

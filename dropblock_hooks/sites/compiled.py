@@ -40,6 +40,7 @@ def read(site: LiveSite, training: bool) -> Tensor:
 def note(site: LiveSite, device: torch.device, training: bool) -> None:
     """Count a call of the layer in which no tensor is changed."""
     site.use_board(device)
+    # the first of the equal copies, because no backward reads these cells
     count(site.counts, site.cells[int(training), 0, CALLED])
 
 
@@ -69,7 +70,8 @@ def regularize(site: LiveSite, x: Tensor, layer_input: Any, training: bool) -> T
     _set_rates(now, site, rates)
     y, affected, number = _apply(site, x, view, now)
 
-    if not site.regularizer.off:  # no rate switches it off
+    # while a site is off, its cells have the rates in `off`, at which `y` equals `x`
+    if not site.regularizer.off:
         y = torch.where(rates[ON] > 0, y, x)
     if affected is not None:
         called = added(called, elements, changed, number, affected)
@@ -121,7 +123,8 @@ class _OnGradient(torch.autograd.Function):
         ctx.save_for_backward(cells, scale, activation)
         ctx.site = site
         ctx.view = view
-        return x.clone()  # autograd would refuse in-place operations on a view of `x`
+        # autograd makes a view of a returned input, and refuses in-place operations on this view
+        return x.clone()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -134,8 +137,8 @@ class _OnGradient(torch.autograd.Function):
         now = Now()
         now.activation = activation
         _set_rates(now, site, rates)
-        # set in any case: with dynamic=True, dynamo makes an input of a number that it reads from a
-        # class, which it can't do in a backward
+        # set in any case, because otherwise dynamo reads the number from the class. With
+        # dynamic=True, it makes an input of such a number, which it can't do in a backward
         now.grad_scale = 1.0 if scale is None else as_factor(scale, grad.device)
 
         y, affected, number = _apply(site, grad, ctx.view, now)
@@ -159,7 +162,7 @@ def _count_norms(cells: Tensor, norms: Tensor, on: Tensor) -> None:
 
 
 def _in_backward(row: Tensor, grad: Tensor) -> Tensor:
-    """Return the row as a result that depends on the gradient.
+    """Return the row of counts as a result that depends on the gradient.
 
     The partitioner of AOTAutograd moves operations that do not depend on a gradient into the
     forward. Then two forwards before their backwards would both add to the same old counts.
@@ -167,4 +170,5 @@ def _in_backward(row: Tensor, grad: Tensor) -> Tensor:
     if not grad.numel():
         return row
     first = grad[(0,) * grad.ndim]
-    return row + (first != first) * 0.0
+    zero = (first != first) * 0.0  # `first * 0.0` is NaN for Inf and NaN
+    return row + zero

@@ -4,7 +4,7 @@ The functions of ``functional`` ask `takes` whether a tensor can go to a kernel.
 started by `start` or a `Launch`.
 
 Triton comes with torch on Linux. Where a kernel can't run, the functions of this package use torch
-operations, which give the same results with more launches.
+operations, which compute the same with more launches. They draw other random numbers.
 """
 
 import functools
@@ -40,9 +40,9 @@ launched = 0
 """The number of kernels that were started by this process."""
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-# places that 32 bits can count, less what the last program may count beyond the end
+# the largest place of 32 bits, less the places that the last program has beyond the end
 _MOST_PLACES = 2**31 - 2**17
-# seeds are above all sizes, so `_kind` can tell them apart, and all are int64
+# seeds are above all sizes, so `_kind` can tell them apart, and Triton passes each as int64
 _LEAST_SEED = 2**32
 _CHUNK = 4096  # counts that are allocated together, which takes one launch
 _failed = False  # whether a kernel could not be compiled
@@ -71,7 +71,7 @@ class KernelError(RuntimeError):
 def takes(x: Tensor) -> bool:
     """Return whether kernels are used for a tensor on a GPU.
 
-    It is a plain tensor, or any while `tracing` writes a graph.
+    It must be a plain tensor, unless `tracing` writes a graph.
     """
     if x.device.type not in DEVICES:  # first, because most tensors on a CPU end here
         return False
@@ -135,8 +135,8 @@ class Launch:
         programs: the number of programs; with 0 nothing is started.
         numbers: the parameters behind the arguments of `start`.
         varies: whether calls can have arguments of several kinds; see `_kind`. Without it, starting
-            takes less time. Then there must be one `Launch` for each type and each alignment of the
-            tensors that other code has allocated, or has stored and loaded.
+            takes less time, but there must be one `Launch` for each dtype of the tensors, and for
+            each alignment of tensors of the user or tensors that were saved for the backward.
         constants: the parameters behind the numbers, by name.
     """
 
@@ -154,7 +154,7 @@ class Launch:
         self.numbers = numbers
         self.varies = varies
         self.constants = constants
-        # for kinds of arguments: what starts the compiled form, and the parameters behind them
+        # by kinds of arguments: what starts the compiled form, and the parameters behind these
         self.forms: dict[Any, tuple[Callable[..., None], tuple[Any, ...]]] = {}
 
     def start(self, device: torch.device, *arguments: Any) -> None:
@@ -212,9 +212,9 @@ class Launch:
 def _kind(argument: Any) -> Any:
     """Return what Triton compiles for: a tensor's type, and whether 16 divides its address.
 
-    Floats and seeds are different each time, and have one kind. Other integers are smaller. A
-    kernel must name its seed in ``do_not_specialize``. Otherwise Triton compiles for whether 16
-    divides it, and a kept form is wrong for the next seed.
+    Floats and seeds are different each time, and have one kind. Each other integer, which is
+    smaller, is a kind of its own. A kernel must name its seed in ``do_not_specialize``. Otherwise
+    Triton compiles for whether 16 divides it, and a kept form is wrong for the next seed.
     """
     if isinstance(argument, Tensor):
         return argument.dtype if is_aligned(argument) else (argument.dtype, "unaligned")
@@ -259,7 +259,7 @@ def start(
         programs: the number of programs; with 0 nothing is started.
         device: the device of the tensors.
         arguments: the first parameters of the kernel. Integers at their end must be sizes, strides
-            and other numbers with few different values.
+            and other numbers with few different values, because each value has its own `Launch`.
         constants: its other parameters.
 
     Raises:
@@ -275,7 +275,7 @@ def start(
 
 @functools.cache
 def _keeps_forms() -> bool:
-    """Return whether compiled forms can be started by all arguments, as of Triton 3.3."""
+    """Return whether a compiled form takes all parameters, also constants, as of Triton 3.3."""
     return _version_of_triton() >= (3, 3)
 
 
@@ -318,13 +318,16 @@ def or_else(fast: Callable[[], Result], dense: Callable[[], Result]) -> Result:
 
 
 def is_capturing(device: torch.device) -> bool:
-    """Return whether a CUDA graph is captured, which will be replayed without Python."""
-    # `is_captured` without a call
+    """Return `is_captured` for a device, which is False if it is no GPU."""
+    # the expression of `is_captured`, because a call takes time
     return device.type == "cuda" and torch.cuda.is_initialized() and stream_is_captured()
 
 
 def is_captured() -> bool:
-    """Return whether a CUDA graph is captured on the current stream of the current device."""
+    """Return whether a CUDA graph is captured on the current stream of the current device.
+
+    The graph will be replayed without Python.
+    """
     return torch.cuda.is_initialized() and stream_is_captured()
 
 
@@ -345,13 +348,14 @@ def draw_seed(device: torch.device, generator: torch.Generator | None = None) ->
 def zeros(device: torch.device, number: int = 1) -> Tensor:
     """Return new counts of 0 on a device, as int64. One launch allocates many counts, a chunk.
 
-    Operators of compiled code can't use them, because torch.compile runs code once in the memory of
-    a CUDA graph before it captures the graph. A chunk that stayed alive there would be an error.
+    Operators of compiled code can't use them. Before torch.compile captures a CUDA graph, it runs
+    the code once in the memory of this graph. A chunk that stayed alive there would be an error.
     """
     if is_capturing(device):  # each replay must begin at 0
         return torch.zeros(number, dtype=torch.int64, device=device)
-    # Triton compiles another form for addresses that 16 does not divide
+    # an even number of counts, so that 16 divides each address, as `_kind` expects
     taken = number + number % 2
+    # another stream might use a chunk before it is filled with 0
     stream = raw_cuda_stream(device.index) if device.type == "cuda" else 0
     place = device.type, device.index, stream
     chunk, length, used = _thread.chunks.get(place, (None, 0, 0))
@@ -376,8 +380,9 @@ def count(device: torch.device) -> Tensor:
     place = device.type, device.index, stream
     counts = _thread.counts.get(place)
     if not counts:
+        # the backward of a dropout saves its count, which autograd refuses for an inference tensor
         with torch.inference_mode(False):
-            # the second column is empty, so that 16 divides all addresses
+            # the second column is not used, so that 16 divides all addresses
             chunk = torch.zeros((_CHUNK // 2, 2), dtype=torch.int64, device=device)
             counts = list(chunk[:, 0].unbind())
         _thread.counts[place] = counts

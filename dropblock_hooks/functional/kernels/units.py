@@ -3,14 +3,15 @@
     dropped = rand(units) < p
     y = where(dropped, 0, x * factor)
 
-In torch operations, the same are `masks.bernoulli` and `masks.Mask.drop`. ``functional.dropout``
+`masks.bernoulli` and `masks.Mask.drop` do the same in torch operations. ``functional.dropout``
 calls `draw_elements` and `draw_units`.
 
 Elements are drawn from a seed, and the backward draws them again from the same seed. Units are
 drawn once: a byte for each unit says whether it is kept.
 
-An element is dropped if a random number of 16 bits is below p * 2^16, which is rounded so that the
-rate is exact. A random draw has eight such numbers.
+An element is dropped if a random number of 16 bits is below p * 2^16. This limit is rounded up or
+down at random, so that the rate is exact. A random draw has four numbers of 32 bits, and so eight
+such halves.
 """
 
 import functools
@@ -26,16 +27,16 @@ from ..masks import Mask
 from . import launch
 from .blocks import key_of, limit_of, random_bits
 
-_STRIPS = 512  # the strips of a program, with two times 4 elements each
+_STRIPS = 512  # random draws of a program, each for two strips of 4 elements
 
 
 @triton.jit
 def _limit_of_halves(p, a, b, c, d):
-    """Return how many of the 2^16 values of a half are dropped, for four random numbers.
+    """Return the limit below which a half drops its element, for the four numbers of a draw.
 
     The limit is rounded up with the chance that makes the rate exact, to 2^-48. The exclusive or of
-    the four numbers decides about the rounding; any two halves are independent of it. So the events
-    that two elements are dropped have a covariance of at most 2^-34.
+    the four numbers decides about the rounding, because it is independent of any two halves. So the
+    events that two elements are dropped have a covariance of at most 2^-34.
     """
     scaled = tl.full([], p, tl.float32) * 65536.0
     whole = scaled.to(tl.int32)
@@ -54,15 +55,15 @@ def _dropped_halves(first, second, limit):
 
 
 @triton.jit
-def _number_of_four(bits, places):
-    """Return how many of four bits are set. Bits beyond the `places` do not count."""
-    existing = tl.minimum(tl.maximum(places, 0), 4).to(tl.int32)
+def _number_of_four(bits, n_left):
+    """Return how many of four bits are set. From the first bit on, only `n_left` elements exist."""
+    existing = tl.minimum(tl.maximum(n_left, 0), 4).to(tl.int32)
     bits = bits & ((1 << existing) - 1)
-    pairs = bits - ((bits >> 1) & 5)
+    pairs = bits - ((bits >> 1) & 5)  # the number of bits in each pair, as two bits
     return (pairs & 3) + (pairs >> 2)
 
 
-@triton.jit(do_not_specialize=["seed"])
+@triton.jit(do_not_specialize=["seed"])  # `launch._kind` says why
 def _drop_elements_kernel(
     x,
     y,
@@ -77,7 +78,10 @@ def _drop_elements_kernel(
     SIZE: tl.constexpr,
     BIG: tl.constexpr,
 ):
-    """Drop elements, in the order of the memory; each random draw has numbers for eight of them."""
+    """Drop elements, in the order of the memory; each random draw has numbers for eight of them.
+
+    `COUNTS` is set in the forward only.
+    """
     key = key_of(seed, SEED_ON_DEVICE)
     program = tl.program_id(0)
     if BIG:
@@ -87,12 +91,12 @@ def _drop_elements_kernel(
     low = (counter & 0xFFFFFFFF).to(tl.uint32)
     high = (counter >> 32).to(tl.uint32)
     zero = low * 0
-    a, b, c, d = tl.philox(key, low, high, zero, zero, n_rounds=7)
+    a, b, c, d = tl.philox(key, low, high, zero, zero, n_rounds=7)  # the fewest, see `blocks`
     limit = _limit_of_halves(p, a, b, c, d)
 
     step = tl.arange(0, 4)[None, :]
-    number = tl.zeros([SIZE], dtype=tl.int32)
-    for part in tl.static_range(2):
+    n_dropped = tl.zeros([SIZE], dtype=tl.int32)
+    for part in tl.static_range(2):  # a draw has a strip in each half of the program's elements
         if part == 0:
             bits = _dropped_halves(a, b, limit)
         else:
@@ -104,9 +108,9 @@ def _drop_elements_kernel(
         value = tl.load(x + place, mask=exists, other=0.0).to(WIDE) * tl.full([], factor, WIDE)
         result = tl.where(drops, 0.0, value)
         tl.store(y + place, result.to(y.dtype.element_ty), mask=exists)
-        number += _number_of_four(bits, n_elements - (first + strip * 4))
+        n_dropped += _number_of_four(bits, n_elements - (first + strip * 4))
     if COUNTS:
-        tl.atomic_add(dropped, tl.sum(number, axis=0).to(tl.int64))
+        tl.atomic_add(dropped, tl.sum(n_dropped, axis=0).to(tl.int64))
 
 
 @triton.jit(do_not_specialize=["seed"])
@@ -116,7 +120,7 @@ def _draw_units_kernel(
     seed,
     p,
     n_units,
-    weight,
+    elements_of_unit,
     SEED_ON_DEVICE: tl.constexpr,
     SIZE: tl.constexpr,
 ):
@@ -127,8 +131,8 @@ def _draw_units_kernel(
     drawn, _, _, _ = random_bits(key, unit)
     exists = unit < n_units
     tl.store(kept + unit, (drawn >= limit).to(tl.int8), mask=exists)
-    number = tl.sum((exists & (drawn < limit)).to(tl.int64), axis=0)
-    tl.atomic_add(dropped, number * weight)
+    n_dropped = tl.sum((exists & (drawn < limit)).to(tl.int64), axis=0)
+    tl.atomic_add(dropped, n_dropped * elements_of_unit)
 
 
 @triton.jit
@@ -166,11 +170,11 @@ def _apply_units_kernel(
     place = row // inner
     within = row % inner
     exists = (row < n_rows)[:, None] & (column < columns)[None, :]
-    if LAST:  # a mask that differs from place to place would split a load of 16 bytes
+    if LAST:  # loads all, because a mask inside of 16 bytes would split their load
         unit = place[:, None] * columns + column[None, :]
         keeps = tl.load(kept + unit, mask=exists, other=0) != 0
         loaded = exists
-    else:
+    else:  # does not load dropped units
         keeps = (tl.load(kept + row, mask=row < n_rows, other=0) != 0)[:, None] & exists
         loaded = keeps
     of_x = (place * x_outer + within * x_inner)[:, None] + column[None, :] * x_column
@@ -192,13 +196,18 @@ class Elements:
     def __init__(self, p: float, seed: int | Tensor) -> None:
         self.p = p
         self.seed = seed
-        self.strides: tuple[int, ...] | None = None  # elements are drawn in their order
+        # of the result of the first call, whose elements are drawn in the order of the memory
+        self.strides: tuple[int, ...] | None = None
 
     def count(self, drawn: Tensor) -> Tensor:
+        """Return the number of dropped elements, which `drop` has added to `drawn`."""
         return drawn
 
     def drop(self, x: Tensor, scale: float | None, drawn: Tensor) -> Tensor:
-        """Return ``x * scale`` with 0 in the dropped elements, and count these in `drawn`."""
+        """Return ``x * scale`` with 0 in the dropped elements.
+
+        The first call, in the forward, counts these in `drawn`.
+        """
         y = torch.empty_like(x)
         is_forward = self.strides is None
         if self.strides is None:
@@ -219,7 +228,7 @@ class Elements:
 def _dropping(
     n_elements: int, dtype: torch.dtype, is_aligned: bool, counts: bool, seed_on_device: bool
 ) -> launch.Launch:
-    """Return the start of `_drop_elements_kernel` for so many elements.
+    """Return the `Launch` of `_drop_elements_kernel` for so many elements.
 
     `is_aligned` tells launches apart, because Triton compiles another form for other addresses.
     """
@@ -249,10 +258,11 @@ class KeptUnits:
         self.dropped = dropped
 
     def count(self, drawn: Tensor) -> Tensor:
+        """Return the number of dropped elements, which `draw_units` has counted."""
         return self.dropped
 
     def drop(self, x: Tensor, scale: float | None, drawn: Tensor) -> Tensor:
-        """Return ``x * scale`` with 0 in the dropped units."""
+        """Return ``x * scale`` with 0 in the units whose number in `drawn` is 0."""
         factor = 1.0 if scale is None else scale
         try:
             return _apply_units(x, self.axes, drawn, factor)
@@ -260,6 +270,7 @@ class KeptUnits:
             return self._drop_densely(x, scale, drawn)
 
     def _drop_densely(self, x: Tensor, scale: float | None, drawn: Tensor) -> Tensor:
+        """Drop the same units in torch operations."""
         units = x.shape[: self.axes]
         mask = (drawn == 0).view(*units, *[1] * (x.ndim - self.axes))
         return Mask(x.numel()).drop(x, scale, mask)
@@ -287,7 +298,7 @@ def draw_units(
 
 @functools.lru_cache(maxsize=4096)
 def _drawing(n_units: int, elements_of_unit: int, seed_on_device: bool) -> launch.Launch:
-    """Return the start of `_draw_units_kernel` for so many units."""
+    """Return the `Launch` of `_draw_units_kernel` for so many units."""
     size = min(1024, launch.power_of_two(n_units))
     return launch.Launch(
         _draw_units_kernel,
@@ -317,7 +328,7 @@ def _applying(
     dtype: torch.dtype,
     alignment: int,
 ) -> launch.Launch | None:
-    """Return the start of `_apply_units_kernel`; None if it can't read the strides.
+    """Return the `Launch` of `_apply_units_kernel`; None if it can't read the strides.
 
     `alignment` tells launches apart, because Triton compiles another form for other addresses.
     """
@@ -364,13 +375,15 @@ class Rows:
 @functools.lru_cache(maxsize=4096)
 def rows_of(shape: tuple[int, ...], strides: tuple[int, ...], axes: int) -> Rows | None:
     """Return how a tensor of units is read; None if its axes don't form rows."""
+    # with fewer than two axes of units, axes of size 1 in front take their place
     sizes = (*(1,) * (2 - axes), *shape)
     steps = (*(0,) * (2 - axes), *strides)
+    # the axes of a sample may lie in another order, as in channels_last
     inside = _together(sizes[2:], steps[2:], any_order=axes < 2)
     if inside is None:
         return None
     number, step = inside
-    if axes == 2 and sizes[1] > 1 and steps[1] < step:  # the channels lie next to each other
+    if axes == 2 and sizes[1] > 1 and steps[1] < step:  # channels_last
         return Rows(sizes[0], number, sizes[1], (steps[0], step, steps[1]), last=True)
     return Rows(sizes[0], sizes[1], number, (steps[0], steps[1], step))
 
@@ -378,7 +391,10 @@ def rows_of(shape: tuple[int, ...], strides: tuple[int, ...], axes: int) -> Rows
 def _together(
     sizes: tuple[int, ...], strides: tuple[int, ...], any_order: bool
 ) -> tuple[int, int] | None:
-    """Join several axes; return the size and the stride, or None if that is impossible."""
+    """Join several axes; return the size and the stride, or None if that is impossible.
+
+    With `any_order`, the axes may lie in the memory in another order.
+    """
     axes = [(step, size) for size, step in zip(sizes, strides, strict=True) if size > 1]
     if any_order:
         axes.sort(reverse=True)
