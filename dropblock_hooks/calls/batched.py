@@ -67,14 +67,14 @@ def in_one_batch(
         TypeError: if the output, or the result of `target`, is no tensor.
         ValueError: if the lengths of axis 0 do not fit.
     """
-    bare = unwrap(model)
-    sites = [site for attached in attachments(bare) for site in attached._sites]
+    unwrapped = unwrap(model)
+    sites = [site for attached in attachments(unwrapped) for site in attached._sites]
     acting_sites = [site for site in sites if _changes_activations(site)]
     for site in acting_sites:
         reason = _reason_against_rows(site.regularizer)
         if reason is not None:
             raise RuntimeError(f"{site.key} {reason}, so the passes would not be apart: {_CURE}")
-    _check_modules(bare)
+    _check_modules(unwrapped)
 
     rows = _rows_of(arguments)
     args, kwargs = tree_map_only(Tensor, lambda x: _repeated(x, n), arguments)
@@ -115,7 +115,7 @@ def _repeated(x: Tensor, n: int) -> Tensor:
     return torch.cat([x] * n) if x.ndim else x
 
 
-def _bare(regularizer: Regularizer) -> Regularizer:
+def _inner_regularizer(regularizer: Regularizer) -> Regularizer:
     """Return the regularizer that works inside a `Retune`, if there is one."""
     if isinstance(regularizer, Retune) and regularizer.ours is not None:
         return regularizer.ours
@@ -124,15 +124,15 @@ def _bare(regularizer: Regularizer) -> Regularizer:
 
 def _reason_against_rows(regularizer: Regularizer) -> str | None:
     """Return the reason why a regularizer may treat rows of axis 0 together, or None."""
-    item = _bare(regularizer)
-    if type(item) in _BY_ROW:
+    inner = _inner_regularizer(regularizer)
+    if type(inner) in _BY_ROW:
         return None
 
-    if type(item) in _DROP_BLOCKS:
-        uses_batch = getattr(item, "normalize", None) == "batch"
+    if type(inner) in _DROP_BLOCKS:
+        uses_batch = getattr(inner, "normalize", None) == "batch"
         return 'has normalize="batch", a factor of the whole batch' if uses_batch else None
-    if type(item) is StochasticDepth:
-        uses_batch = item.mode == "batch"
+    if type(inner) is StochasticDepth:
+        uses_batch = inner.mode == "batch"
         return 'has mode="batch", one decision for the whole batch' if uses_batch else None
     return "may treat the samples of a batch together"
 
@@ -181,15 +181,16 @@ class Lengths(Seeds):
 
         # several rows for a sample, such as the windows or frames of an image; but axis 0 of
         # tokens (length, samples, channels) can have such a length too
-        item = _bare(regularizer)
-        if type(item) in _BY_ELEMENT:
+        inner = _inner_regularizer(regularizer)
+        if type(inner) in _BY_ELEMENT:
             return True
-        drops_rows = type(item) in (DropPath, StochasticDepth)
+        # these need a sample in each row; see `find_no_batch`
+        drops_rows = type(inner) in (DropPath, StochasticDepth)
         return not drops_rows and axes > 3
 
     def check(self) -> None:
         """Raise RuntimeError if a tensor had no row for each sample, so that samples shared one."""
-        for key, length in self._misfits.items():
+        for key, length in self._misfits.items():  # the first one is reported
             raise RuntimeError(
                 f"{key} acts on a tensor of {length} rows on axis 0, for {self._rows} samples in "
                 f"the batch, so passes would share a mask: {_CURE}"

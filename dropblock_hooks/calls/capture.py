@@ -75,15 +75,15 @@ def capture(
 
     options: dict[str, Any] = {"device": device, "dtype": dtype, "reduce": reduce}
     once = Once(gradients, keep=None, when=when, at=at, index=index, **options)
-    targets = Index(model)
+    model_index = Index(model)
     args, kwargs = arguments_of(x)
 
     def forward() -> Tensor | None:
-        # DistributedDataParallel would wait for its own backward
-        output = targets.model(*args, **kwargs)
+        # the unwrapped model, because DistributedDataParallel would expect a backward of its own
+        output = model_index.model(*args, **kwargs)
         return main_tensor(output, target) if gradients else None
 
-    sites = call_once(targets, layers, once, forward)
+    sites = call_once(model_index, layers, once, forward)
     records = {site.name or ".": site.bound.result() for site in sites}
     _check_called(records)
     values = _by_layer(records, "value")

@@ -19,7 +19,11 @@ from .endings import find_forgotten
 from .now import find_in_open_epoch
 
 _installed: WeakSet[ModelHook] = WeakSet()
-"""The hooks of all attachments. Copies of models are left out: they may be averages of weights."""
+"""The hooks of all attachments.
+
+Those of copied models are left out, because a copy may be an average of weights, which is not
+trained.
+"""
 
 
 def remember_until_exit(hook: ModelHook) -> None:
@@ -36,7 +40,7 @@ def tell_at_exit() -> None:
         if model is None or not run.installed:
             continue
 
-        error = getattr(sys, "last_value", None)
+        error = getattr(sys, "last_value", None)  # the error that has ended the script
         of_last_epoch = find_in_last_epoch(model, run, model_hook.hooks, error)
         findings = find_at_end(run, model_hook.hooks, of_last_epoch)
         tell(findings, run.told)
@@ -48,7 +52,7 @@ def find_in_last_epoch(
     hooks: Sequence[SiteHook],
     error: BaseException | None,
 ) -> list[Finding]:
-    """Find the faults of the present epoch; none if an error ends the training.
+    """Find the faults of the last epoch, which is still open; none if an error ends the training.
 
     The error may have come in the middle of a forward or a backward, whose counts would look like a
     fault. Or a GPU has failed, which can't be read any more.
@@ -66,10 +70,10 @@ def find_at_end(
     Args:
         run: the state of the attachment.
         hooks: its hooks.
-        of_last_epoch: the faults of the present epoch, which no ``step`` will end.
+        of_last_epoch: the faults of the last epoch, which no ``step`` has ended.
     """
     sites = [hook.site for hook in hooks]
     findings = find_forgotten(run, sites)
-    if run.stepped:
+    if run.stepped:  # otherwise the training was not divided into epochs
         findings += of_last_epoch
     return findings

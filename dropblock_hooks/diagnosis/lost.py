@@ -39,6 +39,7 @@ def find_lost(hook: SiteHook, owner: nn.Module | None) -> Finding | None:
 
 def _lost_parameter(hook: ParameterHook, owner: nn.Module) -> Finding | None:
     """Return the finding about a hook that has lost its parameter; None if it has not."""
+    # other code may have sharded the model after `attach`
     regularizer = hook.site.regularizer
     acts_on_parts = bool(regularizer.parts)
     refusal = shard_message(
@@ -54,7 +55,7 @@ def _lost_parameter(hook: ParameterHook, owner: nn.Module) -> Finding | None:
             sharding=sharding_of(owner),
         )
 
-    was_replaced = hook.lost(owner)
+    was_replaced = hook.lost(owner)  # the hook is not on the module that has this name now
     if hook.held(owner) is None:
         if was_replaced:
             return _finding(messages.REPLACED, hook)
@@ -92,6 +93,7 @@ def find_frozen(
     A frozen parameter beside others is no fault, because it is regularized once it is unfrozen.
     """
     entries = _by_entry(_on_parameters(hooks))
+    # `hooks` may be only some of an entry, such as those of idle sites
     sizes = Counter(site.position for site in run.sites)
     findings = []
     for position, members in entries.items():
@@ -131,7 +133,7 @@ def find_overwritten(
     """
     keys = []
     for hook in _on_parameters(hooks):
-        if hook.site.regularizer.accumulates:
+        if hook.site.regularizer.accumulates:  # acts on the gradient that Opacus has computed
             continue
         owner = hook.find(base)
         if owner is None:
@@ -152,8 +154,8 @@ def find_overwritten(
 def old_anchors(base: nn.Module, hooks: Iterable[SiteHook]) -> list[str]:
     """Return the keys of sites that pull a parameter to a value that it does not have any more.
 
-    Weights were loaded after `attach`, or the layer was replaced. The first forward of an epoch
-    asks this, for each parameter once, when it is trained.
+    This is so if weights were loaded after `attach`, or if the layer was replaced. Each parameter
+    is compared once, in the first training forward of a window in which it is not frozen.
     """
     keys = []
     for hook in hooks:
@@ -168,7 +170,7 @@ def old_anchors(base: nn.Module, hooks: Iterable[SiteHook]) -> list[str]:
         # values are compared only if needed, because a comparison waits for the device
         is_as_before = site.anchored_at == (address_of(parameter), parameter._version)
         site.anchored_at = None  # from here on, the training changes the parameter
-        if is_as_before or site.active_calls:
+        if is_as_before or site.active_calls:  # the training may have changed it before, too
             continue
 
         anchor = site.anchor_of(parameter)

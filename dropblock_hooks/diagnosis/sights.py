@@ -1,7 +1,8 @@
 """Reads the layers that a `Watchdog` watches, with their numbers.
 
-``alerts`` reads them when a `Watchdog` looks, mostly after forwards of the model, and gives them to
-the rules. `alerts_now`, for `verify` and the callbacks of trainers, reads them without a look.
+``alerts`` gives them to the rules. `new_alerts` does so when a `Watchdog` is due, mostly after a
+forward of the model, and then begins new counts: this is a *look*. `alerts_now`, for `verify` and
+the callbacks of trainers, changes no counts.
 """
 
 from collections.abc import Sequence
@@ -65,7 +66,7 @@ def sights_of(base: nn.Module, hooks: Sequence[SiteHook]) -> list[Sight]:
         if not isinstance(dog, Watchdog):
             continue
         module = find_module(base, site.name)
-        if module is not None:
+        if module is not None:  # the layer may have left the model
             watched = site.bound.open["watched"]
             sight = Sight(site, module, dog, watched)
             sights.append(sight)

@@ -13,11 +13,12 @@ from torch import Tensor
 from ..checks import NON_NEGATIVE, as_number, check_floating, check_option, check_tensor
 from .kernels import launch
 from .masks import Mask, bernoulli, check_call, in_format_of, keep_scale, normal_like, scaled
-from .sparse import Blocks, UnitMask, drop_drawn, takes
-from .sparse import draw_units as draw_unit_mask
+from .sparse import Blocks, UnitMask, drop_drawn
+from .sparse import draw_units as draw_sparse_units
+from .sparse import takes as takes_sparse_form
 
 Mode: TypeAlias = Literal["row", "batch"]
-_LARGE = 64  # elements of a unit; for larger units a random number is below one bit per element
+_LARGE = 64  # elements of a unit; a mask of such units is small in relation to the tensor
 
 
 def drop_units(
@@ -32,7 +33,7 @@ def drop_units(
     """Drop units: one decision for each place on the first `axes` axes; None means all axes.
 
     Returns the new tensor, and the number of dropped elements. Compiled code passes the rate as a
-    tensor, so that one graph serves all rates.
+    tensor, so that one graph serves all rates. `inplace` and `generator` are not used then.
     """
     shape = _shape_of_units(x, axes)
     if isinstance(p, Tensor):
@@ -49,7 +50,7 @@ def drop_units(
     if launch.takes(x):
         try:
             y, number = _drop_with_kernels(x, p, axes, scale, generator)
-        except launch.KernelError:
+        except launch.KernelError:  # a warning has told the reason
             y, number = _drop_with_mask(x, p, shape, scale, generator)
     else:
         y, number = _drop_with_mask(x, p, shape, scale, generator)
@@ -85,14 +86,15 @@ def _drop_with_mask(
     """Drop units by a mask of this shape, or in the sparse form on a CPU; see `drop_units`."""
     applier: Blocks | Mask
     are_large = x.numel() // math.prod(shape) >= _LARGE
-    if not takes(x, "units" if are_large else "blocks"):
+    if not takes_sparse_form(x, "units" if are_large else "blocks"):
         applier = Mask(x.numel())
         drawn = bernoulli(shape, p, x.device, generator)
     elif are_large:
         applier = UnitMask(x.numel())
-        drawn = draw_unit_mask(shape, p, generator)
+        drawn = draw_sparse_units(shape, p, generator)
     else:
-        edges = [length // units for length, units in zip(x.shape, shape, strict=True)]
+        # of a unit: 1 on the axes of units, and the whole length on the others
+        edges = [length // number for length, number in zip(x.shape, shape, strict=True)]
         applier = Blocks(x, edges)
         drawn = applier.draw(p, generator)
 
@@ -130,6 +132,7 @@ def drop_residual(
     if p == 0.0 or block.numel() == 0:
         return block, 0
 
+    # in at least float32, so that only the result is rounded
     wide = torch.promote_types(block.dtype, torch.float32)
     difference = block.to(wide) - shortcut.to(wide)
     branch, dropped = drop_units(difference, p, int(mode == "row"), generator=generator)
@@ -140,7 +143,10 @@ def drop_residual(
 def _drop_residual_traced(
     block: Tensor, shortcut: Tensor, p: Tensor, mode: Mode
 ) -> tuple[Tensor, Tensor | int]:
-    """Drop residual branches in compiled code; a rate of 0 returns the block itself, to the bit."""
+    """Drop residual branches in compiled code, which runs this at a rate of 0, too.
+
+    There, ``shortcut + (block - shortcut)`` would be rounded, so `block` itself is scaled.
+    """
     shape = _shape_of_units(block, int(mode == "row"))
     mask = bernoulli(shape, p, block.device)
     dropped = Mask(block.numel()).count(mask)
@@ -155,7 +161,7 @@ def _drop_residual_traced(
 
 def add_noise(x: Tensor, std: float | Tensor, generator: torch.Generator | None = None) -> Tensor:
     """Add normal noise; the new tensor has the type of `x`."""
-    if not isinstance(std, Tensor) and std == 0.0:  # a tensor is never read
+    if not isinstance(std, Tensor) and std == 0.0:  # reading a tensor may wait
         return x
     noise = normal_like(x, std, generator)
     return (x + noise).to(x.dtype)
@@ -165,7 +171,7 @@ def multiply_noise(
     x: Tensor, p: float | Tensor, generator: torch.Generator | None = None
 ) -> Tensor:
     """Multiply by normal noise of mean 1 and variance p / (1 - p)."""
-    if not isinstance(p, Tensor) and p == 0.0:
+    if not isinstance(p, Tensor) and p == 0.0:  # as in `add_noise`
         return x
     std = (p / (1 - p)) ** 0.5
     noise = normal_like(x, std, generator, mean=1.0)
@@ -204,7 +210,7 @@ def dropout(
     Reference:
         Srivastava et al., 2014, "Dropout" (https://jmlr.org/papers/v15/srivastava14a.html).
     """
-    p = check_call(input, p, training)
+    p = check_call(input, p, training)  # 0 in evaluation, as in the functions below
     return drop_units(input, p, inplace=inplace, generator=generator)[0]
 
 
@@ -349,7 +355,7 @@ def stochastic_depth(
     shortcut: Tensor | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """As `drop_path`, also given the whole block.
+    """As `drop_path`, or with `shortcut` for the output of the whole block.
 
     Example:
         >>> x = torch.zeros(4, 3)
@@ -434,7 +440,7 @@ def gaussian_dropout(
     Reference:
         Srivastava et al., 2014, section 10 (https://jmlr.org/papers/v15/srivastava14a.html).
     """
-    rate = check_call(input, p, training)
+    rate = check_call(input, p, training)  # 0 in evaluation, where a p of 1 is refused, too
     if p == 1:
         raise ValueError("p must be in [0, 1), got 1")
     return multiply_noise(input, rate, generator)

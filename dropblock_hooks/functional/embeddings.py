@@ -22,7 +22,7 @@ def add_embedding_noise(
     check_floating(x)
     if x.ndim != 3:
         raise ValueError(f"needs embeddings of the shape (N, L, d), got shape {tuple(x.shape)}")
-    is_off = not isinstance(alpha, Tensor) and alpha == 0.0  # a tensor is never read
+    is_off = not isinstance(alpha, Tensor) and alpha == 0.0  # reading a tensor may wait
     if is_off or x.numel() == 0:
         return x
 
@@ -42,7 +42,7 @@ def neftune(
         >>> y = neftune(torch.zeros(2, 16, 64), 5.0)
 
     Args:
-        input: floating-point tensor (N, L, d): N sequences of L tokens, padding among them, with d
+        input: floating-point tensor (N, L, d): N sequences of L tokens, including padding, with d
             channels each.
         alpha: scale of the noise, a number >= 0.
         training: False returns `input`.

@@ -106,7 +106,7 @@ def adagc(
     """Return the bound of each norm: a multiple of the moving average of this norm.
 
     In the first `warmup` updates all gradients are scaled by one factor instead, which bounds their
-    common norm by `max_norm`, and the average is the smallest norm after that.
+    common norm by `max_norm`. The average is then the smallest norm after this scaling.
 
     Example:
         >>> memory = new_memory("adagc", 2)
@@ -315,11 +315,11 @@ def _with_norms(memory: Tensor, norms: Tensor, limits: Tensor, decay: float, war
     warms_up = number < warmup
 
     weight = torch.where(warms_up, 1 / count, 1 - decay)  # the weight of the new norm
-    change = norms - mean
-    new_mean = mean + weight * change
-    distance = norms - new_mean
-    # in the warm-up, by Welford's algorithm
-    square = torch.where(warms_up, change, distance) * distance
+    from_old_mean = norms - mean
+    new_mean = mean + weight * from_old_mean
+    from_new_mean = norms - new_mean
+    # Welford's algorithm in the warm-up, and the squared distance from the new mean after it
+    square = torch.where(warms_up, from_old_mean, from_new_mean) * from_new_mean
     new_variance = variance + weight * (square - variance)
 
     new = torch.stack([new_mean, new_variance, count], dim=1)

@@ -31,16 +31,17 @@ class Seen(NamedTuple):
         tensors: the observed tensors, detached unless the observer `keeps_graph`; or one gradient.
         epoch: the time.
         shared: a dict of all sites of the attachment. Each class uses its own key.
-        gradient: True for a gradient. Of the following, it sets only `at`, `scale` and `ticket`.
+        gradient: True for a gradient, which only has `at`, `scale` and `ticket` of the following.
         training: whether the layer was in training mode.
         differentiable: whether one of the tensors may get a gradient.
-        nesting: returns the nested structure of the output, with indices in `tensors` and None.
+        nesting: returns the nested structure of the output. In place of a tensor, it has the index
+            in `tensors`, and in place of another value None.
         given: the floating-point tensors among the layer's arguments, where `reads_given`.
         view: how the axes of a tensor are read; None if its channels are not known.
         at: the index of the tensor whose gradient it is.
         scale: the factor of the loss (AMP).
-        ticket: the number of the call. It is None, or -1 in compiled code, if a checkpoint has
-            recomputed the call.
+        ticket: the number of the call whose gradient it is; None, or -1 in compiled code, if a
+            checkpoint has recomputed the call.
     """
 
     tensors: Sequence[Tensor]
@@ -82,10 +83,11 @@ class Compiled(NamedTuple):
         batches: the sums of `functional.measures.add_batch`; None without a BatchNorm.
         sums: the tensors of `Observer.start_sums`, by name.
         place: the number of the layer, in the order in which layers return.
-        times_of_step: how much the time grows in a forward and its backward: by 2 for each layer,
-            and by 2.
+        times_of_step: how much the time grows in a forward and its backward: 2 for each observed
+            layer, and 2 more.
         before: the time at which the first of these calls began.
-        turn: the number of earlier calls, counted from one that statistics measure.
+        turn: the number of earlier calls, counted from the last call that statistics measured; 0 if
+            they measure the next call.
     """
 
     values: list[float]
@@ -201,7 +203,7 @@ class Observer(Regularizer):
         return NO_PAUSE
 
     def add_calls(self, state: State, calls: int) -> None:
-        """Count further calls of the layer in eager mode, measured or not."""
+        """Count further calls of the layer in eager mode, measured or not, as a `Watchdog` does."""
 
     def compute(self, state: State) -> Any:
         """Return the result: numbers by name, or an object with ``scalars()``.
@@ -251,9 +253,10 @@ class Observer(Regularizer):
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
-        # the operators of compiled code do what the inherited methods do
+        # the operators of compiled code do the work of the inherited methods, not of new ones
         if {"start", "update"} & vars(cls).keys():
             cls.traced = vars(cls).get("traced", False)
+        # a new `is_due` may be True in the pauses of an inherited `pause_at`
         if _depth_of("is_due", cls) < _depth_of("pause_at", cls):
             cls.pause_at = Observer.pause_at  # type: ignore[method-assign]  # of the subclass only
 
@@ -304,7 +307,8 @@ class Awaited:
         self.came = False
 
     def __del__(self) -> None:
-        # after a shift, other calls are measured: see `GradientStats.is_due`
+        # after a shift, other calls are measured, which this loss says nothing about; see
+        # `GradientStats.is_due`
         if not self.came and self.shift == self.state["shift"]:
             self.state["lost_gradients"] += 1
 
@@ -319,12 +323,13 @@ class Watch:
     Attributes:
         observer: the observer.
         turn: the number of the next call in this epoch, from 0.
-        counted: how many calls of this epoch the site and the observer have counted, too. They
+        counted: how many of the calls in `turn` the site and the observer have counted, too. They
             count the calls in a pause later; see `take_skipped`.
         pause: the next calls that are not measured. For these, the hook only adds to `turn`.
         was_due: whether the last call was measured. Its recomputation by a checkpoint is then
             measured too.
-        awaited: the gradient of the last measured call, if it can't be held by a hook.
+        awaited: the gradient of the last measured call of an operator in compiled code. In eager
+            mode, the hook of the gradient holds it.
         open: the state of this epoch, or of all time.
         closed: the state of the epoch before; None before the first end of an epoch.
     """
@@ -340,7 +345,7 @@ class Watch:
         self.closed: State | None = None
 
     def _started(self) -> State:
-        self._device = torch.device("cpu")
+        self._device = torch.device("cpu")  # until the first tensor is on another device
         with torch.inference_mode(False), self._device:
             return {"calls": 0, **self.observer.start()}
 
@@ -367,7 +372,10 @@ class Watch:
         return Awaited(self.open) if "lost_gradients" in self.open else None
 
     def note_recomputation(self) -> None:
-        """Note that a checkpoint repeats a call, whose gradient will come."""
+        """Note that a checkpoint repeats a call, whose gradient will come.
+
+        The first forward of a reentrant checkpoint has no graph, so the gradient seemed lost.
+        """
         if "lost_gradients" in self.open:
             self.open["lost_gradients"] = 0
 
@@ -390,6 +398,7 @@ class Watch:
 
         self.observer.update(self.open, seen)
         number: int = self.open["calls"]
+        # otherwise the call of this gradient was counted before
         if not (seen.gradient and self.observer.sees_values):
             self.open["calls"] = number + 1
         return number

@@ -58,7 +58,8 @@ class Statistics:
     calls: int  # the measured calls; for `WeightStats`, the number of parameters
     left_out: int  # measured calls with NaN or Inf, which the fields from `values` to `norm` omit
     values: int  # the number of values
-    histogram: tuple[int, ...]  # the number of magnitudes below, between and above the ``edges``
+    # the number of magnitudes below, between and above the ``edges`` of the observer
+    histogram: tuple[int, ...]
     mean: float | None = None
     std: float | None = None  # population deviation; inexact if it is below 1e-4 of the mean
     rms: float | None = None
@@ -144,7 +145,7 @@ def _statistics(state: State) -> Statistics:
 
 
 def _dead(s: Statistics) -> str | None:
-    """Write the cell of dead channels."""
+    """Write the cell of dead channels. A table prints None as ``-``."""
     if s.dead is None:
         return None
     return f"{s.dead} of {s.channels}"
@@ -179,7 +180,7 @@ _COLUMNS: Columns[Any] = {
 
 
 def _if_measured(name: str) -> Callable[[Statistics], Any]:
-    """Make the cell of a number that only some sites have. A column without numbers is left out."""
+    """Make the cell of a number that only some sites have. A table leaves an empty column out."""
 
     def cell(s: Statistics) -> Any:
         number = getattr(s, name)
@@ -227,8 +228,8 @@ class Measuring(Observer):
         return turn % self.every == 0
 
     def pause_at(self, state: State, turn: int, shared: dict[str, Any]) -> Pause:
-        calls = -turn % self.every
-        return Pause(turn + calls)
+        calls_before_due = -turn % self.every
+        return Pause(turn + calls_before_due)
 
     def update(self, state: State, seen: Seen) -> None:
         add_measured(state, seen.tensor, seen.scale, self.exponents)
@@ -267,7 +268,7 @@ class Measuring(Observer):
             state["alive"] = alive_in_either(state.get("alive"), counted.alive)
         if counted.batches is not None:
             state["batches"] = counted.batches + state.get("batches", 0.0)
-        # an observer of gradients is active where it sees a gradient, one of values in each call
+        # an observer of values is active in each call, and one of gradients only in measured ones
         return calls if self.sees_values else measured
 
 
@@ -374,9 +375,11 @@ class ActivationStats(Measuring):
         layer: Any = module
         if not isinstance(module, _BATCH_NORMS):
             return
+        # None without running statistics; tensors of other classes may have no numbers
         if type(layer.running_mean) is not Tensor or layer.running_mean.is_meta:
             return
 
+        # copied to the CPU here, because `on_device` moves no tensors in a tuple
         mean = layer.running_mean.to("cpu", torch.float64, copy=True)
         variance = layer.running_var.to("cpu", torch.float64, copy=True)
         state["running"] = mean, variance + layer.eps, layer.eps
@@ -391,9 +394,10 @@ class ActivationStats(Measuring):
         if self.residual and seen.given[0].shape == seen.tensor.shape:
             add_squares(state["branch"], seen.tensor, seen.given[0])
 
+        # in evaluation mode, the layer does not normalize by the batch
         if "running" in state and seen.training:
             batches = add_batch(state.get("batches", 0.0), seen.given[0])
-            if isinstance(batches, Tensor):
+            if isinstance(batches, Tensor):  # 0.0 if no batch had a variance yet
                 state["batches"] = batches
 
     def finds_dead(self, state: State) -> bool:
@@ -438,7 +442,7 @@ class ActivationStats(Measuring):
 
     def merge(self, a: State, b: State) -> State:
         merged = super().merge(a, b)
-        if "peaks" in a and "peaks" in b:
+        if "peaks" in a and "peaks" in b:  # missing if the channels are not known
             merged["peaks"] = torch.maximum(a["peaks"], b["peaks"])
         if self.outliers:
             merged["moments"] = combined_moments(a["moments"], b["moments"])
@@ -510,18 +514,19 @@ class GradientStats(Measuring):
             raise ValueError(f"{self.label} measures all values together: it takes no layout")
 
     def start(self) -> State:
-        # shift: by how many calls the measured calls are later than each `every`-th call
+        # shift: how many calls after each `every`-th call the measured call comes
         # lost_gradients: how many measured calls got no gradient
         return {**super().start(), "shift": 0, "lost_gradients": 0}
 
     def is_due(self, state: State, turn: int, training: bool, shared: dict[str, Any]) -> bool:
         """Return whether to measure a call, although its gradient may never come.
 
-        A GAN calls its generator twice in a step, and detaches one of the outputs. So calls are
-        measured until the first gradient has come, and one call later if a gradient was lost. A
-        gradient that may still come is not lost: a step may call a shared layer several times.
+        A GAN calls its generator twice in a step, and detaches one of the outputs. So each of the
+        first `every` calls is measured until a gradient has come. If a gradient was lost later,
+        the call after this one is measured instead, and so on from there. A gradient that may still
+        come is not lost, because a step may call a shared layer several times.
         """
-        gradients = state["calls"]
+        gradients = state["calls"]  # only gradients count as calls of this observer
         if gradients == 0 and turn < self.every:
             return True
         if (turn - state["shift"]) % self.every:
@@ -537,8 +542,8 @@ class GradientStats(Measuring):
         gradients = state["calls"]
         if gradients == 0 and turn < self.every:
             return NO_PAUSE
-        calls = (state["shift"] - turn) % self.every
-        return Pause(turn + calls)
+        calls_before_due = (state["shift"] - turn) % self.every
+        return Pause(turn + calls_before_due)
 
 
 @register
@@ -575,7 +580,8 @@ class WeightStats(Observer):
         ValueError: if an option has a value that is not allowed.
     """
 
-    acts_on: ClassVar[Literal["activation", "gradient"]] = "gradient"  # for `param:` selectors
+    # a `param:` selector takes only classes that act on gradients
+    acts_on: ClassVar[Literal["activation", "gradient"]] = "gradient"
     sees_values: ClassVar[bool] = False
     reads_parameters: ClassVar[bool] = True
     needs_calls: ClassVar[bool] = False
@@ -587,9 +593,10 @@ class WeightStats(Observer):
 
     def read_layer(self, state: State, module: nn.Module, parameter: str | None) -> None:
         values = _parameters(module, parameter)
-        state.update(_new_sums(self.edges))
+        state.update(_new_sums(self.edges))  # all values are read again
         state.update(calls=len(values), moved=False, norms={}, updates={})
-        state["waits"] = _waits(module)  # `ModelHook` reads it
+        # if it is True, a `ModelHook` lets this read the layer again in the first training forward
+        state["waits"] = _waits(module)
 
         starts: dict[str, Tensor] = {}  # the values when the epoch began
         for name, x in values.items():
@@ -611,6 +618,7 @@ class WeightStats(Observer):
                 state["updates"][name] = update
 
     def is_empty(self, state: State) -> bool:
+        # right after a step, no parameter has moved, and the report shows the epoch before
         return not state["moved"]
 
     def compute(self, state: State) -> Statistics:

@@ -79,7 +79,7 @@ class Builtin(Table[BuiltinRow]):
         if not self.rows:
             raise ValueError("this model drops nothing by itself: there is nothing to retune")
 
-        # the same layer of all blocks is one entry; if the rates stay, they must be equal
+        # the same layer of all blocks is one entry; without `p`, only those with equal rates
         groups: dict[tuple[str, Any], list[str]] = defaultdict(list)
         for row in self.rows:
             pattern = re.sub(r"\b\d+\b", "*", row.selector)
@@ -129,7 +129,7 @@ def builtin(model: nn.Module, *, root: str = "") -> Builtin:
 
 def rates_of(index: Index) -> Iterator[BuiltinRow]:
     """Yield the rates of the dropout layers and modules of a model, in the order of its modules."""
-    for target in dict.fromkeys(index.modules.values()):
+    for target in dict.fromkeys(index.modules.values()):  # a shared module once
         # in other layers than dropouts, `p` may mean something else
         is_dropout = unit_of_layer(target.type_name) and not children_of(target.module)
         attribute = rate_attribute(target.module) if is_dropout else None
@@ -142,7 +142,10 @@ def rates_of(index: Index) -> Iterator[BuiltinRow]:
 
 
 def _rates_held(module: nn.Module) -> list[str]:
-    """Return the attributes with a rate of a module that is not a dropout layer."""
+    """Return the attributes with a rate of a module that is not a dropout layer.
+
+    ``layerdrop`` skips layers and drops no values. An integer may be a count.
+    """
     return [
         attribute
         for attribute, value in rates_in(module).items()
@@ -165,7 +168,7 @@ def _row_of_attribute(index: Index, target: Target, attribute: str) -> BuiltinRo
     is_read = reads_own(target.module, attribute)
     if not is_read:
         is_read = is_read_above(index.model, (target.name,), attribute)
-    return _row(target, attribute, name=name, selector=f"attr:{name}", is_read=bool(is_read))
+    return _row(target, attribute, name=name, selector=f"attr:{name}", is_read=is_read)
 
 
 def _row(
@@ -207,16 +210,16 @@ def find_doubled(index: Index, placements: Sequence[Placement]) -> list[Finding]
     if not dropping:
         return []
 
-    droppers = _dropouts_on(index, placements)
-    # the total share by the names of the two droppers, and by the key of a site
+    dropouts = _dropouts_on(index, placements)
+    # the total share by the classes of the regularizer and the layer, and by the key of a site
     shares: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
     for placement in dropping:
-        row = next((row for row in droppers if _drops_same(placement, row)), None)
+        row = next((row for row in dropouts if _drops_same(placement, row)), None)
         if row is not None:
             regularizer = placement.regularizer
-            droppers_here = regularizer.label, row.type
+            classes = regularizer.label, row.type
             remaining = (1 - highest_rate(regularizer)) * (1 - row.rate)
-            shares[droppers_here][placement.key] = 1 - remaining
+            shares[classes][placement.key] = 1 - remaining
 
     findings = []
     for (ours, theirs), by_site in shares.items():
@@ -242,7 +245,7 @@ def _dropouts_on(index: Index, placements: Sequence[Placement]) -> list[BuiltinR
     }
     rows = []
     for row in rates_of(index):
-        is_layer = row.name == row.selector
+        is_layer = row.name == row.selector  # the selector of an attribute begins with attr:
         will_drop = row.on or (row.rate and not index.model.training)
         if is_layer and will_drop and row.name not in retuned:
             rows.append(row)
@@ -265,6 +268,6 @@ def _drops_same(placement: Placement, row: BuiltinRow) -> bool:
         return False
 
     block = row.name[: row.name.rfind(".") + 1]
-    # a site on the block itself drops samples of the sum, and not of the residual branch
+    # DropBlock on the block itself drops regions of the sum, and not of the residual branch
     end = "" if site_unit == "blocks" else "."
     return any(f"{name}{end}".startswith(block) for name in names)

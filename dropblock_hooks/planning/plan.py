@@ -168,9 +168,9 @@ def plan_placements(
 ) -> Plan:
     """Make the plan of placements. The example is an input of the whole model."""
     try:
-        rows, of_run = dry_run(index.whole, example, partial(_run, index, placements))
+        rows, findings_of_run = dry_run(index.whole, example, partial(_run, index, placements))
     except ValueError as error:
-        of_run = [messages.NO_PASS.finding(error=error)]
+        findings_of_run = [messages.NO_PASS.finding(error=error)]
         rows = []
         for placement in placements:
             site = LiveSite(placement.key, placement.target, placement.regularizer, Run())
@@ -178,7 +178,7 @@ def plan_placements(
 
     doubled = find_doubled(index, placements)
     title = f"{counted(len(placements), 'site')} on {index.model_type}"
-    return Plan(rows, title, [*findings, *of_run, *doubled])
+    return Plan(rows, title, [*findings, *findings_of_run, *doubled])
 
 
 class _Trial:
@@ -228,7 +228,7 @@ def _run(
     index: Index, placements: list[Placement], copied: nn.Module, arguments: Arguments
 ) -> tuple[list[PlanRow], list[Finding]]:
     """Return a row for each placement, and the findings, from one training forward of a copy."""
-    if not copied.training:
+    if not copied.training:  # otherwise layers in evaluation mode stay in it
         copied.train()
     copies = dict(zip(index.whole.modules(), copied.modules(), strict=True))
     copied_base = copies[index.model]
@@ -239,11 +239,12 @@ def _run(
         trials.append(trial)
         return trial.hook
 
-    run = Run(checked=True)  # the plan reports the faults that a first forward would warn of
+    # no checks run after this forward, because the plan itself reports what they would find
+    run = Run(checked=True)
     with recorded(copied_base) as layers, torch.enable_grad():
         install(copied_base, _on_copies(placements, copies), run, make)
         if any(_zeroes_samples(placement) for placement in placements):
-            arguments = with_graph(arguments)  # each input gets a grad_fn
+            arguments = with_graph(arguments)  # so that `sources` has the inputs
         args, kwargs = arguments
         sources = {x.grad_fn for x in _tensors_in(arguments) if x.grad_fn is not None}
         outputs = _tensors_in(copied(*args, **kwargs))
@@ -254,6 +255,7 @@ def _run(
     findings: list[Finding] = []
     for trial, placement in zip(trials, placements, strict=True):
         calls_of_layer = layers[placement.target.owner]
+        # an observer, for example, reads no axes
         shape = trial.shapes[-1] if trial.shapes else calls_of_layer.shape
         row = _row(placement, trial.hook.site, shape, trial.error)
         rows.append(row)
@@ -265,6 +267,7 @@ def _run(
         findings += _drops_most(row, placement.regularizer)
 
     findings += find_no_batch([hook.site for hook in hooks], arguments)
+    # no errors, which `attach` would refuse, because the parameters may be unfrozen later
     for finding in find_frozen(copied_base, run, hooks):
         findings.append(replace(finding, severity=Severity.WARNING))
     return rows, findings
@@ -298,6 +301,7 @@ def _faults(trial: _Trial, base: nn.Module, window: Window) -> list[Finding]:
 
     fault = diagnose(trial.hook, base, window)
     if fault is not None and fault.kind in (Kind.NEVER_CALLED, Kind.NEVER_ACTIVE):
+        # no error, which `attach` would refuse, because other inputs may call the layer
         return [replace(fault, severity=Severity.WARNING)]
     return []
 

@@ -1,4 +1,4 @@
-"""Records the calls of layers in a forward, and follows shortcuts in its graph; ``layers``.
+"""``layers``; the calls of layers in a forward, and the residual connections in its graph.
 
 `layers` and some presets call `record_forward`, which runs a copy. `plan` and `gradcam` record one
 of their own forwards, with `recorded`.
@@ -36,7 +36,7 @@ class LayerCalls:
 
     Attributes:
         calls: the number of calls.
-        order: the number of calls of all layers that ended before its last call.
+        order: the number of calls of all layers that ended before its last call ended.
         shape: the shape of the last output, from `shape_of`.
         first_shape: if the last output is a tuple, the shape of its first element, from `shape_of`;
             None if this element is an argument that the layer only passes on.
@@ -52,7 +52,7 @@ class LayerCalls:
 
 @contextmanager
 def recorded(model: nn.Module) -> Iterator[dict[str, LayerCalls]]:
-    """Record the forward within a ``with`` block. The dict has all names of each layer."""
+    """Record the forward within a ``with`` block. A layer has an entry for each of its names."""
     ends = count()
     names = dict(named_modules(model))
     layers = {module: LayerCalls() for module in names.values()}

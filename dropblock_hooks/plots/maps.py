@@ -69,8 +69,8 @@ def plot_feature_maps(
 
 def _with_own_scale(maps: Tensor) -> Tensor:
     """Divide each channel by its largest magnitude."""
-    without_gaps = maps.nan_to_num(0.0, 0.0, 0.0)
-    largest = without_gaps.abs().amax((1, 2), keepdim=True)
+    finite_or_zero = maps.nan_to_num(0.0, 0.0, 0.0)
+    largest = finite_or_zero.abs().amax((1, 2), keepdim=True)
     return maps / largest.clamp(min=1e-30)
 
 
@@ -91,17 +91,17 @@ def _on_a_sheet(maps: Tensor) -> tuple[Tensor, list[tuple[int, int]]]:
     count, height, width = maps.shape
     columns = _columns_for(count)
     rows = math.ceil(count / columns)
-    line = max(height // 5, 2)  # the space above a channel, for its number
-    gap = max(height, width) // 12 + 1
+    space_above = max(height // 5, 2)  # for the number of the channel
+    space_beside = max(height, width) // 12 + 1
 
-    height_of_sheet = rows * (height + line) - line
-    width_of_sheet = columns * (width + gap) - gap
-    sheet = torch.full((height_of_sheet, width_of_sheet), math.nan)
+    height_of_sheet = rows * (height + space_above) - space_above  # without that of the first row
+    width_of_sheet = columns * (width + space_beside) - space_beside
+    sheet = torch.full((height_of_sheet, width_of_sheet), math.nan)  # matplotlib leaves NaN blank
     corners = []
     for position, channel in enumerate(maps):
         row, column = divmod(position, columns)
-        top = row * (height + line)
-        left = column * (width + gap)
+        top = row * (height + space_above)
+        left = column * (width + space_beside)
         sheet[top : top + height, left : left + width] = channel
         corners.append((top, left))
     return sheet, corners
@@ -208,7 +208,8 @@ def as_values(name: str, values: Any, expected: str, *ranks: int, gaps: bool = F
     if hasattr(values, "__array_interface__"):
         import numpy
 
-        values = torch.from_numpy(numpy.array(values))
+        copied = numpy.array(values)  # because the memory of a PIL image can't be written
+        values = torch.from_numpy(copied)
 
     is_valid = False
     if isinstance(values, Tensor) and values.ndim in ranks:

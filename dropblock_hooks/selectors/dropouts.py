@@ -64,26 +64,30 @@ def has_no_effect(module: nn.Module, attribute: str) -> bool:
 
 
 def reads_own(module: nn.Module, attribute: str) -> bool:
-    """Return whether a method of a module, except ``__init__``, may read an attribute."""
+    """Return whether a method of a module, except ``__init__``, may read its attribute.
+
+    `builtin` asks this, because a rate that no code reads has no effect.
+    """
     if "forward" in vars(module):
         return True  # the source of the replaced forward is unknown
     source = _source_of(module)
+    # as an attribute, or as a string for `getattr`
     return source is None or bool(re.search(rf"[.'\"]{attribute}\b", source))
 
 
 def is_read_above(base: nn.Module, names: Iterable[str], attribute: str) -> bool:
     """Return whether a module above a layer may read the rate of the layer.
 
-    `Retune` then writes its rate into the attribute. Otherwise it writes 0 there, and its hook
-    drops. But a rate of 0 would also switch off the code that reads it. If the source of the parent
-    is missing, the answer is True.
+    If so, `Retune` writes its rate into the attribute, because a rate of 0 would also switch off
+    the code that reads it. If not, it writes 0, and its hook drops. If the source of the parent is
+    missing, the answer is True.
 
     Args:
         base: the model.
         names: the names of the layer in the model.
         attribute: the attribute that holds the rate.
     """
-    for name in filter(None, names):
+    for name in filter(None, names):  # the model itself, whose name is "", has none above it
         *parents, local = name.split(".")
         reading = re.compile(rf"\.{re.escape(local)}\.{attribute}\b")
         sources = _sources_above(base, parents)

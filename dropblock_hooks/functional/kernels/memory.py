@@ -1,7 +1,7 @@
 """Bounds of norms from those of earlier updates, on a GPU: one kernel for all norms of an entry.
 
-In torch operations, the same are the functions of `functional.memory`, which have the equations.
-They call these kernels.
+The functions of `functional.memory` call these kernels. They have the same equations in torch
+operations.
 
 adagc    a multiple of the moving average of each norm
 moving   a bound on the distance from the moving mean, for `zclip` and `skip_update`
@@ -43,20 +43,21 @@ def _adagc_kernel(
     norm = tl.load(norms + at, mask=exists, other=0.0).to(tl.float64)
     mean = tl.load(memory + 2 * at, mask=exists, other=0.0)
     count = tl.load(memory + 2 * at + 1, mask=exists, other=0.0)
-    begins = count < warmup
+    warms_up = count < warmup
 
+    # a float argument is a float32 in Triton
     most = tl.full([], max_norm, tl.float64)
     factor = tl.where(common < float("inf"), most / tl.maximum(common, most), 1.0)
-    bound = tl.where(begins, norm * factor, mean * tl.full([], ratio, tl.float64))
+    bound = tl.where(warms_up, norm * factor, mean * tl.full([], ratio, tl.float64))
     tl.store(bounds + at, bound, mask=exists)
 
     clipped = tl.minimum(norm, bound)
     smallest = tl.where(count > 0, tl.minimum(mean, clipped), clipped)
     average = mean * DECAY + clipped * (1 - DECAY)
-    known = tl.where(common < float("inf"), norm, 0.0) > 0
-    new_mean = tl.where(known, tl.where(begins, smallest, average), mean)
+    is_remembered = tl.where(common < float("inf"), norm, 0.0) > 0
+    new_mean = tl.where(is_remembered, tl.where(warms_up, smallest, average), mean)
     tl.store(new + 2 * at, new_mean, mask=exists)
-    tl.store(new + 2 * at + 1, count + known.to(tl.float64), mask=exists)
+    tl.store(new + 2 * at + 1, count + is_remembered.to(tl.float64), mask=exists)
 
 
 @triton.jit
@@ -76,14 +77,14 @@ def _moving_kernel(
     SKIPS: tl.constexpr,
     SIZE: tl.constexpr,
 ):
-    """Write a bound of each norm, or with SKIPS whether it is above; and the moving averages."""
+    """Write the new memory and the bounds, or with SKIPS which updates to skip."""
     at = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
     exists = at < number
     norm = tl.load(norms + at, mask=exists, other=0.0).to(tl.float64)
     mean = tl.load(memory + 3 * at, mask=exists, other=0.0)
     variance = tl.load(memory + 3 * at + 1, mask=exists, other=0.0)
     count = tl.load(memory + 3 * at + 2, mask=exists, other=0.0)
-    begins = count < warmup
+    warms_up = count < warmup
 
     most_z = tl.full([], z, tl.float64)
     most = tl.full([], max_norm, tl.float64)
@@ -91,33 +92,33 @@ def _moving_kernel(
     limit = tl.full([SIZE], float("inf"), tl.float64)
     if SKIPS:
         if HAS_Z:
-            limit = tl.where(begins, limit, mean + most_z * (deviation + EPS))
+            limit = tl.where(warms_up, limit, mean + most_z * (deviation + EPS))
         usual = (norm < float("inf")) & (norm <= limit)
         if HAS_MAX:
             usual = usual & (norm <= most)
         tl.store(result + at, (usual == 0).to(tl.int8), mask=exists)
     else:
         score = (norm - mean) / (deviation + EPS)
-        is_high = (score > most_z) & (begins == 0)
-        divisor = tl.where(is_high, score, 1.0)
+        is_high = (score > most_z) & (warms_up == 0)
+        divisor = tl.where(is_high, score, 1.0)  # 1 where the quotient is not used
         limit = tl.where(is_high, mean + most_z * deviation * (most_z / divisor), limit)
         bound = limit
         if HAS_MAX:
             bound = tl.minimum(limit, most)
         tl.store(result + at, bound, mask=exists)
 
-    known = norm < float("inf")
-    value = tl.where(known, tl.minimum(norm, limit), mean)
-    weight = tl.where(begins, 1 / (count + 1), 1 - DECAY)
-    change = value - mean
-    new_mean = mean + weight * change
-    distance = value - new_mean
-    square = tl.where(begins, change, distance) * distance
+    is_remembered = norm < float("inf")
+    value = tl.where(is_remembered, tl.minimum(norm, limit), mean)
+    weight = tl.where(warms_up, 1 / (count + 1), 1 - DECAY)
+    from_old_mean = value - mean
+    new_mean = mean + weight * from_old_mean
+    from_new_mean = value - new_mean
+    square = tl.where(warms_up, from_old_mean, from_new_mean) * from_new_mean
     new_variance = variance + weight * (square - variance)
 
-    tl.store(new + 3 * at, tl.where(known, new_mean, mean), mask=exists)
-    tl.store(new + 3 * at + 1, tl.where(known, new_variance, variance), mask=exists)
-    tl.store(new + 3 * at + 2, count + known.to(tl.float64), mask=exists)
+    tl.store(new + 3 * at, tl.where(is_remembered, new_mean, mean), mask=exists)
+    tl.store(new + 3 * at + 1, tl.where(is_remembered, new_variance, variance), mask=exists)
+    tl.store(new + 3 * at + 2, count + is_remembered.to(tl.float64), mask=exists)
 
 
 def adagc(
@@ -167,9 +168,9 @@ def moving(
         norms.device,
         norms,
         memory,
-        result.view(torch.int8) if skips else result,
+        result.view(torch.int8) if skips else result,  # the kernel stores int8
         new,
-        1.0 if z is None else float(z),
+        1.0 if z is None else float(z),  # not read if it is None; see HAS_Z and HAS_MAX
         1.0 if max_norm is None else float(max_norm),
         len(norms),
         warmup,
