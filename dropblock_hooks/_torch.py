@@ -684,19 +684,25 @@ class _Import(importlib.abc.MetaPathFinder):
         self.name = name
         self.change = change
 
+    def _leave(self) -> None:
+        if self in sys.meta_path:  # other code may have replaced the list
+            sys.meta_path.remove(self)
+
     def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
         if name != self.name:
             return None
-        # otherwise the next call would come back here; other code may have replaced the list
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        self._leave()  # otherwise the next call would come back here
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            sys.meta_path.insert(0, self)  # the caller may only ask, and import the module later
         if spec is None or spec.loader is None:
             return None
         load = spec.loader.exec_module
 
         def load_and_change(module: ModuleType) -> None:
             load(module)
+            self._leave()
             self.change(module)
 
         spec.loader.exec_module = load_and_change  # type: ignore[method-assign]  # of this one import

@@ -222,6 +222,11 @@ class Perceptron(nn.Module):
         return x + self.fc2(self.fc1(x + self.position).relu())
 
 
+def test_a_block_that_takes_the_input_of_the_model_is_found():
+    model = nn.Sequential(Perceptron(), Perceptron())
+    assert presets.residual_blocks(model, torch.randn(2, 8)) == ("0", "1")
+
+
 def test_a_bias_is_no_branch():
     model = nn.Sequential(nn.Linear(8, 8), Perceptron(), Perceptron())
     assert presets.residual_blocks(model, torch.randn(2, 8)) == ("1", "2")

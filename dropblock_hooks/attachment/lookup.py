@@ -237,7 +237,7 @@ def _suggested(site: LiveSite, share: float) -> Iterator[Suggestion]:
     bound = norms.quantile(1 - share)
     reason = ""
     if bound is None:
-        reason = "no gradient was seen yet: train a step first"
+        reason = "no gradient with a finite norm was seen yet: train a step first"
     elif not 0.0 < bound < float("inf"):
         reason = f"no bound has this share beyond it: {1 - share:.4g} of the norms are 0"
 

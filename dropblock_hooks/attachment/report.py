@@ -65,10 +65,10 @@ _CALLS: Columns[SiteRow] = {
     "calls\ntotal": attrgetter("calls"),
     "active\ntotal": attrgetter("active_calls"),
 }
-_NORMS: Columns[SiteRow] = {
-    "mean": lambda row: Varying(row.mean_norm),
-    "p99": lambda row: Varying(row.p99_norm),
-    "largest": lambda row: Varying(row.largest_norm),
+_NORMS: dict[str, Callable[[SiteRow], float | None]] = {
+    "mean": attrgetter("mean_norm"),
+    "p99": attrgetter("p99_norm"),
+    "largest": attrgetter("largest_norm"),
 }
 
 Readings: TypeAlias = dict[str, tuple[Counter, Any]]
@@ -237,7 +237,7 @@ def _sections(
     if isinstance(first, Observer):
         if first.by_epoch:  # otherwise the report shows no result, only calls
             note = f"{first.label}, {window}"
-        columns = _observer_columns(first, rows)
+        columns = _observer_columns(first, rows, keys_of_window)
     elif first.acts_on == "gradient":
         note = "gradients (changed: share of their values)"
         has_penalty = any(row.penalty is not None for row in rows)
@@ -253,7 +253,10 @@ def _sections(
     note = f"norms before the bound, {window} (ClampGrad: largest magnitudes; "
     note += "AdaptiveClipGrad: over weights)"
     rows_with_norms = [row for row in rows if row.mean_norm is not None]
-    yield Section(rows_with_norms, _NAME | _NORMS, note, entry)
+    norms: Columns[SiteRow] = {
+        head: partial(_norm_in_window, read, keys_of_window) for head, read in _NORMS.items()
+    }
+    yield Section(rows_with_norms, _NAME | norms, note, entry)
 
 
 def _rate_cell(regularizer: Regularizer, row: SiteRow) -> Any:
@@ -276,7 +279,15 @@ def _options_cell(regularizer: Regularizer) -> Short:
     return Short(", ".join(options), repr(regularizer))
 
 
-def _observer_columns(observer: Observer, rows: Sequence[SiteRow]) -> Columns[SiteRow]:
+def _norm_in_window(
+    read: Callable[[SiteRow], float | None], keys_of_window: set[str], row: SiteRow
+) -> Varying:
+    return Varying(read(row) if row.site in keys_of_window else None)
+
+
+def _observer_columns(
+    observer: Observer, rows: Sequence[SiteRow], keys_of_window: set[str]
+) -> Columns[SiteRow]:
     """Return the columns of an observer; by default, one for each key of the first result."""
     readers = observer.columns
     if not readers:
@@ -285,7 +296,9 @@ def _observer_columns(observer: Observer, rows: Sequence[SiteRow]) -> Columns[Si
         readers = {head: itemgetter(head) for head in first}
 
     columns: Columns[SiteRow] = {"calls\ntotal": attrgetter("calls")}
-    return columns | {head: partial(_observed, read) for head, read in readers.items()}
+    for head, read in readers.items():
+        columns[head] = partial(_result_in_window, read, keys_of_window)
+    return columns
 
 
 def _shown_window(sites: Iterable[LiveSite], numbers: Readings) -> tuple[str, set[str]]:
@@ -308,8 +321,10 @@ def _is_open(site: LiveSite, counter: Counter) -> bool:
     return bool(counter.window().total) or not counter.closed.total
 
 
-def _observed(find: Callable[[Any], Any], row: SiteRow) -> Any:
-    return None if row.observed is None else find(row.observed)
+def _result_in_window(read: Callable[[Any], Any], keys_of_window: set[str], row: SiteRow) -> Any:
+    if row.observed is None or row.site not in keys_of_window:
+        return None
+    return read(row.observed)
 
 
 def _bounds_cell(row: SiteRow) -> str:

@@ -19,7 +19,7 @@ from torch.autograd.graph import Node
 from ..selectors.index import Index
 from ..selectors.wrappers import named_modules
 from ..tables import Table, named
-from .dry_run import Arguments, dry_run, shape_of
+from .dry_run import Arguments, dry_run, shape_of, with_graph
 
 # operations of a residual stream: sums, views, and activations after the sum
 _CARRIES = re.compile(
@@ -101,6 +101,8 @@ def record_forward(model: nn.Module, example: Any, residual: bool = False) -> di
         args, kwargs = arguments
         copied.eval().requires_grad_(residual)
         with recorded(copied) as layers, torch.set_grad_enabled(residual):
+            if residual:  # a block may add to the input of the model
+                args, kwargs = with_graph(arguments)
             copied(*args, **kwargs)
         return layers
 

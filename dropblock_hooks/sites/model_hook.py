@@ -140,7 +140,7 @@ class ModelHook:
         else:  # the model may be trained in evaluation mode
             due = run.writes is None and torch.is_grad_enabled()
         mode_changed = training is not self._training and not run.stepped
-        may_have_failed = args[-1] is None  # the output is the last argument, None after an error
+        may_have_failed = sys.exception() is not None  # torch calls this hook after an error, too
         if True in (due, mode_changed, self.checks_all, run.compiled, may_have_failed):
             callback = set_eval_frame(None)  # otherwise dynamo would compile the checks
             try:

@@ -35,7 +35,7 @@ class Run:
     always: bool = False  # whether random regularizers of activations act in evaluation too
     switched: bool = False  # whether `always`, `paused` or `enabled` was used
     stepped: bool = False  # whether `Attachment.step` was called
-    fresh: bool = True  # whether no epoch has ended since attaching or loading
+    fresh: bool = True  # whether `step` was not called since attaching or loading
     early: int = 0  # the training calls before the first `step`, if that was ``step(0)``
     # the finding that `step` is called after each epoch instead of before it, if there is one
     late: list[Finding] = field(default_factory=list)

@@ -211,7 +211,7 @@ class StepHooks:
 
         A closure computes the gradients inside the step, and maybe several times.
         """
-        if self.began and not torch.compiler.is_compiling():
+        if self.began:
             return None
         self.began = True
         # the first argument is the optimizer itself

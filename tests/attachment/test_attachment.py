@@ -221,6 +221,34 @@ def test_report(net):
     assert "removed" in repr(attached)
 
 
+class TwoLayers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.always, self.rarely = nn.Linear(2, 2), nn.Linear(2, 2)
+
+    def forward(self, x, rarely=True):
+        y = self.always(x)
+        return self.rarely(y) if rarely else y
+
+
+@pytest.mark.parametrize("item", [ClipGradNorm(1.0), ActivationStats(), GradientStats()], ids=repr)
+def test_report_shows_only_numbers_of_the_epoch_that_it_names(item):
+    model = TwoLayers()
+    attached = attach(model, {"*": item})
+    model(torch.ones(3, 2)).sum().backward()
+    attached.step()
+    assert "this epoch" not in str(attached.report())
+    model(torch.ones(3, 2), rarely=False).sum().backward()
+    lines = str(attached.report()).splitlines()
+    always = [line.split() for line in lines if line.startswith("always")]
+    rarely = [line.split() for line in lines if line.startswith("rarely")]
+    assert len(always) == len(rarely) == lines.count("") + 1
+    assert "this epoch" in str(attached.report())
+    for own, other in zip(rarely, always, strict=True):
+        print(own, other)
+    assert 0
+
+
 def test_report_as_a_data_frame(net):
     pytest.importorskip("pandas", reason="an option of the user's")
     frame = attach(net, {"layer1.*": Dropout2d(0.1)}).report().to_pandas()

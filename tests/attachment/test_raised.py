@@ -123,6 +123,26 @@ def test_nothing_wrong_is_said_after_an_error(place, error, ask, monkeypatch):
     assert [part for part in WRONG if part in text] == []
 
 
+def test_a_hook_of_the_model_that_raises_an_error_each_time_but_the_first():
+    """torch then hands the output of the forward to the hooks that it still calls."""
+    model = model_of()
+    calls = []
+
+    def of_user(module, inputs, output):
+        calls.append(output)
+        if len(calls) > 1:
+            raise ValueError("mine")
+
+    model.register_forward_hook(of_user)
+    attached = attach(model, {"1": Dropout(0.1)})
+    model(X)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="mine"):
+            model(X)
+    counter = attached._run.counter
+    assert (counter.trained, counter.failed) == (1, 2)
+
+
 def test_a_class_that_does_not_fit_its_layer():
     model = nn.Sequential(nn.Flatten(), nn.Linear(4, 4))
     attached = attach(model, {"1": DropBlock2d(0.1)})

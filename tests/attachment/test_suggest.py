@@ -93,7 +93,10 @@ def test_where_nothing_was_seen():
     model, attached = make({"2": ClipGradNorm(1.0)})
     (row,) = attached.suggest()
     assert (row.proposed, row.seen, row.call) == (None, 0, "")
-    assert "# 2/ClipGradNorm: no gradient was seen yet" in str(attached.suggest())
+    nothing = "# 2/ClipGradNorm: no gradient with a finite norm was seen yet"
+    assert nothing in str(attached.suggest())
+    (model(torch.ones(1, 2, 9, 9)) * torch.inf).sum().backward()
+    assert nothing in str(attached.suggest())
     (model(torch.ones(1, 2, 9, 9)) * 0).sum().backward()
     (row,) = attached.suggest()
     assert row.proposed is None

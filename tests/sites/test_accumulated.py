@@ -273,6 +273,24 @@ class Noted(SGD):
         return super().step(closure)
 
 
+@pytest.mark.parametrize("make", [SGD, Noted], ids=["plain", "a step inside a step"])
+def test_a_compiled_step_is_one_update(make):
+    SGD(net().parameters())  # torch hooks the step of a class when the first object is made
+    model = net()
+    optimizer = make(model.parameters(), lr=0.0)
+    attached = attach(model, {"param:**": ScaleGrad(-2.0, **ONCE)}, optimizer=optimizer)
+    plain = net()
+    loss_of(plain).backward()
+    torch._dynamo.reset()
+    step = torch.compile(lambda: optimizer.step(), backend="eager")
+    for updates in range(1, 4):
+        optimizer.zero_grad()
+        loss_of(model).backward()
+        step()
+        close(gradients(model), {name: -2 * grad for name, grad in gradients(plain).items()})
+        assert {site.active_calls for site in attached} == {updates}
+
+
 @pytest.mark.parametrize("closure", [False, True])
 def test_a_step_inside_a_step_is_the_same_update(closure):
     SGD(net().parameters())  # torch hooks the step of a class when the first object is made
