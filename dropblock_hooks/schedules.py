@@ -24,7 +24,7 @@ Span: TypeAlias = tuple[float, float]
 
 UNKNOWN: Span = (-math.inf, math.inf)
 
-UNSAID = (
+NO_LENGTH = (
     "the schedule has no length: pass epochs= to it, or the length of the whole training "
     "(epochs=90 of attach, plan or a callback; --epochs 90 of the command). If a trainer knows "
     "only the number of its steps, pass unit='step' to the callback"
@@ -55,7 +55,7 @@ class Schedule:
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         check_fields(cls, Schedule)
-        check_arguments(cls, args, kwargs, "float")
+        check_arguments(cls, args, kwargs, annotation="float")
         return super().__new__(cls)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -72,7 +72,7 @@ class Schedule:
         return UNKNOWN
 
     def span_here(self) -> Span:
-        """Return the smallest and the largest value at the site of `at`."""
+        """Return the smallest and the largest value at one site, for which `at` has made it."""
         return self.span()
 
     def moves(self) -> bool:
@@ -97,7 +97,7 @@ class Schedule:
     def without_epochs(self, epochs: int | None) -> Schedule:
         """Return the schedule with epochs=None if its `epochs` are those that `at` would give.
 
-        So the schedules of a training and of a longer training can be compared.
+        A state is compared without these epochs, so that a longer training can load it.
         """
         return self
 
@@ -130,7 +130,7 @@ def scaled(rate: Any, factor: float) -> Any:
     """Return a rate times a factor.
 
     Raises:
-        TypeError: if the rate is a function that is no `Schedule`.
+        TypeError: if the rate is a function, or a schedule that does not define `scaled`.
     """
     if isinstance(rate, Schedule):
         return rate.scaled(factor)
@@ -151,7 +151,7 @@ def rates_at_depth(rates: Mapping[str, Any], epochs: int | None, i: int, n: int)
     for name, rate in rates.items():
         needs_epochs = length_of(rate) is None
         if needs_epochs and epochs is None:
-            raise ValueError(f"{name}: {UNSAID}")
+            raise ValueError(f"{name}: {NO_LENGTH}")
         fitted[name] = spread_rate(rate, i, n, epochs)
     return fitted
 
@@ -283,7 +283,7 @@ class LinearSchedule(Schedule):
             store(self, epochs=epochs)
 
     @property
-    def length(self) -> float | None:  # type: ignore[override]  # objects of a class may differ
+    def length(self) -> float | None:  # type: ignore[override]  # differs between objects
         if self.epochs is None:
             return None
         return self.delay + self.epochs
@@ -292,7 +292,7 @@ class LinearSchedule(Schedule):
         if self.epochs is None:
             if t <= self.delay:
                 return self.start
-            raise ValueError(UNSAID)
+            raise ValueError(NO_LENGTH)
 
         elapsed = t - self.delay
         last = self.epochs - 1
@@ -319,8 +319,9 @@ class LinearSchedule(Schedule):
 
     def _rest_of(self, epochs: int) -> int:
         """Return the length of the ramp in a training of so many epochs."""
-        rest = epochs - math.ceil(self.delay)  # in integers, because a float rounds large numbers
-        return rest or 1  # 0 is left of 1 epoch with a delay of half an epoch
+        # computes with integers, because a float rounds large numbers
+        rest = epochs - math.ceil(self.delay)
+        return rest or 1  # a delay of half an epoch leaves 0 of 1 epoch
 
     def span(self) -> Span:
         low = min(self.start, self.stop)
@@ -403,11 +404,11 @@ class StepSchedule(Schedule):
         return sorted(steps)
 
     @property
-    def length(self) -> float:  # type: ignore[override]  # objects of a class may differ
+    def length(self) -> float:  # type: ignore[override]  # differs between objects
         last = max(dict(self.values))
         if last == 0:
             return 0.0
-        return last + 1
+        return last + 1  # the last value lasts for an epoch, too
 
     def __call__(self, t: float) -> float:
         steps = dict(self.values)
@@ -426,6 +427,7 @@ class StepSchedule(Schedule):
         return StepSchedule(values)
 
     def _stated(self) -> dict[str, Any]:
+        """Return the fields as the user writes them; `registry.stated_fields` calls it."""
         return {"values": dict(self.values)}
 
 
@@ -463,7 +465,7 @@ class WindowSchedule(Schedule):
             raise ValueError(f"begin must be before end, got begin={self.begin}, end={self.end}")
 
     @property
-    def length(self) -> float:  # type: ignore[override]  # objects of a class may differ
+    def length(self) -> float:  # type: ignore[override]  # differs between objects
         return self.end
 
     def __call__(self, t: float) -> float:
@@ -531,11 +533,12 @@ class ByDepth(Schedule):
         """
         if isinstance(rate, ByDepth):
             return rate
+        # a function can't be scaled, but 0 times a function is 0
         start = scaled(rate, first_share) if first_share else 0.0
         return cls(start, rate)
 
     @property
-    def length(self) -> float | None:  # type: ignore[override]  # objects of a class may differ
+    def length(self) -> float | None:  # type: ignore[override]  # differs between objects
         start_length = length_of(self.start)
         stop_length = length_of(self.stop)
         if start_length is None or stop_length is None:

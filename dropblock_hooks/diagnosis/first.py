@@ -30,8 +30,8 @@ from .idle import find_idle
 from .lost import find_overwritten, find_split_groups, old_anchors
 from .routed import around, routed_lists
 
-_BATCH_OF_IMAGES = 4  # axes; with fewer axes, a message takes a tensor in a list as one sample
-_MOST_VIEWS = 64  # tensors in a list whose neighbors the model may concatenate
+_BATCH_OF_IMAGES = 4  # axes; messages count a tensor in a list with fewer axes as one sample
+_MOST_VIEWS = 64  # tensors in a list; longer lists have too many sums of neighbors
 
 
 class ForwardChecks:
@@ -58,8 +58,8 @@ class ForwardChecks:
     def note_writes(self, hook: ModelHook, model: nn.Module) -> None:
         """Note how often parameters were written up to the end of the first forward of a window.
 
-        `_was_updated` compares with it: later writes show that the model is trained, also in
-        evaluation mode.
+        ``diagnosis.now`` compares with it, because later writes show that the model is trained,
+        also in evaluation mode.
         """
         hook.run.writes = writes_to(model)
 
@@ -71,11 +71,13 @@ class ForwardChecks:
         # no backward has run yet, so missing gradients are no fault
         window = replace(opened, backward=False)
 
+        # the layer of a parameter may never be called, so its hook is left out
         by_call = [site_hook for site_hook in hook.hooks if site_hook.by_call]
         expected = _not_left_out(model, by_call, window)
         idle = find_idle(model, expected, window)
         run.history.note_findings(idle)
         tell(idle, run.told)
+        # ``behind`` compares the calls of later forwards with these
         run.first_calls = {key: counts.trained for key, counts in window.sites.items()}
 
         sites = []
@@ -144,7 +146,7 @@ def _find_no_optimizer(hook: ModelHook) -> list[Finding]:
 
 
 def find_unknown_scaler(run: Run) -> list[Finding]:
-    """Find out whether gradients are clipped in float16 while no GradScaler is known."""
+    """Find out whether bounds act under autocast to float16 while no GradScaler is known."""
     is_known = run.scaler is not None
     if is_known or not run.in_float16:
         return []

@@ -32,24 +32,25 @@ def find_late_step(t: float, run: Run, hooks: Sequence[SiteHook]) -> list[Findin
     if begins_again:
         run.late = []
     if begins_again or t not in (0, 1):
-        run.early = 0  # the time has left 0, so a later ``step(1)`` ends another epoch
+        run.early = 0  # only a ``step(1)`` that comes next after ``step(0)`` may use it
     if run.epoch != 0:
         return []
-    if t == 0 and not run.stepped:
+    is_first_step = t == 0 and not run.stepped
+    if is_first_step:
         run.early = _training_calls(run, hooks)
         return []
 
-    early = run.early
-    if t != 1 or early < _FEWEST:
+    calls_before = run.early
+    if t != 1 or calls_before < _FEWEST:
         return []
 
     run.early = 0
-    later = _training_calls(run, hooks) - early
-    difference = abs(later - early)
-    is_same_number = difference <= _TOLERANCE * early
+    calls_after = _training_calls(run, hooks) - calls_before
+    difference = abs(calls_after - calls_before)
+    is_same_number = difference <= _TOLERANCE * calls_before
     if not is_same_number or not _rates_change(t, hooks):
         return []
-    finding = messages.STEPPED_LATE.finding(epoch=t, early=early, later=later)
+    finding = messages.STEPPED_LATE.finding(epoch=t, early=calls_before, later=calls_after)
     run.late = [finding]
     return run.late
 

@@ -42,9 +42,10 @@ def _find_first(run: Run, sights: list[Sight]) -> Iterator[Finding]:
         return
 
     clock = Clock.of(run.shared)
-    worst = min(sights, key=lambda sight: sight.watched.worse)
+    # `worse` is the time of the first NaN or +Inf, and `bad` that of the first NaN, +Inf or -Inf
+    first_worse = min(sights, key=lambda sight: sight.watched.worse)
     first_in_backward = min(sights, key=lambda sight: sight.watched.grad_bad)
-    time_of_values = worst.watched.worse
+    time_of_values = first_worse.watched.worse
     time_of_gradient = first_in_backward.watched.grad_bad
     gradient_came_first = time_of_gradient < time_of_values
 
@@ -55,8 +56,9 @@ def _find_first(run: Run, sights: list[Sight]) -> Iterator[Finding]:
         message = messages.BAD_SCALED_GRADIENT if scaled else messages.BAD_GRADIENT
         yield first_in_backward.finding(message)
     elif time_of_values < math.inf:
-        first = worst
-        if worst.watched.made != time_of_values:  # -Inf in the input may be the cause
+        first = first_worse
+        made_it = first_worse.watched.made == time_of_values
+        if not made_it:  # an earlier -Inf may be the cause
             first = min(sights, key=lambda sight: sight.watched.bad)
         yield _of_forward(first, sights, clock)
     else:
@@ -107,7 +109,7 @@ def _of_forward(
     """
 
     def depth(sight: Sight) -> tuple[bool, int]:
-        """Return `first` before all others, and inner layers before outer ones."""
+        """Return a key for `max`, which prefers `first`, and then the innermost layer."""
         return sight is first, len(sight.site.name)
 
     makers = [sight for sight in sights if _made_bad_values(sight, first)]
@@ -115,8 +117,9 @@ def _of_forward(
 
     bad = _bad_parameters(sights)
     gap = _gap_before(first, clock)
+    # if the values became bad after the gap began, the first of them may have been in the gap
     if bad and gap is not None and first.watched.bad > gap.time:
-        clock.closely = True
+        clock.closely = True  # measures each forward from now on
         return sight.finding(
             messages.BAD_OUTPUT_LATER,
             forward=gap.after,
@@ -149,14 +152,16 @@ def _gap_before(first: Sight, clock: Clock) -> Gap | None:
     return Gap(
         before=last_measured,
         after=bad_forward,
-        time=-1,
+        time=-1,  # before all bad values
     )
 
 
 def _made_bad_values(sight: Sight, first: Sight) -> bool:
     """Return whether a layer made bad values from a finite input, and is or contains `first`."""
     watched = sight.watched
-    if not watched.made == watched.bad < math.inf:
+    is_bad = watched.bad < math.inf
+    had_finite_input = watched.made == watched.bad
+    if not (is_bad and had_finite_input):
         return False
     prefix = f"{sight.site.name}.".lstrip(".")  # "" for the model itself, which contains all
     names_of_first = (first.site.name, *first.site.aliases)
@@ -185,7 +190,7 @@ def _after_the_last_measured(
     bad = []
     first = None
     for sight in sights:
-        if not sight.trainable:
+        if not sight.trainable:  # an update does not write a frozen layer
             continue
         names = _bad_parameters([sight])
         if names and first is None:
@@ -193,7 +198,7 @@ def _after_the_last_measured(
         bad += names
 
     if first is not None:
-        clock.closely = True
+        clock.closely = True  # measures each forward from now on
         yield first.finding(
             messages.BAD_PARAMETERS_LATER,
             forward=forwards,

@@ -127,8 +127,8 @@ def _vanishing(sights: list[Sight]) -> Iterator[Finding]:
     if norms is None:
         return
 
-    # a branch may have small gradients by design, so the smallest of the last layers is not used
     early = max(norms.first)
+    # takes the median and not the smallest, because a branch may have small gradients by design
     late = median(norms.last)
     has_both = early and late  # another rule finds layers without any gradient
     limit = early * norms.max_ratio
@@ -154,7 +154,10 @@ def _exploding(clock: Clock, sights: list[Sight]) -> Iterator[Finding]:
 
 
 def _is_found_later(clock: Clock) -> bool:
-    """Return whether gradients began to explode after the first look."""
+    """Return whether gradients began to explode after the first look.
+
+    An alert of the last look keeps its text.
+    """
     cure_if_later = messages.EXPLODING_LATER.cure
     for finding in clock.alerts.values():
         if finding.kind == Kind.EXPLODING:
@@ -221,9 +224,10 @@ def _no_gradient(
         if any(map(_has_gradient, trainable)):
             continue
 
-        never_called = model_has_gradients and not sight.watched.calls
+        never_called = not sight.watched.calls
         parents = around(sight.site.name)
-        unused = never_called and routed.isdisjoint(parents)
+        may_be_left_out = not routed.isdisjoint(parents)
+        unused = model_has_gradients and never_called and not may_be_left_out
         if unused or _got_no_gradient(sight):
             yield sight.finding(
                 messages.NO_GRADIENT,
@@ -238,7 +242,8 @@ def _eval_norms(
     """Find norms in evaluation mode whose parameters are trained.
 
     Frozen norms and norms under FreezeNorm are in evaluation mode on purpose. The calls of a norm
-    in evaluation mode are no training calls, so the calls of the other layers decide.
+    in evaluation mode are no training calls, so the calls of the other layers tell whether the
+    model was trained.
 
     Args:
         all_sights: all sites of a `Watchdog`.
@@ -248,8 +253,8 @@ def _eval_norms(
     for sight in sights:
         forwards = sight.watched.evaluated
         model_trained = most_called >= sight.dog.min_calls
-        often = model_trained and forwards >= sight.dog.enough
-        if often and sight.trainable:
+        often_in_evaluation = forwards >= sight.dog.enough
+        if model_trained and often_in_evaluation and sight.trainable:
             yield sight.finding(
                 messages.EVAL_NORM,
                 forwards=forwards,
@@ -285,8 +290,8 @@ def _got_no_gradient(sight: Sight) -> bool:
         return True
 
     enough_gradients = sight.is_enough(watched.grads)
-    was_finite = math.isinf(watched.grad_bad)
-    return enough_gradients and not watched.norm and was_finite
+    all_finite = math.isinf(watched.grad_bad)  # the time of the first NaN or Inf; inf without one
+    return enough_gradients and not watched.norm and all_finite
 
 
 def _has_gradient(p: nn.Parameter) -> bool:

@@ -51,9 +51,9 @@ if TYPE_CHECKING:
 
 SEEDED = {"cpu"}
 """The types of devices that have the sparse form; a test takes the CPU out."""
-_SEEDS = 2**62
+_SEEDS = 2**62  # seeds lie between -_SEEDS and _SEEDS
 _EXACT_SEEDS = 2**53  # a tensor of float64 holds these seeds
-_MOST_SEEDS = 2**16
+_MOST_SEEDS = 2**16  # the most seeds in `_drawn_seeds`
 # the last seeds that forwards have drawn, by site; a recomputation must draw one of them again
 _drawn_seeds: OrderedDict[tuple[int, int], None] = OrderedDict()
 OTHER_BLOCKS = (
@@ -64,7 +64,8 @@ OTHER_BLOCKS = (
 # ``compiling`` has a library of its own, whose operators run Python objects. Those of this library
 # may run in CUDA graphs, and AOTAutograd may trace into them.
 _library = torch.library.Library("dropblock_hooks", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's
-# An output has the strides of ``torch.empty_like`` of its own input, so inductor may choose them.
+# Inductor may choose the strides of the inputs, because an operator takes any strides, and returns
+# those of ``torch.empty_like`` of its input.
 _TAGS = [tag for tag in [getattr(torch.Tag, "flexible_layout", None)] if tag is not None]
 _RANDOM = [*_TAGS, torch.Tag.nondeterministic_seeded]
 
@@ -122,7 +123,7 @@ def _kernels_run(x: Tensor) -> bool:
 @operator("seed(Tensor x) -> Tensor", fake=_fake_seed, tags=_RANDOM, fits_graph=_kernels_run)
 def seed(x: Tensor) -> Tensor:
     """Return a seed on the device of `x`, from the global generator of this device."""
-    if launch.is_traced():  # inductor draws all seeds of a graph together, from 0 on only
+    if launch.is_traced():  # inductor draws all seeds of a graph together, but only from 0 on
         return torch.randint(0, _SEEDS, (), device=x.device)
     return torch.randint(-_SEEDS, _SEEDS, (), device=x.device)
 
@@ -155,7 +156,7 @@ def count(counts: Tensor, row: Tensor) -> None:
     """Add a row to the counts in compiled code; on a CPU not in a recomputation."""
     if counts.device.type == "cpu":
         add_counts(counts, row)
-    else:
+    else:  # no operator may call Python here, so a recomputation counts, too
         counts.add_(row)
 
 
@@ -331,7 +332,7 @@ def _draw_words(
     if method == "paper":
         table = gamma_of(1.0, size, edges, "paper")
     else:
-        with outside_of_trace():
+        with outside_of_trace():  # the table must have values
             table = gamma_table(size, edges, method, x.device, wide_dtype(x.device))
     return draw_words(plan, x.device, random, p, table, per_sample)
 
@@ -348,8 +349,8 @@ def _fake_drop_blocks(
     share_channels: bool,
     channels_together: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    numbers = x.shape[0] if normalize == "sample" else 1
-    factors = x.new_empty((1 + numbers,), dtype=cells.dtype)
+    n_factors = x.shape[0] if normalize == "sample" else 1
+    factors = x.new_empty((1 + n_factors,), dtype=cells.dtype)
     mask = _fake_mask(x, block, method, share_channels)
     new_counts = cells.new_empty(cells.shape[-1:]) if counts is None else torch.empty_like(counts)
     return torch.empty_like(x), mask, factors, new_counts
@@ -424,7 +425,7 @@ def drop_blocks(
         the counts with this call, or without `counts` the row to add to them.
     """
     plan = _plan(x, block, method, share_channels, channels_together)
-    rows = cells[int(training), 0]
+    rows = cells[int(training), 0]  # the first of equal copies
     if plan is None or counts is None:
         return _drop_blocks_densely(
             x, rows, counts, random, block, method, normalize, share_channels
@@ -482,8 +483,8 @@ def _read_options(text: str) -> BlockOptions:
 def _fake_drop_and_add(
     x: Tensor, cells: Tensor, counts: Tensor, seed: Tensor | None, training: bool, options: str
 ) -> tuple[Tensor, Tensor]:
-    number = x.shape[0] if read_options(options).normalize == "sample" else 1
-    return torch.empty_like(x), cells.new_empty((2 + number,))
+    n_factors = x.shape[0] if read_options(options).normalize == "sample" else 1
+    return torch.empty_like(x), cells.new_empty((2 + n_factors,))
 
 
 @operator(
@@ -516,10 +517,10 @@ def drop_and_add(
         kept elements.
     """
     block, method, normalize, share_channels = read_options(options)
-    rows = cells[int(training), 0]
+    rows = cells[int(training), 0]  # the first of equal copies
     if seed is None:
         random = torch.randint(_EXACT_SEEDS, (), device="cpu")
-        if rows[RATES, FIRST_RATE] > 0:
+        if rows[RATES, FIRST_RATE] > 0:  # otherwise no seed drops anything
             _check_seed(counts.data_ptr(), int(random))
     else:
         random = seed % _EXACT_SEEDS
@@ -532,7 +533,7 @@ def drop_and_add(
 
 
 torch.fx.has_side_effect(drop_and_add)  # so that no call is left out
-keep_equal_calls(drop_and_add, seed)
+keep_equal_calls(drop_and_add, seed)  # because each call draws other numbers
 
 
 def _check_seed(site: int, seed: int) -> None:
@@ -594,7 +595,8 @@ def drop_and_count(
     """
     y: Tensor
     if x.device.type in SEEDED:
-        # the partitioner saves this seed instead of drawing it again, because it is small
+        # then the operator may run again in the backward, with this seed, which the partitioner
+        # saves because it is small
         kept_seed = seed(x) if is_short_of_memory() else None
         y, _ = drop_and_add(x, cells, counts, kept_seed, training, options)
         return y
@@ -665,7 +667,7 @@ def _drop_blocks_densely(
 
     row = added(called, elements, changed, x.numel(), dropped)
     new_counts = row if counts is None else _counted(counts, row)
-    new_counts[SIZE].fill_(code_of(x.shape[2:]))  # an assigned number would be copied
+    new_counts[SIZE].fill_(code_of(x.shape[2:]))  # makes no tensor of the number
     return in_format_of(x, y), mask, factors, new_counts
 
 

@@ -25,7 +25,7 @@ LIMIT = 6.0
 """The distance from the mean, in standard deviations, beyond which a value is an outlier."""
 _CHUNK = 2**22  # values that a CPU measures together; fewer would wait for its threads more often
 _ROW = 4096  # values that are added up in float32
-_POWERS = (0, 1, 2, 3, 4)  # of a value in each moment
+_POWERS = (0, 1, 2, 3, 4)  # the power of the values in each of the five moments
 _EQUAL = 1e-13  # the ratio of deviation and mean below which float64 can't tell values apart
 
 
@@ -52,7 +52,7 @@ def new_outliers() -> dict[str, Tensor]:
 
 
 def new_tails() -> Tensor:
-    """The moments and the number of outliers of `add_tails` before the first call."""
+    """Return the moments and the number of outliers of `add_tails` before the first call."""
     return torch.zeros(6, dtype=torch.float64)
 
 
@@ -60,7 +60,7 @@ def add_outliers(state: dict[str, Any], x: Tensor, mapped: Tensor | None) -> Non
     """Add the values of a call to a state, see `with_call`."""
 
     def with_kernels() -> None:
-        from .kernels import tails
+        from .kernels import tails  # imports Triton, which may be missing
 
         peaks = None
         if mapped is not None:
@@ -121,7 +121,7 @@ def with_call(before: Tails, x: Tensor, mapped: Tensor | None) -> Tails:
 
 
 def _chunks_of(flat: Tensor) -> tuple[Tensor, ...]:
-    """The values in parts. Elsewhere than on a CPU, one part needs fewer kernels."""
+    """Return the values in parts. Elsewhere than on a CPU, one part needs fewer kernels."""
     size = _CHUNK if flat.device.type == "cpu" else flat.numel()
     chunks: tuple[Tensor, ...] = flat.split(size)  # type: ignore[no-untyped-call]  # torch's
     return chunks
@@ -135,7 +135,7 @@ def _fits_graph(
     peaks: Tensor | None,
     **others: Any,
 ) -> bool:
-    """Whether AOTAutograd can trace into `add_tails`."""
+    """Return whether AOTAutograd can trace into `add_tails`."""
     return in_graph.fits_kernels(x, mapped, state, tails, peaks)
 
 
@@ -185,7 +185,7 @@ def add_tails(
         if peaks is not None and after.peaks is not None:
             peaks.copy_(if_due(due, after.peaks, peaks))
 
-    if recomputes():
+    if recomputes():  # the forward has added these values
         return
     if x.numel() and launch.takes(x):
         launch.or_else(with_kernels, with_torch)
@@ -205,7 +205,7 @@ def add_tails_to(state: dict[str, Any], tails: Tensor, peaks: Tensor | None) -> 
 
 
 def central_moments(flat: Tensor) -> Tensor:
-    """Return the moments of a row of values, in float64."""
+    """Return the moments of a row of values, in `wide_dtype`."""
     wide = wide_dtype(flat.device)
     if flat.device.type != "cpu" or flat.dtype is torch.float64:
         chunks = _chunks_of(flat)
@@ -239,7 +239,7 @@ def _exponent_of(chunk: Tensor) -> int:
 
 
 def moments_of_rows(rows: Tensor) -> Tensor:
-    """Return the moments of each row, in float64. The powers are summed in the type of the rows."""
+    """Return the moments of each row, in `wide_dtype`. Powers are summed in the rows' type."""
     wide = wide_dtype(rows.device)
     center = rows.mean(1, keepdim=True)
     mean = center[:, 0].to(wide)
@@ -271,7 +271,7 @@ def combined_moments(a: Tensor, b: Tensor) -> Tensor:
 
 
 def union_of(moments: Sequence[Tensor]) -> Tensor:
-    """Return the moments of several sets of values together. Some sets may be empty, but not all.
+    """Return the moments of several sets of values together. Sets may be empty.
 
     The moments of each set are moved from its own mean to the common mean, and added.
 
@@ -324,7 +324,7 @@ def outlier_count(flat: Tensor, moments: Tensor) -> Tensor:
 
 
 def _is_within(chunk: Tensor, mean: Tensor, limit: Tensor) -> bool:
-    """Whether no value is beyond a limit. A CPU finds this quicker than it counts."""
+    """Return whether no value is beyond a limit. A CPU finds this quicker than it counts."""
     if chunk.device.type != "cpu":
         return False
     low, high = torch.aminmax(chunk)
@@ -332,7 +332,7 @@ def _is_within(chunk: Tensor, mean: Tensor, limit: Tensor) -> bool:
 
 
 def channel_peaks(x: Tensor) -> Tensor:
-    """Return the largest magnitude of each channel of (N, C, ...), in float64."""
+    """Return the largest magnitude of each channel of (N, C, ...), in `wide_dtype`."""
     others = [0, *range(2, x.ndim)]
     peaks = torch.maximum(x.amax(others), -x.amin(others))
     dtype = wide_dtype(x.device)

@@ -54,7 +54,7 @@ class Regularize(TrainerCallback, ExportableState, TrainerDriver):  # type: igno
         _refuse_anchors(checked)
         try:
             plain = checked.to_plain()
-        except ValueError:  # the spec holds code
+        except ValueError:  # the spec holds code, which a checkpoint in JSON can't hold
             plain = None
         options: dict[str, Any] = {"root": root, "strict": strict, "log_sites": log_sites}
         self._arguments = {"spec": plain, "unit": unit, **options}
@@ -103,7 +103,7 @@ class Regularize(TrainerCallback, ExportableState, TrainerDriver):  # type: igno
         callbacks[:] = [*others[:place], self, *others[place:]]
 
     def state(self) -> dict[str, Any]:
-        """Return the state for a checkpoint of the Trainer."""
+        """Return the state for a checkpoint of the Trainer, with the keys of `ExportableState`."""
         saved = TrainerDriver.state(self)
         return {"args": self._arguments, "attributes": {"saved": saved}}
 
@@ -122,6 +122,7 @@ class Regularize(TrainerCallback, ExportableState, TrainerDriver):  # type: igno
                 f"the Trainer uses nn.DataParallel on {args.n_gpu} GPUs, which shares the state of "
                 "hooks between threads: start it with torchrun, or set CUDA_VISIBLE_DEVICES=0"
             )
+        # a Trainer keeps a list of states for several callbacks of one class
         if isinstance(state.stateful_callbacks.get(type(self).__name__), list):
             raise RuntimeError(_ONE_CALLBACK)
 
@@ -133,6 +134,7 @@ class Regularize(TrainerCallback, ExportableState, TrainerDriver):  # type: igno
             self.load(stored["attributes"].get("saved"))
 
         length = state.max_steps if self.unit == "step" else state.num_train_epochs
+        # False says that the loss is not scaled
         scaler = getattr(optimizer, "scaler", None) or False
         self.begin(model, length, scaler=scaler, optimizers=optimizer, resumed=is_resumed)
 

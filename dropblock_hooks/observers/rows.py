@@ -1,4 +1,4 @@
-"""The last measured calls of a layer, up to NaN or Inf, which a `Watchdog` shows then.
+"""The last measured calls of a layer before NaN or Inf, which a `Watchdog` shows in its finding.
 
 `Watched` adds the rows, and ``diagnosis.nonfinite`` shows them.
 """
@@ -59,7 +59,9 @@ class Rows:
         first_bad: float,
         first_bad_gradient: float,
     ) -> None:
-        """Add the rows of compiled code, where outputs and gradients do not stop each other.
+        """Add the rows of compiled code, up to the first bad output or gradient.
+
+        There, a bad output does not end the rows of gradients, nor the other way round.
 
         Args:
             outputs: the rows of outputs.
@@ -69,10 +71,10 @@ class Rows:
         """
         in_gradient = first_bad_gradient < first_bad
         first = min(first_bad, first_bad_gradient)
-        # the output comes before the gradient of the same call
-        after_outputs = first + 1 if in_gradient else first
+        # the output of a call with a bad gradient was still good
+        end_of_outputs = first + 1 if in_gradient else first
         for row in outputs:
-            if row.call < after_outputs:
+            if row.call < end_of_outputs:
                 self.add(row.call, row.value)
         for row in gradients:
             if row.call < first:

@@ -58,7 +58,7 @@ class L2SP(OnGradients, Regularizer):
     reads_grad_scale: ClassVar[bool] = True
     anchored: ClassVar[bool] = True
     penalizes: ClassVar[bool] = True
-    idle_at_zero: ClassVar[bool] = True
+    idle_at_zero: ClassVar[bool] = True  # it changes no gradient then
 
     def refusal(self, module: nn.Module, parameter: nn.Parameter | None) -> str | None:
         if parameter is None:
@@ -68,7 +68,7 @@ class L2SP(OnGradients, Regularizer):
         return None
 
     def apply(self, x: Tensor, now: Now) -> Applied:
-        # the penalty is measured at a weight of 0, too
+        # the penalty is measured at a weight of 0, too, for the report
         penalty_gradient, penalty = l2_sp_gradient(now.parameter, now.anchor)
         now.norms = penalty
         if now.weight == 0.0:

@@ -21,12 +21,15 @@ from .stages import stage_target
 
 ROOT = "."  # the selector of the model itself, whose name is empty
 _OF_LAYERS = ("re", "type", "stage", "stride")  # the prefixes of selectors of layers
-# The parts of a glob after `re.escape`, with their regular expressions. Names are matched with a
-# dot at their end. A wildcard other than "**." stays inside a component.
+# Parts of a glob, as regular expressions that find them after `re.escape`, and what replaces them.
+# Globs and names are matched with a dot at their end, so that "**." stands for whole components.
+# All other wildcards stay inside a component.
 _GLOB_PARTS = (
     # "**." stands for any number of components
     (r"(^|(?<=\\\.))(\\\*\\\*\\\.)+", r"(?:[^.\n]+\\.)*"),
+    # "*", or "**" inside a component
     (r"(\\\*)+", r"[^.\n]*"),
+    # "?"
     (r"\\\?", r"[^.\n]"),
     # "[!abc]" and "[abc]"
     (r"\\\[!(.+?)\\\]", r"(?![.\n])[^\1]"),
@@ -236,7 +239,7 @@ def _as_regex(text: str, index: Index) -> str:
 
 
 def _deeper(text: str, index: Index) -> str:
-    """Return the selector of all levels below a selector that matches nothing, if it matches."""
+    """Return a selector of all levels below a text that matches nothing; "" if it has no match."""
     prefix, colon, rest = text.partition(":")
     names = rest if colon else text
     is_regex = names.startswith("re:")
@@ -371,4 +374,5 @@ def _matching_glob(glob: str, names: list[str]) -> list[str]:
     # one search in all names is faster than a search for each name
     lines = "\n".join([f"{name}." for name in names])
     matches = re.findall(rf"^(?:{regex})$", lines, re.MULTILINE)
+    # without names, the pattern may match the empty text
     return [line[:-1] for line in matches if line]

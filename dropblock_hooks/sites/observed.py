@@ -128,7 +128,7 @@ def watch(
     `gradients` is the state for gradients. `code` is the hash of the traced code, which caches on
     disk see.
     """
-    with torch.no_grad():  # detached tensors would be more nodes of the graph
+    with torch.no_grad():  # detaching the tensors would add nodes to the graph
         measures.add_watched(tensors, given, mapped, training, bounds, state, alive)
     if not any(map(may_get_grad, tensors)):
         return []
@@ -168,7 +168,9 @@ def measure(
     last: int,
     code: str,
 ) -> list[Tensor]:
-    """Measure a call if `values`, else its gradients; see `functional.measures.add_statistics`.
+    """Measure the values of a call, or without `values` its gradients.
+
+    See `functional.measures.add_statistics` and `functional.measures.add_measured_gradient`.
 
     `gradients` is the state for gradients. `code` is the hash of the traced code, which caches on
     disk see.
@@ -176,7 +178,7 @@ def measure(
     bins = every, first, last
     if values:
         x = tensors[0]
-        with torch.no_grad():  # detached tensors would be more nodes of the graph
+        with torch.no_grad():  # detaching the tensors would add nodes to the graph
             if tails is not None:
                 outliers.add_tails(x, mapped, training, every, state, tails, peaks)
             if branch is not None and shortcut is not None:

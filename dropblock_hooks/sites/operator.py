@@ -65,9 +65,12 @@ def regularize(site: LiveSite, x: Tensor, layer_input: Any, training: bool) -> T
         note(site.handle, training)  # for example, the first pass of a reentrant checkpoint
         return x
 
-    keeps_activation = site.regularizer.needs_activation
-    linear = site.regularizer.linear or (site.of_gradients and not keeps_activation)
-    without_input = linear or keeps_activation
+    reads_activation = site.regularizer.needs_activation
+    # whether the backward needs only the gradient, so that no activation is saved
+    linear = site.regularizer.linear or (site.of_gradients and not reads_activation)
+    # whether the operator gets no input of the layer
+    without_input = linear or reads_activation
+
     seed = torch.randint(-_SEEDS, _SEEDS, (), device="cpu") if site.draws else None
     view = _view_of(site, x)
 
@@ -334,6 +337,7 @@ def observe(
     """Hand the tensors of a call to an observer; return the numbers of handle and call."""
     site = _entered(handle, training)
     if site is None or graph_task() != NO_TASK:
+        # a recomputation is no new call, but its gradient is measured
         return torch.tensor([int(handle), _NONE], device="cpu")
     if not is_due(site, training):
         return torch.tensor([_NONE, _NONE], device="cpu")  # no gradient is measured either
@@ -341,7 +345,8 @@ def observe(
     read = partial(ast.literal_eval, nesting)
     call = see(site, tensors, given, nesting=read, training=training, differentiable=differentiable)
     watch: Any = site.watch
-    watch.awaited = watch.await_gradient()  # the gradient before this one is lost, or has come
+    # replaces that of the call before, whose gradient has come, or is lost
+    watch.awaited = watch.await_gradient()
     return torch.tensor([int(handle), _NONE if call is None else call], device="cpu")
 
 

@@ -44,6 +44,7 @@ class Shards:
         """Reduce the norms of parts over the processes to norms of whole gradients, or of rows."""
         device = norms.device
         for axis, placement in enumerate(self.placements):
+            # along this axis of the mesh, the norms are whole already
             if placement.is_replicate() or (by_rows and placement.dim == 0):
                 continue
             group = self.mesh.get_group(axis)

@@ -4,7 +4,7 @@
     dropped = OR of the seeds in each block
     y = where(dropped, 0, x * factor)           factor = all / kept elements, or a number
 
-In torch operations, the same are `dropblock.blocks_of` and `masks.Mask.drop`.
+`dropblock.blocks_of` and `masks.Mask.drop` do the same in torch operations.
 
 A map is a list of rows. The places of a row are the bits of a word, or of several words if it has
 more than 64. So a block grows along a row by shifts, and over the rows by an OR of words:
@@ -35,12 +35,13 @@ from torch import Tensor
 from ..masks import Mask, count_ratio, in_format_of
 from . import launch
 
-# the kinds of factors of the kept elements in `_apply_kernel`
+# the kinds of factors of the kept elements; `_factor_at` compares with the numbers, because kernels
+# can't read these globals
 NUMBER, COUNTED, GIVEN = range(3)
 _SEED_WORDS = 128  # the words that a program of `_draw_kernel` draws
 _WORDS = 512  # the words of a program of `_grow_kernel`
 _STRIPS = 512  # the strips of a program of `_apply_flat_kernel`
-LONGEST = 64  # edge of a block along a row; a longer one would reach over more than two words
+LONGEST = 64  # the longest edge along a row; a longer one would reach over more than two words
 _BITS = ((8, torch.int8), (16, torch.int16), (32, torch.int32), (64, torch.int64))
 
 
@@ -67,12 +68,13 @@ def key_of(seed, ON_DEVICE: tl.constexpr):
 
 @triton.jit
 def limit_of(chance, seed):
-    """Return the number of 2^32 random values that are below a chance.
+    """Return how many of the 2^32 random values are below a chance.
 
     It is rounded up or down at random. So even a chance near 2^-32 is right on average.
     """
     zero = tl.zeros([1], dtype=tl.uint32)
-    first, _, _, _ = tl.philox(seed, zero, zero, zero, zero + 1)
+    first, _, _, _ = tl.philox(seed, zero, zero, zero, zero + 1)  # `random_bits` ends with 0
+    # 24 random bits, which float32 holds, as a number in [0, 1)
     rounding = (tl.max(first.to(tl.int64), axis=0) >> 8).to(tl.float32) * 5.9604644775390625e-08
     exact = chance * 4294967296.0
     whole = exact.to(tl.int64)
@@ -91,9 +93,9 @@ def _log1p(x):
 def _mean_gap(rate, table, ON_DEVICE: tl.constexpr, NODES: tl.constexpr):
     """Return -1 / log(1 - γ), about the number of places between two seeds; at most 1e30.
 
-    Without ON_DEVICE, `rate` is the seed rate γ. With it, `rate` is p in a tensor. If the table is
-    a number (the paper's γ), p is multiplied by it. If the table has `NODES`, it has the ratios of
-    log(1 - γ) and log(1 - p): see `dropblock.gamma_table`.
+    Without ON_DEVICE, `rate` is the seed rate γ. With it, `rate` is p in a tensor. Then the table
+    is the number γ / p if `NODES` is 0, as for the paper's γ. Otherwise it is a tensor with the
+    ratios of log(1 - γ) and log(1 - p): see `dropblock.gamma_table`.
     """
     if ON_DEVICE:
         chance = tl.load(rate).to(tl.float32)
@@ -120,7 +122,8 @@ def _with_next_seed(word, place, places, number, gap):
     The distance to the next seed is geometric. It is a rounded exponential number, which follows
     from a random one of 32 bits.
     """
-    uniform = (number.to(tl.float32) + 0.5) * 2.3283064365386963e-10
+    uniform = (number.to(tl.float32) + 0.5) * 2.3283064365386963e-10  # 2^-32
+    # 64 places lead out of each word, and more of them may overflow int32
     skipped = tl.minimum(-_log1p(-uniform) * gap, 64.0).to(tl.int32)
     place = place + 1 + skipped
     bit = (tl.zeros_like(word) + 1) << (place & 63).to(word.dtype)
@@ -240,7 +243,7 @@ def _unsigned(word):
     elif BITS == 32:
         number = word.to(tl.uint32, bitcast=True)
     else:
-        number = word.to(tl.uint32) & ((1 << BITS) - 1)  # negative numbers have more bits
+        number = word.to(tl.uint32) & ((1 << BITS) - 1)  # clears copies of the sign
     return number
 
 
@@ -280,7 +283,10 @@ def _grown_along_row(word, EDGE: tl.constexpr):
 
 @triton.jit
 def _carried_over(before, EDGE: tl.constexpr):
-    """Return the places that blocks of the word before reach in this word, as uint64."""
+    """Return the places that blocks of the word before reach in this word, as uint64.
+
+    The shift moves each seed to the last place of its block. From there, the block grows backwards.
+    """
     carried = before.to(tl.uint64, bitcast=True) >> (65 - EDGE)
     reach = 1
     for _ in tl.static_range(6):
@@ -330,8 +336,8 @@ def _grow_kernel(
 ):
     """Grow the seeds to blocks, and count the dropped places `weight` times.
 
-    Words and seeds lie as (outer, row of the map, inner, word of the row). Inner are the channels,
-    or it is 1. Maps are solid if their depth is not 1.
+    Words and seeds lie as (outer, row of the map, inner, word of the row). `inner` is the number of
+    channels if these lie next to each other, otherwise 1. SOLID maps have a depth above 1.
     """
     program = tl.program_id(0)
     if BIG:
@@ -404,7 +410,7 @@ def _counted_factor(dropped, n_elements, WIDE: tl.constexpr):
 def _factor_at(
     sample, dropped, factors, number, n_elements, FACTOR: tl.constexpr, WIDE: tl.constexpr
 ):
-    """Return the factor of the kept elements of a sample, or of all samples at place 0.
+    """Return the factor of the kept elements of a sample. `sample` is 0 if all samples share one.
 
     The factor is a number, or follows from the counts of dropped elements, or is the product of a
     number and a value in a tensor.
@@ -420,11 +426,12 @@ def _factor_at(
 
 @triton.jit
 def _word_at(words, index, n_words, words_per_map, channels, SHARED: tl.constexpr):
-    """Return words as unsigned integers, by their place in a tensor with all channels."""
+    """Return words as unsigned integers. The index counts the words of each channel."""
     place = index
-    if SHARED:  # all channels of a sample have the same words
-        of_map = index // words_per_map
-        place = index - (of_map - of_map // channels) * words_per_map
+    if SHARED:  # only the words of one channel are stored, because all channels have the same
+        map_index = index // words_per_map
+        sample = map_index // channels
+        place = index - (map_index - sample) * words_per_map
     word = tl.load(words + place, mask=index < n_words, other=0)
     return _unsigned(word)
 
@@ -482,14 +489,15 @@ def _apply_flat_kernel(
 
     word = _word_at(words, index, n_words, words_per_map, channels, SHARED)
     bits = (word >> column.to(word.dtype)).to(tl.uint32)
-    reached = tl.minimum(width - (part << 6), 64) - column  # the places that the word has from here
+    # the number of places from `first` on whose bits are known
+    known = tl.minimum(width - (part << 6), 64) - column
     for following in tl.static_range(1, REACH):
         word = _word_at(words, index + following, n_words, words_per_map, channels, SHARED)
-        shift = tl.minimum(reached, 31)
+        shift = tl.minimum(known, 31)
         added = word.to(tl.uint32) << shift.to(tl.uint32)
-        bits |= tl.where(reached < STRIP, added, 0)
+        bits |= tl.where(known < STRIP, added, 0)
         part = tl.where(part + 1 < words_per_row, part + 1, 0)
-        reached += tl.minimum(width - (part << 6), 64)
+        known += tl.minimum(width - (part << 6), 64)
 
     step = tl.arange(0, STRIP)
     hit = ((bits[:, None] >> step[None, :].to(tl.uint32)) & 1) != 0
@@ -556,12 +564,13 @@ def _apply_kernel(
     exists = inside[:, None] & (place < width)
 
     if PER_SAMPLE:
-        counted = tl.where(inside, sample, 0)
-        factor = _factor_at(counted, dropped, factors, number, n_elements, FACTOR, WIDE)[:, None]
+        sample_or_0 = tl.where(inside, sample, 0)
+        of_sample = _factor_at(sample_or_0, dropped, factors, number, n_elements, FACTOR, WIDE)
+        factor = of_sample[:, None]
     else:
         factor = _factor_at(0, dropped, factors, number, n_elements, FACTOR, WIDE)
 
-    # a mask that differs from place to place would split a load of 16 bytes
+    # loads dropped elements, too, because a mask of single places would split a load of 16 bytes
     of_x = sample * x_n + channel * x_c + row * x_r
     value = tl.load(x + of_x[:, None] + place * x_w, mask=exists, other=0.0).to(WIDE) * factor
     of_y = sample * y_n + channel * y_c + row * y_r
@@ -589,7 +598,7 @@ def _finish_kernel(
 
     The cells have the rows of `functional.cells`.
     """
-    p = tl.load(cells + 1)  # the first rate
+    p = tl.load(cells + 1)  # FIRST_RATE in the row RATES
     total = tl.zeros([1], dtype=tl.int64)
     for first in range(0, n_counts, COLUMNS):
         column = first + tl.arange(0, COLUMNS)
@@ -614,11 +623,14 @@ def _finish_kernel(
     added = called + elements * n_elements + changed * total.to(changed.dtype)
     before = tl.load(counts + place)
     after = before + tl.where(counting != 0, added, 0.0)
+    # the last place is SIZE
     after = tl.where(place == WIDTH - 1, tl.full([], size, after.dtype), after)
     tl.store(new_counts + place, after)
 
 
-@dataclass(frozen=True, eq=False)  # so a plan is quick to look up; `plan_of` keeps them
+# eq=False makes a plan a quick key of caches, by its identity. `plan_of` returns one object for the
+# same arguments.
+@dataclass(frozen=True, eq=False)
 class Plan:
     """How the blocks of tensors of a shape are drawn, and how their words lie in memory."""
 
@@ -654,6 +666,7 @@ class Plan:
 
     @functools.cached_property
     def bits(self) -> int:
+        """The number of bits of a word."""
         width = max(self.shape[-1], self.places[-1])
         return next((bits for bits, _ in _BITS if width <= bits), 64)
 
@@ -683,7 +696,10 @@ class Plan:
 
     @functools.cached_property
     def rows_together(self) -> int:
-        """The largest power of two of rows that have at most 64 places; a thread draws them."""
+        """The number of rows whose seeds a thread draws together.
+
+        It is the largest power of two of rows that have at most 64 places in all.
+        """
         if self.words_per_row > 1:
             return 1
         return launch.power_of_two(64 // max(self.places[-1], 1) + 1) // 2
@@ -696,18 +712,21 @@ class Plan:
         width = self.shape[-1]
         if width % strip == 0:
             return 1
-        shortest = width % 64 or width
+        # a strip reaches most words if it begins at the last place of one
+        others = strip - 1
         if width < 64:
-            return launch.parts(strip - 1, shortest) + 1
-        return 2 if shortest >= strip - 1 else 3
+            return 1 + launch.parts(others, width)
+        in_last_word = width % 64  # places of the last word of a row
+        return 2 if in_last_word >= others else 3
 
-    def strides(self, rows: int) -> tuple[int, int, int]:
-        """Return the strides of words by sample, channel and row, for maps with so many rows."""
+    @functools.cached_property
+    def strides(self) -> tuple[int, int, int]:
+        """The strides of words by sample, channel and row."""
         per_row = self.words_per_row
-        per_sample = self.channels * rows * per_row
+        per_sample = self.channels * self.words_per_map
         if self.last:
             return per_sample, per_row, self.channels * per_row
-        return per_sample, rows * per_row, per_row
+        return per_sample, self.words_per_map, per_row
 
 
 def words_per_map(
@@ -810,17 +829,19 @@ def _drawing(
 def _growing(plan: Plan, per_sample: bool) -> launch.Launch:
     """Return the start of `_grow_kernel` for a plan."""
     depth, height, _ = plan.places
+    inner = plan.channels if plan.last else 1
+    weight = plan.shape[1] // plan.channels  # how many channels share a word
     numbers = (
         plan.n_words,
         plan.words_per_row,
         plan.channels * plan.words_per_map,
-        plan.channels if plan.last else 1,
+        inner,
         plan.shape[3],
         plan.rows,
         height,
         depth * height,
         plan.shape[4],
-        plan.shape[1] // plan.channels,
+        weight,
     )
     return launch.Launch(
         _grow_kernel,
@@ -913,11 +934,11 @@ def _applying(
     """
     shape = (*plan.shape[:2], *plan.size)
     numel = math.prod(shape)
-    of_sample = numel // max(plan.shape[0], 1)
-    n_counted = of_sample if per_sample else numel
+    n_per_sample = numel // max(plan.shape[0], 1)
+    n_counted = n_per_sample if per_sample else numel
     strip = 16 // dtype.itemsize
     is_flat = _is_contiguous(shape, strides) and (plan.channels == 1 or not plan.last)
-    if is_flat and (of_sample % strip == 0 or not per_sample):
+    if is_flat and (n_per_sample % strip == 0 or not per_sample):
         return launch.Launch(
             _apply_flat_kernel,
             launch.parts(numel, strip * _STRIPS),
@@ -929,7 +950,7 @@ def _applying(
                 plan.shape[1],
                 plan.shape[4],
                 n_counted,
-                of_sample,
+                n_per_sample,
             ),
             varies=factor == GIVEN,
             FACTOR=factor,
@@ -949,7 +970,7 @@ def _applying(
     columns = launch.power_of_two(min(plan.shape[4], 64))
     group = max(16, (8192 if last else 2048) // columns)
     n_words = plan.shape[0] * plan.shape[1] * plan.words_per_map
-    word_n, word_c, word_r = plan.strides(plan.rows)
+    word_n, word_c, word_r = plan.strides
     numbers = (
         n_words,
         plan.words_per_row,

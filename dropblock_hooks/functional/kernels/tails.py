@@ -4,13 +4,12 @@
     outliers = sum(|x - mean| > 6 * std)
     peaks = max(|x|, by channel)
 
-In torch operations, the same is `functional.outliers.with_call`. ``functional.outliers`` calls
-`add`.
+``functional.outliers`` calls `add`. Its `with_call` does the same in torch operations.
 
 tails    the moments of a part of the values, and the peaks in it
 beyond   the moments of all values, then the outliers; the kernel adds all numbers to the state
 
-Both kernels read the tensor once. The powers are those of distances from the mean of a tile, in
+Each kernel reads the tensor once. The powers are those of distances from the mean of a tile, in
 float32. So they are exact also if the mean is much larger than the deviation. Sums of tiles are
 added in float64, in a fixed order, so results repeat. A call with NaN or Inf changes nothing: its
 fourth moment is not finite.
@@ -70,7 +69,8 @@ def _moments_of_tile(value, exists):
     magnitude = tl.where(value == value, tl.abs(value), float("inf"))
     peak = tl.max(tl.max(magnitude, axis=1), axis=0)
     is_finite = peak < float("inf")
-    # the power of two below the peak, between 2^-126 and 2^126, and its inverse: both are exact
+    # the power of two below the peak, from 2^-126 to 2^126, and its inverse; both are exact. A
+    # smaller peak, which has no exponent bits, is not scaled.
     bits = peak.to(tl.float32).to(tl.int32, bitcast=True) & 0x7F800000
     bits = tl.where(bits > 0, tl.minimum(bits, 0x7E800000), 0x3F800000)
     divisor = bits.to(tl.float32, bitcast=True)
@@ -150,7 +150,10 @@ def _tails_kernel(
     WIDE: tl.constexpr,
     BIG: tl.constexpr,
 ):
-    """Write the moments of a part of the values, and the largest magnitudes of its channels."""
+    """Write the moments of a part of the values, and the largest magnitudes of its channels.
+
+    `_tiles_of` tells which part a program reads.
+    """
     program = tl.program_id(0)
     split = program % splits
     count = tl.full([], 0.0, tl.float64)
@@ -194,7 +197,7 @@ def _tails_kernel(
             if HAS_PEAKS:
                 unit = group * UNITS + tl.arange(0, UNITS)
                 tl.store(peaks + split * units + unit, peak.to(tl.float64), mask=unit < units)
-        part = parts + program * 5
+        part = parts + program * 5  # `_MOMENTS`, a global that a kernel can't read
         tl.store(part, count)
         tl.store(part + 1, mean)
         tl.store(part + 2, second)
@@ -267,7 +270,7 @@ def _beyond_kernel(
     TRAINING: tl.constexpr,
     GATED: tl.constexpr,
     HAS_PEAKS: tl.constexpr,
-    IS_ONE_ROW: tl.constexpr,
+    OUTLIERS_BEHIND: tl.constexpr,
     UNITS: tl.constexpr,
     COLUMNS: tl.constexpr,
     WIDE: tl.constexpr,
@@ -306,7 +309,7 @@ def _beyond_kernel(
                     value = tl.load(x + at, mask=exists, other=0.0).to(WIDE)
                     distance = tl.abs((value - center) - rest)
                     number += _total((exists & (distance > limit)).to(tl.int32))
-            if IS_ONE_ROW:
+            if OUTLIERS_BEHIND:
                 tl.atomic_add(moments + 5, number.to(tl.float64))
             else:
                 tl.atomic_add(outliers, number.to(tl.float64))
@@ -416,7 +419,7 @@ def add(
     if tiles is None:
         x = x.contiguous()
         tiles = _tiles_of(tuple(x.shape), x.stride(), axis)
-        assert tiles is not None  # a contiguous tensor has three axes
+        assert tiles is not None  # it can read a contiguous tensor
     parts = torch.empty(tiles.programs * _MOMENTS, dtype=torch.float64, device=x.device)
     peaks_of_call = parts
     if peaks is not None:
@@ -462,7 +465,7 @@ def add(
         TRAINING=int(passed.training),
         GATED=gate is not None,
         HAS_PEAKS=peaks is not None,
-        IS_ONE_ROW=outliers is None,
+        OUTLIERS_BEHIND=outliers is None,
         UNITS=tiles.height,
         COLUMNS=tiles.width,
         WIDE=launch.wide(x),
