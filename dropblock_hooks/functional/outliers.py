@@ -342,17 +342,19 @@ def channel_peaks(x: Tensor) -> Tensor:
 def kurtosis(moments: Tensor) -> float | None:
     """Return the fourth moment over the square of the variance: 3 for normal values.
 
-    It returns None if there are no values, or if all values are equal.
+    It returns None if there are no values, if all values are equal, or if the square of the
+    variance is too small or too large for float64.
     """
     count, mean, second, _, fourth = moments.tolist()
     if not count:
         return None
     variance = second / count
-    if variance <= (_EQUAL * mean) ** 2:
+    square = variance * variance
+    if variance <= (_EQUAL * mean) ** 2 or not 0 < square < math.inf:
         return None
 
     mean_fourth = fourth / count
-    return float(mean_fourth / variance**2)
+    return float(mean_fourth / square)
 
 
 def peak_ratio(peaks: Tensor) -> float | None:

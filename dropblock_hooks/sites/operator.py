@@ -67,7 +67,10 @@ def regularize(site: LiveSite, x: Tensor, layer_input: Any, training: bool) -> T
 
     reads_activation = site.regularizer.needs_activation
     # whether the backward needs only the gradient, so that no activation is saved
-    linear = site.regularizer.linear or (site.of_gradients and not reads_activation)
+    if site.of_gradients:
+        linear = not reads_activation
+    else:  # a factor that depends on the input of the layer needs this input in the backward
+        linear = site.regularizer.linear and not site.regularizer.needs_input
     # whether the operator gets no input of the layer
     without_input = linear or reads_activation
 
@@ -120,10 +123,8 @@ def _fake_note(handle: Tensor, training: bool) -> None:
 
 @define_operator("note", "(Tensor(a!) handle, bool training) -> ()", fake=_fake_note)
 def note(handle: Tensor, training: bool) -> None:
-    """Count a forward in which the activation is not changed."""
-    site = _entered(handle, training)
-    if site is not None and not site.of_gradients and graph_task() == NO_TASK:
-        site.tally.add(None, 0, 0.0)
+    """Count a forward of a site that regularizes gradients, if the activation gets no gradient."""
+    _entered(handle, training)
 
 
 def _fake_regularize(

@@ -231,6 +231,7 @@ class TwoLayers(nn.Module):
         return self.rarely(y) if rarely else y
 
 
+@pytest.mark.filterwarnings("ignore:.*was never called")  # in the second epoch
 @pytest.mark.parametrize("item", [ClipGradNorm(1.0), ActivationStats(), GradientStats()], ids=repr)
 def test_report_shows_only_numbers_of_the_epoch_that_it_names(item):
     model = TwoLayers()
@@ -240,13 +241,12 @@ def test_report_shows_only_numbers_of_the_epoch_that_it_names(item):
     assert "this epoch" not in str(attached.report())
     model(torch.ones(3, 2), rarely=False).sum().backward()
     lines = str(attached.report()).splitlines()
-    always = [line.split() for line in lines if line.startswith("always")]
-    rarely = [line.split() for line in lines if line.startswith("rarely")]
-    assert len(always) == len(rarely) == lines.count("") + 1
-    assert "this epoch" in str(attached.report())
-    for own, other in zip(rarely, always, strict=True):
-        print(own, other)
-    assert 0
+    assert any("this epoch" in line for line in lines)
+    always = {cell for line in lines if line.startswith("always") for cell in line.split()[1:]}
+    rarely = {cell for line in lines if line.startswith("rarely") for cell in line.split()[1:]}
+    assert "-" not in always
+    # options, and the numbers of calls of the whole training
+    assert rarely <= {"norm_type=2.0", "max_norm=1", "1", "-"}
 
 
 def test_report_as_a_data_frame(net):

@@ -157,7 +157,7 @@ def test_clip(per, both, steps):
 @pytest.mark.parametrize("neighbor", [math.inf, math.nan, 1e38, 1e-30], ids=str)
 @pytest.mark.parametrize("per", ["sample", "channel"])
 def test_the_norm_of_a_unit_does_not_depend_on_its_neighbors(per, neighbor, both, steps):
-    """The first unit of a group that one program reads is much larger or smaller than the others."""
+    """One program reads units of very different sizes, and one unit with an extreme value."""
     x = torch.randn(5, 3, 4)
     units = x if per == "sample" else x.transpose(0, 1)
     units[0, 0, 0] = neighbor

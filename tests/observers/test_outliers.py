@@ -136,6 +136,11 @@ def test_values_that_have_no_ratio():
     assert measured(empty) == (None, None, None)
 
 
+def test_a_spread_whose_square_is_too_small_has_no_kurtosis():
+    found = OBSERVER.compute(state_of(1e-90 * torch.randn(4, 7, 3, 3).double()))
+    assert found.kurtosis is None
+
+
 def test_without_channels_there_is_no_ratio_of_channels():
     x = torch.randn(4, 5)
     found = OBSERVER.compute(state_of(x, channels=False))

@@ -215,6 +215,33 @@ def test_a_regularizer_may_read_an_input_of_integers():
     assert used.tolist() == [3, 5]
 
 
+@dataclass(frozen=True, repr=False)
+class ScaledByInput(Regularizer):
+    """Multiplies the output of a layer by the mean of its input."""
+
+    linear = True
+    needs_input = True
+    random = False
+
+    def apply(self, x, now):
+        return x * now.input.mean(), None
+
+
+def test_a_linear_class_may_need_the_input_of_its_layer():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    attach(model, {"1": ScaledByInput()})
+    torch._dynamo.reset()
+    results = []
+    for call in (model, torch.compile(model, backend="aot_eager")):
+        x = torch.arange(12.0).view(4, 3).requires_grad_()
+        y = call(x)
+        y.square().sum().backward()
+        results.append((y, x.grad))
+    (y, grad), (y_compiled, grad_compiled) = results
+    torch.testing.assert_close(y_compiled, y)
+    torch.testing.assert_close(grad_compiled, grad)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("regularizer", [Turns(), Foreign(nn.Dropout, p=0.2)], ids=repr)
 def test_inductor_may_choose_another_format_for_the_gradient(regularizer):
