@@ -228,3 +228,20 @@ def test_the_generator_of_mps_is_seeded(monkeypatch):
             draws.append(torch.rand(4, generator=generator))
     assert torch.equal(*draws)
     assert torch.equal(generator.get_state(), state)
+
+
+def test_a_module_that_is_changed_at_its_import_may_be_looked_for_before(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    file = tmp_path / "imported_later.py"
+    file.write_text("raise ValueError('not now')")
+    before = list(sys.meta_path)
+    _torch._when_imported("imported_later", lambda module: setattr(module, "changed", True))
+    assert importlib.util.find_spec("imported_later") is not None
+    with pytest.raises(ValueError, match="not now"):
+        importlib.import_module("imported_later")
+    file.write_text("changed = False  # and a text of another length")
+    importlib.invalidate_caches()
+    module = importlib.import_module("imported_later")
+    monkeypatch.delitem(sys.modules, "imported_later")
+    assert module.changed
+    assert sys.meta_path == before
