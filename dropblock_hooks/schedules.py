@@ -50,7 +50,8 @@ class Schedule:
     length: ClassVar[float | None] = 0.0
     """The number of epochs that a training needs to reach the end of the schedule.
 
-    It is 0 if the schedule has no end or none is known, and None until `at` gives it.
+    `attach` warns if the training is shorter. It is 0 if the schedule has no end, as a wave, or if
+    none is known. It is None if it is that of the training, until `at` is called.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
@@ -154,6 +155,17 @@ def rates_at_depth(rates: Mapping[str, Any], epochs: int | None, i: int, n: int)
             raise ValueError(f"{name}: {NO_LENGTH}")
         fitted[name] = spread_rate(rate, i, n, epochs)
     return fitted
+
+
+def longer_than(epochs: int, rates: Mapping[str, Any]) -> list[str]:
+    """Return a warning for each rate whose schedule is longer than the training."""
+    warnings = []
+    for rate in rates.values():
+        length = length_of(rate) or 0
+        if length > epochs:
+            numbers = f"takes {length:g} epochs, and the training has {epochs}"
+            warnings.append(f"{quote(rate)} {numbers}: it does not reach its end")
+    return warnings
 
 
 def span_of(rate: Any) -> Span:

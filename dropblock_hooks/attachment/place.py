@@ -21,7 +21,7 @@ from ..quoting import listed, quote, with_article
 from ..regularizers.base import Regularizer
 from ..regularizers.foreign import Retune
 from ..regularizers.memory import WithMemory
-from ..schedules import length_of, rates_at_depth
+from ..schedules import longer_than, rates_at_depth
 from ..selectors.dropouts import rate_attribute
 from ..selectors.index import Index, NoMatchError, Target
 from ..selectors.kinds import ATTRIBUTE, LAYER, PARAMETER, TargetKind
@@ -339,7 +339,8 @@ def _fit_rates(resolved: Resolved, epochs: int | None) -> None:
         rates = p.regularizer.rates
         try:
             if epochs is not None:
-                resolved.warnings += _too_long(p, epochs)
+                too_long = longer_than(epochs, rates)
+                resolved.warnings += [f"{p.where}: {text}" for text in too_long]
             new_rates = rates_at_depth(
                 rates, epochs, i=placed_before[p.position], n=sizes[p.position]
             )
@@ -349,17 +350,6 @@ def _fit_rates(resolved: Resolved, epochs: int | None) -> None:
             resolved.problems.append(f"{p.where}: {quote(p.regularizer)}: {error}")
 
         placed_before[p.position] += 1
-
-
-def _too_long(p: Placement, epochs: int) -> list[str]:
-    """Warn of the schedules of a placement that are longer than the training."""
-    warnings = []
-    for rate in p.regularizer.rates.values():
-        length = length_of(rate) or 0
-        if length > epochs:
-            text = f"takes {length:g} epochs, and the training has {epochs}"
-            warnings.append(f"{p.where}: {quote(rate)} {text}: it does not reach its end")
-    return warnings
 
 
 def _describe(index: Index, placements: list[Placement]) -> None:

@@ -67,7 +67,7 @@ class TrainerDriver:
         self.attached: Attachment | None = None
         self._loaded: Mapping[str, Any] | None = None
         self._batch = 0
-        self._findings: int | None = None  # their number at the end of the last epoch
+        self._findings: int | None = None  # the number of findings at the end of the last epoch
 
     def begin(
         self,
@@ -101,6 +101,7 @@ class TrainerDriver:
         attached._run.told.add(AFTER_THE_END)
         self.attached = attached
         try:
+            # the hooks of an optimizer cost time, and only these regularizers need them
             if any(site.regularizer.accumulates for site in attached):
                 attached.optimizer = optimizers
             if self._loaded is not None:

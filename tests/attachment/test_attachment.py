@@ -523,6 +523,15 @@ def test_a_longer_training_is_no_other_spec():
             other.load_state_dict(attached.state_dict())
 
 
+def test_set_warns_of_a_schedule_that_is_longer_than_the_training(net):
+    attached = attach(net, {"layer1": Dropout2d(0.1)}, epochs=10)
+    with pytest.warns(HookWarning, match="takes 11 epochs, and the training has 10"):
+        attached.set("layer1", p=LinearSchedule(0, 0.2, epochs=11))
+    attached.set("layer1", p=LinearSchedule(0, 0.2, epochs=10))
+    attached.set("layer1", p=LinearSchedule(0, 0.2))
+    assert attached.sites[0].regularizer.p.epochs == 10
+
+
 def test_a_step_after_the_end_is_reported_once():
     model = nn.Sequential(nn.Conv2d(3, 8, 3))
     with attach(model, {"0": Dropout2d(0.5)}) as attached:
