@@ -625,15 +625,22 @@ def see(
     if observer.compares_input:
         site.shortcut_of(tensors[0], arguments)
 
+    shown = tensors if observer.keeps_graph else [x.detach() for x in tensors]
+
+    def view(x: Tensor) -> View | None:
+        # the graph of a tensor may show its axes, and a detached tensor has no graph
+        with_graphs = dict(zip(map(id, shown), tensors, strict=True))
+        return site.view_or_none(with_graphs.get(id(x), x))
+
     seen = Seen(
-        tensors if observer.keeps_graph else [x.detach() for x in tensors],
+        shown,
         run.epoch,
         run.shared,
         training=training,
         differentiable=differentiable,
         nesting=nesting,
         given=[x.detach() for x in arguments],
-        view=site.view_or_none,
+        view=view,
     )
     return _update(site, seen)
 

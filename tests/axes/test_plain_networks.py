@@ -77,6 +77,7 @@ def test_networks_of_tutorials(name, mode):
     check(NETWORKS[name](), torch.randn(4, 3, 32, 32), mode)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("mode", rest_slow(MODES, 2))
 @pytest.mark.parametrize("name", rest_slow(SIZES, ["squeezenet1_1"]))
 def test_networks_of_torchvision(name, mode):

@@ -89,6 +89,7 @@ def train(member, factor=1.0):
     attached.remove()
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_nothing_is_reported(family):
     (member,) = [member for member in MEMBERS if member.family == family]

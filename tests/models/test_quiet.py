@@ -25,7 +25,7 @@ MODELS = [
 CASES = [(name, size, use) for name, size in MODELS for use in USES]
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 @pytest.mark.parametrize(
     ("name", "size", "use"),
     rest_slow(CASES, [("test_resnet", 64, "start"), ("test_vit", 160, "middle")]),

@@ -31,7 +31,7 @@ def check(outcome, *kinds):
     assert {(rate.type, rate.kind) for rate in outcome.rates} >= set(kinds)
 
 
-@pytest.mark.every(5, plain=2)
+@pytest.mark.every(8, plain=2)
 @pytest.mark.parametrize("member", CASES, ids=lambda member: member.family)
 def test_a_family(member):
     check(observe(with_rates(member), torch.randn(BATCH, 3, member.size, member.size)))

@@ -150,6 +150,7 @@ def check_that_a_warm_step_calls_no_python(model, spec, backend):
     assert not calls_of_the_package(lambda: inside(images()).square().mean().backward())
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("case", rest_slow(CASES, SOON))
 def test_a_warm_step_calls_no_python(case):
     check_that_a_warm_step_calls_no_python(Net(), {LAYERS: CASES[case]}, "aot_eager")
