@@ -122,8 +122,8 @@ each call, and a function around them would take time. Without them, an export i
 set_eval_frame: Callable[[Any], Any] = _of_c(
     "_dynamo.eval_frame.set_eval_frame", lambda callback: None
 )
-"""Switches dynamo off (None), or on again with its earlier result. Without it, dynamo may compile
-functions of the package between compiled code.
+"""Switches dynamo off (None), or on again with the value that this call returned. Without it,
+dynamo may compile functions of the package between compiled code.
 """
 FakeTensor: type = find_private("torch._subclasses.fake_tensor.FakeTensor", type(None))
 """The class of tensors without values, in traces. Without it, such tensors are not recognized."""
@@ -185,10 +185,10 @@ def recording_autograd() -> Iterator[None]:
     keys = _of_c("DispatchKey", None)
     if None in (guard, included, excluded, keys):
         _missing("_ForceDispatchKeyGuard", "a compiled regularizer that is not linear")
-    left = excluded()
+    still_excluded = excluded()
     for key in _AUTOGRAD_KEYS:
-        left = left.remove(getattr(keys, key))
-    with guard(included(), left), torch.enable_grad():
+        still_excluded = still_excluded.remove(getattr(keys, key))
+    with guard(included(), still_excluded), torch.enable_grad():
         yield
 
 
@@ -502,7 +502,7 @@ def skip_functions() -> None:
     It runs in `attach`. It runs again while torch.compile traces a hook, because
     ``torch._dynamo.reset`` forgets the functions. Without ``skip_code``, dynamo compiles them. Then
     the hook of a compiled model does not count its forwards, a `Watchdog` looks only in ``step``,
-    and each parameter of the model itself has a graph of its own.
+    and the hook of each parameter of the model itself is compiled alone.
     """
     _when_imported(_DYNAMO_FRAMES, _skip_functions_in)
 

@@ -19,7 +19,8 @@ from .selectors.wrappers import find_module, unwrap
 from .specs.spec import Spec
 from .warn import warn
 
-# Both patterns are lazy: of a name inside such a layer, they match only the name of this layer.
+# Both patterns are lazy: in the name of a layer inside, such as layers.0.mlp, they match only the
+# beginning, layers.0. `_outermost` relies on this.
 # names of layers in language models, such as model.layers.0, transformer.h.0 or blocks.0
 _LAYERS = r"(.*?\.)??(layers?|h|blocks?)\.\d+\b"
 # names of the last projections of attention and MLP, such as layers.0.self_attn.o_proj
@@ -283,17 +284,20 @@ def _stated_embedding(module: nn.Module) -> Any:
 def _tell_scale(model: nn.Module, name: str) -> None:
     """Warn if an embedding, or the module around it, multiplies the embeddings by a number."""
     parent, _, _ = name.rpartition(".")
+    embedding = name or "the model"
+    # an embedding that is the model itself has no parent, so its own text comes last and stays
     consequences = {
-        name: "the noise is added after that, as Transformers does, so it is relatively smaller",
         parent: "the noise is added before that, as Transformers does, and is multiplied as well",
+        name: "the noise is added after that, as Transformers does, so it is relatively smaller",
     }
-    for holder, consequence in consequences.items():
-        module = find_module(model, holder)
+    for name_of_holder, consequence in consequences.items():
+        module = find_module(model, name_of_holder)
+        holder = name_of_holder or "the model"
         for attribute in _SCALES:
             scale = getattr(module, attribute, 1.0)
             if not getattr(scale, "is_meta", False) and float(scale) != 1.0:
                 warn(
-                    f"NEFTune on {name}: {attribute} of {holder or 'the model'} multiplies the "
+                    f"NEFTune on {embedding}: {attribute} of {holder} multiplies the "
                     f"embeddings by {float(scale):g}, and {consequence}. Choose alpha accordingly"
                 )
 

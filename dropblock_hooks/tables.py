@@ -65,8 +65,8 @@ class Neighbors:
 class Section(Generic[Row]):
     """Rows under one heading; the first column has the names, and `note` is a line above.
 
-    Equal rows of an `entry` of a spec print as one line if the line can name its rows. A common
-    prefix of all names is printed once.
+    `entry` returns the entry of the spec that a row belongs to. Equal rows of one entry print as
+    one line if its name tells which rows they are. A common prefix of all names is printed once.
     """
 
     rows: Sequence[Row]
@@ -79,7 +79,7 @@ class Table(Sequence[Row], Generic[Row]):
     """A sequence of dataclass rows that prints as text for the terminal.
 
     It prints the `sections`, or all rows under the headings of `columns`. The title is a line above
-    it. `notes` are lists below it, by heading. Lines without a heading are never wrapped.
+    it. `notes` are lists below it, by heading. Those under the heading "" are never wrapped.
     """
 
     def __init__(
@@ -323,6 +323,7 @@ def _merged(entries: Sequence[str | None], cells: list[list[Any]]) -> list[list[
             name: Any = Neighbors(len(group), first=names[0], last=names[-1])
             if is_largest:
                 of_all = "" if len(group) == len(of_entry) else f" of {len(of_entry)}"
+                # a `Varying`, because a text would be cut as the name of a layer
                 name = Varying(f"{len(group)}{of_all} sites {entry}")
             lines[group[0]] = [name, *map(_together, columns)]
     return [lines[i] for i in sorted(lines)]

@@ -138,7 +138,8 @@ def _keeps_nothing(bound: Any) -> bool:
     """Return whether the result is a function that reads only constants from its closure.
 
     A function that assigns to a name of its closure (``nonlocal``) keeps the assigned value. The
-    same holds for functions in the closure.
+    same holds for functions in the closure. Names of its own, which an inner function reads, are
+    new in each call.
     """
     if not isinstance(bound, types.FunctionType):
         return False
@@ -146,8 +147,10 @@ def _keeps_nothing(bound: Any) -> bool:
     constant = (bool, int, float, str, torch.dtype, Regularizer)
     functions = [bound]
     for function in functions:  # the loop also visits the functions that it appends
-        if any(step.opname == "STORE_DEREF" for step in dis.get_instructions(function)):
-            return False
+        of_closure = function.__code__.co_freevars
+        for step in dis.get_instructions(function):
+            if step.opname == "STORE_DEREF" and step.argval in of_closure:
+                return False
         for cell in function.__closure__ or ():
             content = cell.cell_contents
             if isinstance(content, types.FunctionType):
@@ -315,10 +318,12 @@ def restore(saved: Saved, sites: Sequence[LiveSite], run: Run) -> None:
         anchor = saved.anchors.get(site.key)
         if anchor is not None and _shape_of(anchor) == _shape_of(site.anchor):
             site.anchor = anchor.to(site.anchor, copy=True)
-            site.anchored_at = None  # so weights that were loaded since attaching are no fault
+            # the anchor is not that of `attach`, so `old_anchors` must not compare it with weights
+            site.anchored_at = None
 
     run.history.load(saved.history, sites)
-    # as after `attach`, so that the next training forward is checked
+    # as after `attach`: no `step` was called; the next training forward is checked, and notes how
+    # often parameters had been written
     run.checked = False
-    run.writes = None  # unknown until the next forward
+    run.writes = None
     run.fresh = True

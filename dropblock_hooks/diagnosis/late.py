@@ -45,6 +45,7 @@ def find_late_step(t: float, run: Run, hooks: Sequence[SiteHook]) -> list[Findin
         return []
 
     run.early = 0
+    # ``step(0)`` has closed no window, so the window still has the calls before it
     calls_after = _training_calls(run, hooks) - calls_before
     difference = abs(calls_after - calls_before)
     is_same_number = difference <= _TOLERANCE * calls_before

@@ -118,11 +118,11 @@ def scale_counted(grad: Tensor, max_norm: Bound, norm: Tensor) -> tuple[Tensor, 
     """
     over = (norm > max_norm) & norm.isfinite()
     ratio = max_norm / norm.clamp_min(max_norm)
-    scale = torch.where(over, ratio, 1.0)
+    factor = torch.where(over, ratio, 1.0)
 
-    # two factors, because float32 would round a very small scale to 0
-    most = scale.clamp_min(1e-30)
-    rest = scale / most
+    # two factors, because float32 would round a very small one to 0
+    most = factor.clamp_min(1e-30)
+    rest = factor / most
     dtype = torch.promote_types(grad.dtype, torch.float32)
     clipped = grad * most.to(dtype) * rest.to(dtype)
 

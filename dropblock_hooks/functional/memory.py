@@ -178,7 +178,7 @@ def zclip(
     """Return the bound of each norm: Inf, or a lower bound if its z-score is above `z`.
 
     The z-score is the distance from the moving mean, in standard deviations. The larger it is, the
-    closer is the bound to the mean. The first `warmup` updates only measure mean and variance.
+    closer is the bound to the mean. In the first `warmup` updates, `z` bounds nothing.
 
     Example:
         >>> memory = new_memory("zclip", 1)

@@ -7,7 +7,8 @@
     sum((w - w0) ** 2) / 2      w - w0                                 l2_sp
 
 The public functions return the penalty, which autograd differentiates. The ``*_gradient`` functions
-return the gradient in closed form, and the penalty. All of them compute in at least float32.
+return the gradient in closed form, and the penalty. The classes of penalties call them in the
+backward, and add the gradient with `add_gradient`. All of them compute in at least float32.
 """
 
 from typing import TypeAlias
@@ -177,7 +178,10 @@ def wide(x: Tensor) -> Tensor:
 
 
 def add_gradient(grad: Tensor, penalty_gradient: Tensor, weight: float | Tensor) -> Tensor:
-    """Return ``grad + weight * penalty_gradient``, rounded once to the type of `grad`."""
+    """Return ``grad + weight * penalty_gradient``, rounded once to the type of `grad`.
+
+    The weight is a tensor if it is a rate in compiled code, or has the factor of the loss in it.
+    """
     total = wide(grad)
     if isinstance(weight, Tensor):
         total = total + penalty_gradient * weight

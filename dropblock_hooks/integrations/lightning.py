@@ -86,7 +86,7 @@ class Regularize(Callback, TrainerDriver):  # type: ignore[misc]  # of a skipped
         return key if self._is_set_up else f"{key}#{id(self)}"
 
     def setup(self, trainer: Any, module: Any, stage: str) -> None:
-        """Forget the state of an earlier run, and warn of a search that runs no other callbacks.
+        """Forget the state of an earlier run, and warn of finders that run no other callbacks.
 
         Raises:
             ValueError: if the trainer has another callback with the same unit and root.
@@ -178,6 +178,7 @@ class Regularize(Callback, TrainerDriver):  # type: ignore[misc]  # of a skipped
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._checkpoint = state_dict
+        self._restore_random()  # strategies such as FSDP load the checkpoint after `on_fit_start`
 
     def _log(self, trainer: Any, module: Any, scalars: dict[str, float], on_step: bool) -> None:
         """Pass scalars to the module's ``log_dict``, except in a barebones Trainer, which can't."""

@@ -56,9 +56,11 @@ class Statistics:
     """The statistics of an epoch. A field without values to compute it from has the value None."""
 
     calls: int  # the measured calls; for `WeightStats`, the number of parameters
-    left_out: int  # measured calls with NaN or Inf, which the fields from `values` to `norm` omit
+    # measured calls with NaN or Inf, which `values` and the fields from `mean` to `norm` omit
+    left_out: int
     values: int  # the number of values
-    # the number of magnitudes below, between and above the ``edges`` of the observer
+    # the number of finite magnitudes other than 0 below, between and above the ``edges`` of the
+    # observer, in all measured calls
     histogram: tuple[int, ...]
     mean: float | None = None
     std: float | None = None  # population deviation; inexact if it is below 1e-4 of the mean
@@ -379,7 +381,7 @@ class ActivationStats(Measuring):
         if type(layer.running_mean) is not Tensor or layer.running_mean.is_meta:
             return
 
-        # copied to the CPU here, because `on_device` moves no tensors in a tuple
+        # copied to the CPU, where `compute` gets the state, because no tensor in a tuple is moved
         mean = layer.running_mean.to("cpu", torch.float64, copy=True)
         variance = layer.running_var.to("cpu", torch.float64, copy=True)
         state["running"] = mean, variance + layer.eps, layer.eps
@@ -523,8 +525,8 @@ class GradientStats(Measuring):
 
         A GAN calls its generator twice in a step, and detaches one of the outputs. So each of the
         first `every` calls is measured until a gradient has come. If a gradient was lost later,
-        the call after this one is measured instead, and so on from there. A gradient that may still
-        come is not lost, because a step may call a shared layer several times.
+        the call after this one is measured instead, and so on from there. A gradient is lost when
+        it can no longer come. A step may call a shared layer several times before the backward.
         """
         gradients = state["calls"]  # only gradients count as calls of this observer
         if gradients == 0 and turn < self.every:
@@ -586,7 +588,7 @@ class WeightStats(Observer):
     reads_parameters: ClassVar[bool] = True
     needs_calls: ClassVar[bool] = False
     columns: ClassVar[Columns[Any]] = {**_COLUMNS, "updates\nrelative": _updates}
-    edges: ClassVar[tuple[float, ...]] = GradientStats(low=1e-8).edges
+    edges: ClassVar[tuple[float, ...]] = ActivationStats().edges
 
     def start(self) -> State:
         return {**_new_sums(self.edges), "began": Unsaved()}

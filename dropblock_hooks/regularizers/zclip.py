@@ -41,8 +41,8 @@ class ZClip(WithMemory):
         when: ``"accumulated"``; no other value is allowed.
         group: True takes one norm over all parameters of the entry; False takes one for each.
         decay: weight of the old mean and variance, in [0, 1).
-        warmup: number of the first updates, at least 1, which only measure. A very large norm among
-            them raises the mean and the deviation, so later spikes may pass.
+        warmup: number of the first updates, at least 1, in which `z` bounds nothing. A very large
+            norm among them raises the mean and the deviation, so later spikes may pass.
 
     Raises:
         TypeError: if a rate, a flag or an index has a wrong type.
@@ -58,7 +58,7 @@ class ZClip(WithMemory):
     decay: float = field(default=0.97, kw_only=True)
     warmup: int = field(default=25, kw_only=True)
     group: bool = field(default=True, kw_only=True)
-    bounds: ClassVar[Mapping[str, int]] = {"max_norm": 1}
+    bounds: ClassVar[Mapping[str, int]] = {"max_norm": 1}  # an upper bound
     function = staticmethod(functional.zclip)
 
     def check(self, values: Mapping[str, float]) -> None:

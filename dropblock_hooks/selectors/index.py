@@ -122,7 +122,7 @@ class Index:
     def order(self, targets: Iterable[Target]) -> list[Target]:
         """Return the targets without repetition, in model order.
 
-        Layers come first, then parameters, then attributes.
+        Layers come first, then the other kinds, such as parameters.
         """
         wanted = set(targets)
         if len(wanted) < 2:  # most selectors match one layer, and the loop below is slower

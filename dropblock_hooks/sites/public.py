@@ -55,7 +55,7 @@ class Site:
 
     @property
     def at(self) -> str:
-        """The place: ``"output"`` or ``"input"`` of a layer, ``"parameter"`` or ``"attribute"``."""
+        """``"output"`` or ``"input"`` of a layer, or another target, such as ``"parameter"``."""
         return self._live.at
 
     @property

@@ -53,7 +53,7 @@ class Drawn(NamedTuple):
     @classmethod
     def of(cls, seed: int, x: Tensor, rates: dict[str, float]) -> Drawn:
         """Describe a call with a tensor and rates."""
-        # on a GPU, dropout draws elements in the memory order of its result, a tensor like this
+        # on a GPU, dropout draws elements in the memory order of its result, with these strides
         strides = torch.empty_like(x, device="meta").stride()
         return cls(seed, tuple(x.shape), x.dtype, x.device, strides, rates)
 

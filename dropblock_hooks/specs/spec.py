@@ -212,7 +212,9 @@ class Spec:
 
 
 class Draft:
-    """A spec that may have faults. ``attach`` raises all faults, also on the model, in one error.
+    """A spec that may have faults.
+
+    ``attach`` raises all faults in one error, together with those that only the model shows.
 
     Attributes:
         source: the name of the file, or ``""``.
@@ -384,7 +386,8 @@ def _plain_selector(selector: Selector) -> Any:
 
 def _items_of(value: Any, path: Keys) -> list[tuple[Keys, Any]]:
     """Return the regularizers of an entry, as the spec gives them, with their paths of keys."""
-    # a regularizer whose name is missing or in the wrong place, which is refused later
+    # A mapping with several names is a regularizer for each name. This one may also be a single
+    # regularizer whose name is missing or in the wrong place, which is refused later.
     is_one_with_mistake = with_name_first(value) or without_name(value)
     if isinstance(value, Mapping) and len(value) > 1 and not is_one_with_mistake:
         return [(path, {name: fields}) for name, fields in value.items()]

@@ -108,6 +108,19 @@ class Scales(Regularizer):
         return lambda x, now: (x * factor, None)
 
 
+class ScalesInside(Regularizer):
+    """A local name that an inner function reads is new in each call."""
+
+    def bind(self):
+        factor = 2.0
+
+        def scale(x, now):
+            share = factor / 2
+            return (lambda y: y * share)(x), None
+
+        return scale
+
+
 class Plain(Regularizer):
     def bind(self):
         return twice
@@ -201,7 +214,15 @@ def test_a_memory_that_can_not_be_saved_is_refused(regularizer):
 
 @pytest.mark.parametrize(
     "regularizer",
-    [Plain(), Doubles(), Scales(), Recurses(), Foreign(nn.Dropout, p=0.1), Watchdog()],
+    [
+        Plain(),
+        Doubles(),
+        Scales(),
+        ScalesInside(),
+        Recurses(),
+        Foreign(nn.Dropout, p=0.1),
+        Watchdog(),
+    ],
     ids=repr,
 )
 def test_classes_without_a_memory_are_silent(regularizer):

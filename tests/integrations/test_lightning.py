@@ -251,6 +251,29 @@ class WithNorm:
             self.model = nn.Sequential(first, nn.BatchNorm2d(5), *rest)
 
 
+def test_a_resumed_run_of_a_strategy_that_restores_after_setup(pl, tmp_path):
+    """As FSDP and DeepSpeed do: they load the state of the callback after `on_fit_start`."""
+    strategies = importlib.import_module(f"{pl.__name__}.strategies")
+
+    class AfterSetup(strategies.SingleDeviceStrategy):
+        restore_checkpoint_after_setup = True
+
+    def run(seed, ckpt_path=None):
+        net = module(pl)
+        torch.manual_seed(seed)
+        saver = pl.callbacks.ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1)
+        options = {"strategy": AfterSetup(device="cpu"), "max_epochs": 2}
+        runner = trainer(pl, Regularize(drop(0.5)), saver, **options)
+        batches = DataLoader(Batches().data, batch_size=None, shuffle=True)
+        runner.fit(net, batches, ckpt_path=ckpt_path)
+        return net.state_dict()
+
+    whole = run(5)
+    resumed = run(6, tmp_path / "epoch=0.ckpt")
+    for name, tensor in whole.items():
+        assert torch.equal(tensor, resumed[name]), name
+
+
 def test_a_resumed_run_with_frozen_norms(pl, tmp_path):
     """Frozen from the second epoch on, although Lightning calls ``train()`` in each."""
 

@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from dropblock_hooks import (
+    ActivationStats,
     Capture,
     Dropout,
     Record,
@@ -178,6 +179,29 @@ def test_the_mean_of_each_channel_in_any_layout():
     (record,) = attached.captured()["0"]
     torch.testing.assert_close(record.value, y.detach().mean((1, 2)))
     torch.testing.assert_close(record.grad, 2 * y.detach().mean((1, 2)))
+
+
+class LastAxis(nn.Module):
+    """Moves the channels of a convolution to the end, which only its graph shows."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(6, 6, 3, padding=1)
+
+    def forward(self, x):
+        alive = torch.tensor([0.0, 1.0, 1.0, 1.0, 1.0, 1.0])
+        return self.conv(x).permute(0, 2, 3, 1) * alive
+
+
+def test_observers_read_the_axes_as_regularizers_do():
+    model = nn.Sequential(LastAxis())
+    observers = [Capture(reduce="channels"), ActivationStats(every=1)]
+    attached = attach(model, {"0": observers})
+    y = model(torch.randn(2, 6, 6, 5))
+    (record,) = attached.captured()["0"]
+    torch.testing.assert_close(record.value, y.detach().mean((1, 2)))
+    assert [site.layout for site in attached] == ["NHWC", "NHWC"]
+    assert attached.report()[1].observed.dead == 1
 
 
 def test_with_the_graph_where_it_is_asked_for():

@@ -328,6 +328,19 @@ def test_scaled_embeddings_are_named(name):
     assert attached.sites[0].active_calls == 1
 
 
+class ScaledEmbedding(nn.Embedding):
+    embed_scale = 2.0
+
+    def forward(self, ids):
+        return super().forward(ids) * self.embed_scale
+
+
+def test_a_scaled_embedding_that_is_the_model_itself():
+    text = "NEFTune on the model: embed_scale of the model multiplies the embeddings by 2, and the "
+    with pytest.warns(HookWarning, match=text + "noise is added after that"):
+        presets.neftune(ScaledEmbedding(3, 4))
+
+
 def test_the_preset_of_other_models():
     assert presets.neftune(make(), alpha=10.0).to_plain() == {"embed": {"NEFTune": {"alpha": 10.0}}}
     with pytest.raises(ValueError, match=r"Linear has no embedding of tokens \(nn.Embedding\)"):

@@ -3,10 +3,22 @@
 import pytest
 from torch import nn
 
-from dropblock_hooks import Dropout, DropPath, ScaleGrad, SpecError, attach, plan
+from dropblock_hooks import (
+    ActivationStats,
+    Dropout,
+    DropPath,
+    GradientStats,
+    Observer,
+    ScaleGrad,
+    SpecError,
+    Watchdog,
+    attach,
+    plan,
+    register,
+)
 from dropblock_hooks.attachment.place import HOOKS
 from dropblock_hooks.selectors.kinds import KINDS, LAYER, TargetKind
-from dropblock_hooks.sites.hooks import SiteHook
+from dropblock_hooks.sites.hooks import ObserveHook, SiteHook
 
 
 class BufferHook(SiteHook):
@@ -72,6 +84,39 @@ def test_values_that_are_no_parameters_are_not_frozen_and_have_no_axes_of_a_para
 def test_a_new_kind_has_the_errors_of_all_kinds(buffers, selector, regularizer, reason):
     with pytest.raises(SpecError, match=reason):
         attach(norm(), {selector: regularizer})
+
+
+@register
+class LargestBuffer(Observer):
+    """Reads a buffer at both ends of an epoch."""
+
+    sees_values = False
+
+    def start(self):
+        return {"largest": 0.0}
+
+    def read_layer(self, state, module, parameter):
+        state["calls"] = 1
+        state["largest"] = float(getattr(module, parameter).abs().max())
+
+    def compute(self, state):
+        return {"largest": state["largest"]}
+
+
+def test_observers_of_a_kind_read_the_layer(buffers, monkeypatch):
+    monkeypatch.setitem(HOOKS, buffers, (ObserveHook,))
+    model = norm()
+    attached = attach(model, {"buffer:0.running_var": LargestBuffer()})
+    model[0].running_var[1] = 4.0
+    (row,) = attached.report()
+    assert (row.site, row.observed) == ("0.running_var/LargestBuffer", {"largest": 4.0})
+
+
+@pytest.mark.parametrize("observer", [ActivationStats(), GradientStats(), Watchdog()], ids=repr)
+def test_observers_of_calls_are_refused_at_other_kinds(observer, buffers, monkeypatch):
+    monkeypatch.setitem(HOOKS, buffers, (ObserveHook,))
+    with pytest.raises(SpecError, match="calls of the layer, and a buffer has none"):
+        attach(norm(), {"buffer:*.running_var": observer})
 
 
 def test_all_hooks_of_a_kind_are_named(buffers, monkeypatch):

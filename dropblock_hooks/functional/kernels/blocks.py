@@ -1,6 +1,6 @@
 """DropBlock on a GPU: three kernels.
 
-    seeds = rand(places) < γ                    the places where a whole block fits
+    seeds = rand(places) < γ                    where a whole block fits, or across: touches the map
     dropped = OR of the seeds in each block
     y = where(dropped, 0, x * factor)           factor = all / kept elements, or a number
 
@@ -73,7 +73,8 @@ def limit_of(chance, seed):
     It is rounded up or down at random. So even a chance near 2^-32 is right on average.
     """
     zero = tl.zeros([1], dtype=tl.uint32)
-    first, _, _, _ = tl.philox(seed, zero, zero, zero, zero + 1)  # `random_bits` ends with 0
+    # the last counter is 0 in `random_bits`, so this number is none of those
+    first, _, _, _ = tl.philox(seed, zero, zero, zero, zero + 1)
     # 24 random bits, which float32 holds, as a number in [0, 1)
     rounding = (tl.max(first.to(tl.int64), axis=0) >> 8).to(tl.float32) * 5.9604644775390625e-08
     exact = chance * 4294967296.0
@@ -123,7 +124,7 @@ def _with_next_seed(word, place, places, number, gap):
     from a random one of 32 bits.
     """
     uniform = (number.to(tl.float32) + 0.5) * 2.3283064365386963e-10  # 2^-32
-    # 64 places lead out of each word, and more of them may overflow int32
+    # a skip of 64 places leaves every word, and a longer one could overflow int32
     skipped = tl.minimum(-_log1p(-uniform) * gap, 64.0).to(tl.int32)
     place = place + 1 + skipped
     bit = (tl.zeros_like(word) + 1) << (place & 63).to(word.dtype)
@@ -174,7 +175,7 @@ def _draw_kernel(
 ):
     """Draw the words of the seeds, and set the counts to 0; for `rate` see `_mean_gap`.
 
-    Short rows are drawn together: `ROWS` of them have as many places as fit into `BITS` bits.
+    Short rows are drawn together: `ROWS` is a power of two, and their places fit into `BITS` bits.
     """
     program = tl.program_id(0)
     if program == 0:
@@ -705,9 +706,9 @@ class Plan:
         return launch.power_of_two(64 // max(self.places[-1], 1) + 1) // 2
 
     def reach(self, strip: int) -> int:
-        """Return the most words that so many neighboring places of a contiguous map have.
+        """Return over how many words a strip of neighboring places may reach, in a contiguous map.
 
-        The number of places is a power of two, and strips begin at its multiples.
+        `strip` is its number of places, a power of two. Strips begin at its multiples.
         """
         width = self.shape[-1]
         if width % strip == 0:

@@ -183,11 +183,11 @@ def _clip_kernel(
         norm = tl.sqrt(square_sum(value))
     else:
         norm = _norms_of(sums, unit, units, splits, UNITS, SPLITS)
-    norm_of_one = tl.zeros([UNITS], dtype=tl.float64) + factor  # the norm that is written as 1
+    divisor = tl.zeros([UNITS], dtype=tl.float64) + factor  # of the norms that are written
     if BY_WEIGHTS:
         of_weights = _norms_of(weights, unit, units, weight_splits, UNITS, WEIGHT_SPLITS)
-        norm_of_one = tl.maximum(of_weights, tl.full([], least, tl.float64)) * factor
-    limit = norm_of_one * tl.full([], bound, tl.float64)
+        divisor = tl.maximum(of_weights, tl.full([], least, tl.float64)) * factor
+    limit = divisor * tl.full([], bound, tl.float64)
     over = (norm > limit) & (norm < float("inf"))
     ratio = tl.where(over, limit / tl.maximum(norm, limit), 1.0)
     # two factors, because float32 would round a very small ratio to 0
@@ -199,7 +199,7 @@ def _clip_kernel(
     tl.store(y + of_y, clipped.to(y.dtype.element_ty), mask=exists)
 
     if step == 0:
-        tl.store(norms + unit, norm / norm_of_one, mask=inside)
+        tl.store(norms + unit, norm / divisor, mask=inside)
         number = tl.sum((over & inside).to(tl.int64), axis=0) * outer * columns
         tl.atomic_add(changed, number)
 
@@ -287,7 +287,9 @@ def squares(
     add: bool = False,
     scale: float | Tensor = 1.0,
 ) -> Tensor:
-    """Return the sums of squares of each unit of a tensor, in float64: (units, parts of a unit).
+    """Return the sums of squares of each unit of a tensor, in float64.
+
+    The shape is (units, parts of a unit), or (units,) with `add`.
 
     Args:
         x: the tensor.
@@ -300,7 +302,7 @@ def squares(
     if read is None:
         return squares(x.contiguous(), axis, add, scale)
     if add:
-        sums = launch.zeros(x.device, read.units).view(torch.float64)
+        sums = launch.zeros(x.device, read.units).view(torch.float64)  # 0 has the same bits
     else:
         sums = torch.empty((read.units, read.splits), dtype=torch.float64, device=x.device)
     kind = x.dtype, launch.is_aligned(x)
@@ -338,8 +340,7 @@ def clip(
     is_on_device = isinstance(scale, Tensor)
     plan = _plan(x.shape, x.stride(), y.stride(), kind, axis, parts_of_weight, is_on_device)
     if plan is None:
-        x = torch.empty_like(y, memory_format=torch.contiguous_format).copy_(x)
-        clipped, changed, norms = clip(x, bound, axis, scale, weights, least)
+        clipped, changed, norms = clip(x.contiguous(), bound, axis, scale, weights, least)
         return y.copy_(clipped), changed, norms
 
     device = x.device
@@ -407,7 +408,7 @@ def _squaring(
         _squares_kernel,
         launch.parts(read.units, read.together) * read.splits,
         (read.units, read.outer, read.columns, read.splits, read.steps, *read.strides),
-        varies=scale_on_device,
+        varies=scale_on_device,  # the dtype of a scale in a tensor is not known here
         SCALE_ON_DEVICE=scale_on_device,
         UNITS=read.together,
         COLUMNS=read.step,
@@ -439,7 +440,7 @@ def _clipping(
         _clip_kernel,
         launch.parts(read.units, read.together) * read.outer * read.steps,
         numbers,
-        varies=scale_on_device,
+        varies=scale_on_device,  # the dtype of a scale in a tensor is not known here
         BY_WEIGHTS=parts_of_weight is not None,
         SCALE_ON_DEVICE=scale_on_device,
         UNITS=read.together,

@@ -40,7 +40,7 @@ launched = 0
 """The number of kernels that were started by this process."""
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-# the largest place of 32 bits, less the places that the last program has beyond the end
+# the largest offset in 32 bits, minus those that a program computes beyond the end of a tensor
 _MOST_PLACES = 2**31 - 2**17
 # seeds are above all sizes, so `_kind` can tell them apart, and Triton passes each as int64
 _LEAST_SEED = 2**32
@@ -97,7 +97,7 @@ def is_on(device: torch.device, dtype: torch.dtype) -> bool:
 
 @functools.cache
 def is_available() -> bool:
-    """Return whether Triton is switched on, installed and new enough; otherwise, warn why not."""
+    """Return whether Triton is switched on; warn if it is missing or too old."""
     if os.environ.get(SWITCH) == "0":
         return False
     try:
@@ -133,11 +133,12 @@ class Launch:
     Args:
         kernel: a kernel of Triton.
         programs: the number of programs; with 0 nothing is started.
-        numbers: the parameters behind the arguments of `start`.
-        varies: whether calls can have arguments of several kinds; see `_kind`. Without it, starting
-            takes less time, but there must be one `Launch` for each dtype of the tensors, and for
-            each alignment of tensors of the user or tensors that were saved for the backward.
-        constants: the parameters behind the numbers, by name.
+        numbers: the parameters that follow the arguments of `start`.
+        varies: whether calls can have arguments of several kinds; see `_kind`. Without it, a form
+            is found by its device alone, which takes less time. Then the caller must keep one
+            `Launch` for each dtype of the tensors, and for each alignment of tensors of the user or
+            tensors that were saved for the backward.
+        constants: the parameters that follow the numbers, by name.
     """
 
     def __init__(
@@ -154,7 +155,7 @@ class Launch:
         self.numbers = numbers
         self.varies = varies
         self.constants = constants
-        # by kinds of arguments: what starts the compiled form, and the parameters behind these
+        # by kinds of arguments: what starts the compiled form, and the parameters that follow
         self.forms: dict[Any, tuple[Callable[..., None], tuple[Any, ...]]] = {}
 
     def start(self, device: torch.device, *arguments: Any) -> None:
@@ -361,7 +362,7 @@ def zeros(device: torch.device, number: int = 1) -> Tensor:
     chunk, length, used = _thread.chunks.get(place, (None, 0, 0))
     if chunk is None or used + taken > length:
         length = max(_CHUNK, taken)
-        with torch.inference_mode(False):
+        with torch.inference_mode(False):  # as in `count`
             chunk = torch.zeros(length, dtype=torch.int64, device=device)
         used = 0
     _thread.chunks[place] = chunk, length, used + taken
