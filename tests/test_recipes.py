@@ -65,7 +65,7 @@ def test_a_recipe_begins_with_its_text_and_its_picture_is_small(path):
         assert picture.stat().st_size <= 150_000
 
 
-QUICK = ("border", "choose_a_bound", "first_nan", "overfitting", "router_noise")
+QUICK = ("border", "first_nan", "overfitting")
 
 
 @pytest.mark.parametrize(

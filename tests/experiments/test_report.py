@@ -17,9 +17,13 @@ from experiments.plots import forest, learning, save
 from experiments.report import insert, make_report, read_report, write_report
 from experiments.stats import compare
 from experiments.study import read_study
+from tests.cases import rest_slow
 
 RESULTS = sorted(path.parent for path in page.RESULTS.glob("*/runs.csv"))
-by_result = pytest.mark.parametrize("folder", RESULTS, ids=lambda folder: folder.name)
+QUICK = [folder for folder in RESULTS if folder.name == "quick"]
+by_result = pytest.mark.parametrize(
+    "folder", rest_slow(RESULTS, QUICK), ids=lambda folder: folder.name
+)
 
 of_matplotlib_3_11 = pytest.mark.skipif(
     not matplotlib.__version__.startswith("3.11."), reason="the pictures are of matplotlib 3.11"

@@ -126,7 +126,7 @@ def test_a_bound_beyond_the_type_is_its_largest_value(both):
     same("1e6", dense[:2], fast[:2])
 
 
-@pytest.fixture(params=["one kernel", "two kernels"])
+@pytest.fixture(params=rest_slow(["one kernel", "two kernels"]))
 def steps(request, monkeypatch):
     """Small tensors are clipped in one step, or in several."""
     if request.param == "one kernel":

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import dropblock_hooks as r
+from tests.cases import rest_slow
 
 pytest.importorskip("transformers")
 import transformers
@@ -371,7 +372,7 @@ def test_what_keeps_parameters_is_refused():
         Regularize({"param:**": r.L2SP(0.1)})
 
 
-@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("accumulation", rest_slow([1, 2]))
 def test_a_resumed_training_with_neftune_z_loss_and_adagc(tmp_path, accumulation):
     spec = {
         "bert.embeddings.word_embeddings": r.NEFTune(5.0),

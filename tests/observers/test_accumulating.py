@@ -411,6 +411,7 @@ def test_gradients_that_are_cleared_cost_nothing():
     assert calls["accumulating"] == calls["nonfinite"]
 
 
+@pytest.mark.slow
 def test_accumulated_gradients_are_measured_a_few_times():
     """Runs in which no update comes begin at most 4 times, and have 32 forwards."""
     model = mlp()

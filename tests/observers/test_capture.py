@@ -253,6 +253,7 @@ def test_memory_stays_constant_and_no_graph_is_held():
             assert not any(x.requires_grad for x in tensors_of([record.value, record.grad]))
 
 
+@pytest.mark.slow
 def test_compiled_as_a_whole():
     torch._dynamo.reset()
     model, x = model_and_input()

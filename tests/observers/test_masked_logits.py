@@ -55,7 +55,7 @@ def test_nan_of_another_layer_is_not_blamed_on_the_mask(compiled):
     assert train(model, compiled)[0].layer == "3"
 
 
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("compiled", rest_slow([False, True]), ids=["eager", "compiled"])
 def test_minus_inf_is_the_cause_where_nan_follows(compiled):
     log_of_zero = Code(lambda x: x.relu().log())
     model = nn.Sequential(nn.Linear(8, 8), log_of_zero, nn.Linear(8, 4))

@@ -47,7 +47,7 @@ def named(model, compiled, in_gradient, attached):
     return finding.layer
 
 
-@pytest.mark.parametrize("in_gradient", [False, True], ids=["forward", "backward"])
+@pytest.mark.parametrize("in_gradient", rest_slow([False, True]), ids=["forward", "backward"])
 @pytest.mark.parametrize("order", rest_slow(ORDERS.values()), ids=ORDERS)
 def test_eager_and_compiled_code_name_the_same_layer(order, in_gradient):
     names = []

@@ -44,6 +44,6 @@ def test_a_classifier_may_be_sure(compiled):
     assert found(inside=False, compiled=compiled) == []
 
 
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("compiled", rest_slow([False, True]), ids=["eager", "compiled"])
 def test_a_saturated_layer_inside_is_reported(compiled):
     assert found(inside=True, compiled=compiled) == [("saturated", "act")]

@@ -98,7 +98,7 @@ def test_models_of_timm(make, compiled):
     assert attached.scalars()[f"reg/{names[0]}/ActivationStats/residual"] == found[0]
 
 
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("compiled", rest_slow([False, True]), ids=["eager", "compiled"])
 def test_each_nth_call_and_epochs_of_their_own(compiled):
     model = blocks()
     wanted = reference(copy.deepcopy(model), ["1"], [torch.ones(2, 6).double()])
@@ -114,6 +114,7 @@ def test_each_nth_call_and_epochs_of_their_own(compiled):
     assert ratios(attached) == pytest.approx(reference(blocks(), ["1"], [x]), rel=1e-9)
 
 
+@pytest.mark.slow
 def test_a_warm_compiled_step_calls_no_python():
     model = blocks()
     attach(model, {"*": ActivationStats(outliers=True, residual=True)})

@@ -408,6 +408,7 @@ def test_beside_compiled_code_each_forward_is_measured():
     attached.remove()
 
 
+@pytest.mark.slow
 def test_compiled_code_measures_some_forwards_and_tells_between_which_nan_came():
     torch._dynamo.reset()
     model, found = Spoiled(), []

@@ -21,6 +21,7 @@ from dropblock_hooks import (
     attachments,
     functional,
 )
+from tests.cases import rest_slow
 from tests.pair import one_process
 
 WEIGHT = 0.3
@@ -192,7 +193,7 @@ def test_two_processes(tmp_path):
     run_pair(tmp_path, "tests.regularizers.test_l2sp", ["in_two_processes"])
 
 
-@pytest.mark.parametrize("when", ["backward", "accumulated"])
+@pytest.mark.parametrize("when", rest_slow(["backward", "accumulated"]))
 def test_compiled(when):
     net = make()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
@@ -226,7 +227,7 @@ def models():
     yield transformers.LlamaForCausalLM(config), torch.randint(32, (2, 6))
 
 
-@pytest.mark.parametrize("when", ["backward", "accumulated"])
+@pytest.mark.parametrize("when", rest_slow(["backward", "accumulated"]))
 def test_models_against_autograd(when):
     for net, x in models():
         states = []

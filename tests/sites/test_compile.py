@@ -255,6 +255,7 @@ def test_a_ragged_batch_and_ten_sizes():
     assert site.block_size == (7, 7)
 
 
+@pytest.mark.slow
 def test_several_forwards_before_their_backward():
     """Each backward has the mask and the rates of its own forward."""
     model, x = Small(), images()
@@ -291,7 +292,7 @@ def in_a_checkpoint(regularizer):
 DROPPED_TWICE = [DropBlock2d(0.3, 3), DropBlock2d(0.3, 3, normalize="sample"), Dropout2d(0.3)]
 
 
-@pytest.mark.parametrize("regularizer", DROPPED_TWICE, ids=str)
+@pytest.mark.parametrize("regularizer", rest_slow(DROPPED_TWICE), ids=str)
 def test_several_forwards_of_a_checkpoint_before_their_backward(regularizer):
     """The forward, the recomputation and the backward of each call have the same mask."""
     checkpointed, attached = in_a_checkpoint(regularizer)

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from dropblock_hooks import Dropout, attach
+from tests.cases import rest_slow
 
 
 class Skipping(nn.Module):
@@ -107,7 +108,9 @@ def test_a_layer_that_compiled_code_stops_to_call_is_reported():
 
 @pytest.mark.parametrize(
     ("compiled", "calls_second"),
-    [(False, STOPS), (True, 30 * [True]), (True, 15 * [True, False]), (True, STOPS[:10])],
+    rest_slow(
+        [(False, STOPS), (True, 30 * [True]), (True, 15 * [True, False]), (True, STOPS[:10])], 2
+    ),
     ids=["eager", "called", "chosen", "few forwards"],
 )
 def test_other_layers_are_silent(compiled, calls_second):

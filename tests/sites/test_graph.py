@@ -90,7 +90,7 @@ def spec_of_part(part):
 
 SPECS = {case: {LAYERS: CASES[case]} for case in SOON}
 SPECS |= {f"part {part}": spec_of_part(part) for part in range(PARTS)}
-each_spec = pytest.mark.parametrize("name", rest_slow(SPECS, SOON))
+each_spec = pytest.mark.parametrize("name", rest_slow(SPECS))
 
 
 class Net(nn.Module):
@@ -172,7 +172,7 @@ def test_a_warm_step_of_inductor_calls_no_python(part):
             SkipUpdate(),
             L2SP(0.1, when="accumulated"),
         ],
-        2,
+        1,
     ),
     ids=lambda each: each.label,
 )
@@ -450,6 +450,7 @@ def test_switches_write_the_board(mode):
         assert torch.equal(graph(*inputs)[0], x)
 
 
+@pytest.mark.slow
 def test_a_watchdog_looks_at_a_compiled_model_as_often_as_in_eager_mode():
     found = []
     for compiled in (False, True):

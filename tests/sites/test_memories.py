@@ -26,6 +26,7 @@ from dropblock_hooks import (
 )
 from dropblock_hooks.functional.kernels import launch
 from experiments.overhead.launches import operators_of
+from tests.cases import rest_slow
 from tests.functional.test_memory import adagc_loop, zclip_loop
 from tests.pair import run_pair
 from tests.sites.test_together import Counting, Holder, before_step
@@ -451,7 +452,7 @@ def test_another_shape_is_refused():
 
 @pytest.mark.parametrize(
     ("regularizer", "compiled"),
-    [(AdaGC(), False), (ZClip(), False), (SkipUpdate(), False), (AdaGC(), True)],
+    rest_slow([(AdaGC(), False), (ZClip(), False), (SkipUpdate(), False), (AdaGC(), True)], 3),
     ids=repr,
 )
 def test_a_training_without_the_optimizer_is_refused(regularizer, compiled):

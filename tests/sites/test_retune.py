@@ -286,7 +286,7 @@ def test_a_rate_that_is_read_is_in_the_attribute(name):
 # Compiled ------------------------------------------------------------------------------------
 
 
-EAGER = [(name, "eager") for name in KINDS if name in ("Dropout-inplace", "DropPath", "Tripled")]
+EAGER = [(name, "eager") for name in KINDS if name in ("Dropout-inplace", "DropPath")]
 
 
 @pytest.mark.parametrize(

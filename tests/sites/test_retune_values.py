@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from dropblock_hooks import HookWarning, LinearSchedule, Retune, attach
+from tests.cases import rest_slow
 
 X = torch.ones(400, 100)
 
@@ -45,7 +46,7 @@ MODES = pytest.mark.parametrize("mode", ["eager", "compiled"])
 
 
 @MODES
-@pytest.mark.parametrize("own", [0.0, 0.1])
+@pytest.mark.parametrize("own", rest_slow([0.0, 0.1]))
 def test_in_evaluation_the_value_of_the_model_is_in_place(own, mode):
     model = nn.Sequential(ReadsAlways(own))
     attached = attach(model, {"attr:0.drop": Retune(LinearSchedule(0.4, 0.5, epochs=2))})
