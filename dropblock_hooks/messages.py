@@ -429,13 +429,14 @@ NO_GRADIENT = Message(
 _OF_ALL = "in {layers} of the {trained} layers with trained parameters, among them {names}"
 UPDATED_BY_NOTHING = Message(
     Kind.NO_UPDATE,
-    "{updates} updates of the optimizer changed no value of its parameters; so it is " + _OF_ALL,
+    "{updates} updates of the optimizer changed no value of its parameters; this is the case "
+    + _OF_ALL,
     "Look for a learning rate of 0, or one that is too small for the type of the parameters",
 )
 NOT_UPDATED = Message(
     Kind.NO_UPDATE,
     "it gets gradients, and {updates} updates that changed other layers did not change its "
-    "parameters; so it is " + _OF_ALL,
+    "parameters; this is the case " + _OF_ALL,
     "Pass them to the optimizer, which may have been made before the layer, or freeze them: "
     "requires_grad_(False)",
 )
@@ -475,7 +476,7 @@ AFTER_THE_END = (
 ANCHOR_BEFORE_LOADING = (
     "{sites}: the parameter has changed between attach and the first forward, and it is pulled to "
     "its value at attach; call attach after the weights are loaded or the layer is replaced, or "
-    "load_state_dict of the attachment too"
+    "also load the state of the attachment"
 )
 NO_SITE_OF_STATE = "the state has none of these sites, so only its epoch is restored"
 NO_STATE_OF_CALLBACK = (

@@ -142,6 +142,7 @@ class Attachment:
             site.take_skipped()  # first, because the state of an observer begins anew
             site.set_regularizer(regularizer)
             site.counter.forget_elements()
+            self._run.history.forget_norms(site.key)
         self._refresh()
 
     def _refresh(self) -> None:

@@ -1,7 +1,7 @@
 """Places a spec on a model: finds all of its faults, then installs either all hooks or none.
 
 ``attach`` calls `place` and then `install`. `plan` calls both, too, and installs the hooks on a
-copy. So does `call_once`, which removes the hooks after one call.
+copy. `call_once` installs them on the model itself, and removes them after one call.
 """
 
 from collections import Counter, defaultdict

@@ -253,10 +253,7 @@ def _sections(
     note = f"norms before the bound, {window} (ClampGrad: largest magnitudes; "
     note += "AdaptiveClipGrad: over weights)"
     rows_with_norms = [row for row in rows if row.mean_norm is not None]
-    norms: Columns[SiteRow] = {
-        head: partial(_norm_in_window, read, keys_of_window) for head, read in _NORMS.items()
-    }
-    yield Section(rows_with_norms, _NAME | norms, note, entry)
+    yield Section(rows_with_norms, _NAME | _norm_columns(keys_of_window), note, entry)
 
 
 def _rate_cell(regularizer: Regularizer, row: SiteRow) -> Any:
@@ -279,10 +276,13 @@ def _options_cell(regularizer: Regularizer) -> Short:
     return Short(", ".join(options), repr(regularizer))
 
 
-def _norm_in_window(
-    read: Callable[[SiteRow], float | None], keys_of_window: set[str], row: SiteRow
-) -> Varying:
-    return Varying(read(row) if row.site in keys_of_window else None)
+def _norm_columns(keys_of_window: set[str]) -> Columns[SiteRow]:
+    """Return the columns of norms, with a dash for sites whose norms are of an earlier epoch."""
+
+    def norm_in_window(read: Callable[[SiteRow], float | None], row: SiteRow) -> Varying:
+        return Varying(read(row) if row.site in keys_of_window else None)
+
+    return {head: partial(norm_in_window, read) for head, read in _NORMS.items()}
 
 
 def _observer_columns(

@@ -1,6 +1,7 @@
 """Finds the faults of a whole training, such as a rate that was always 0.
 
-`at_end` reports them. `verify` and the title of the report ask some of these functions earlier.
+`at_end` reports them. Others ask some of these functions earlier: `verify`, the title of the
+report, `ForwardChecks` and ``load_state_dict``.
 """
 
 from __future__ import annotations
@@ -76,7 +77,10 @@ def find_zero_rates(run: Run, sites: Iterable[LiveSite]) -> list[Finding]:
 
 
 def has_risen(rate: Any, t: float) -> bool:
-    """Return whether a rate is above 0 in an epoch before `t`."""
+    """Return whether a rate is above 0 in an epoch before `t`.
+
+    ``load_state_dict`` asks this about the epochs of the saved training.
+    """
     stop = math.ceil(t)
     return _is_ever_above_zero(rate, start=0, stop=stop)
 
@@ -151,7 +155,7 @@ def _only_evaluated(run: Run, sites: Iterable[LiveSite]) -> list[Finding]:
         return []
     forwards = run.counter.life()
     in_open_window = run.counter.window().evaluated
-    # a `step` that ended an epoch with forwards in evaluation mode only has reported them
+    # if an epoch has ended whose forwards were all in evaluation mode, `step` has reported it
     was_reported = run.stepped and in_open_window < forwards.evaluated
     if was_reported:
         return []

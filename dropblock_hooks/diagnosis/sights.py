@@ -1,8 +1,8 @@
 """Reads the layers that a `Watchdog` watches, with their numbers.
 
-``alerts`` gives them to the rules. `new_alerts` does so when a `Watchdog` is due, mostly after a
-forward of the model, and then begins new counts: this is a *look*. `alerts_now`, for `verify` and
-the callbacks of trainers, changes no counts.
+The module ``alerts`` gives them to the rules. Its `new_alerts` does this when a `Watchdog` is due,
+mostly after a forward of the model, and then begins new counts: this is a *look*. `alerts_now`, for
+`Attachment.alerts` and `verify`, changes no counts. The callbacks of trainers call both.
 """
 
 from collections.abc import Sequence

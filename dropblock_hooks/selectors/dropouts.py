@@ -76,11 +76,11 @@ def reads_own(module: nn.Module, attribute: str) -> bool:
 
 
 def is_read_above(base: nn.Module, names: Iterable[str], attribute: str) -> bool:
-    """Return whether a module above a layer may read the rate of the layer.
+    """Return whether a module above a layer may read a rate of the layer.
 
-    If so, `Retune` writes its rate into the attribute, because a rate of 0 would also switch off
-    the code that reads it. If not, it writes 0, and its hook drops. If the source of the parent is
-    missing, the answer is True.
+    `Retune` asks this, because a 0 in the attribute would also switch off the code that reads it.
+    So it only writes 0, and lets its hook drop, if the answer is False. `builtin` asks this to find
+    rates without effect. If the source of the parent is missing, the answer is True.
 
     Args:
         base: the model.

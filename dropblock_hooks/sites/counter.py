@@ -306,7 +306,7 @@ class Counter:
             self._waiting_affected.append(affected.detach() if affected.requires_grad else affected)
         else:
             return
-        if type(norms) is Tensor and not norms.is_meta:  # other tensors have no numbers
+        if type(norms) is Tensor and not norms.is_meta:  # `has_data` would take longer
             self._waiting_norms.append(norms.detach() if norms.requires_grad else norms)
         if (
             len(self._waiting_affected) >= _MOST_WAITING
@@ -412,8 +412,8 @@ class Counter:
     def window(self) -> Snapshot:
         """Return the growth since the window began.
 
-        A window begins with an epoch, and with attaching and loading. `Attachment.set` begins one
-        for elements and norms only.
+        A window begins with an epoch, and with attaching. Loading a state begins one for calls and
+        norms only, and `Attachment.set` for elements and norms only.
         """
         return self.life().plus(self._begun, -1)
 
@@ -443,7 +443,7 @@ class Counter:
 
     def set_counts(self, life: Snapshot, window: Snapshot) -> None:
         """Replace the totals and the open window, by those of a state or of a sum over ranks."""
-        self.settle()  # these counts are replaced as well
+        self.settle()  # takes the counts that `JointCounts` holds, so that they are replaced, too
         self._begun = life.plus(window, -1)
         self.closed = Snapshot()
         self._waiting_affected = []

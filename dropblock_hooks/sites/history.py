@@ -21,7 +21,7 @@ from ..tables import Columns, Table, counted
 from .counter import BINS, LARGEST_OF_ALL, SUM, Snapshot
 
 MOST_ROWS = 20_000  # with more rows, every second epoch is forgotten
-FEWEST_EPOCHS = 64  # the number of epochs that are kept for any number of sites
+FEWEST_EPOCHS = 64  # up to this number, no epoch is forgotten, for any number of sites
 MODEL = "."  # stands for the model in rows about no single site, as in `Finding.ids`
 
 
@@ -209,8 +209,8 @@ class Ending(NamedTuple):
 class Recorder:
     """Keeps the rows of the epochs that have ended, in the state of an attachment.
 
-    It keeps at most `MOST_ROWS` rows, but the rows of `FEWEST_EPOCHS` epochs in any case. If there
-    are more, it forgets every second epoch, and from then on it adds only every second one.
+    If it has more than `MOST_ROWS` rows and more than `FEWEST_EPOCHS` epochs, it forgets every
+    second epoch, and from then on it adds only every second one.
     """
 
     def __init__(self) -> None:
@@ -225,6 +225,10 @@ class Recorder:
     def __getstate__(self) -> dict[str, Any]:
         self.rows()  # replaces the tensors by numbers
         return self.__dict__
+
+    def forget_norms(self, key: str) -> None:
+        """Forget the norms of a site in the open window that a loaded state brought."""
+        self._norms.pop(key, None)
 
     def rows(self) -> list[HistoryRow]:
         """Return the rows of the epochs that have ended. This waits for the device."""

@@ -54,7 +54,7 @@ def is_under_float16_autocast(device: torch.device) -> bool:
 
 
 def loss_scale(scaler: Any, device: torch.device) -> float | Tensor:
-    """Return the factor of the loss, which waits for no device with torch's GradScaler."""
+    """Return the factor of the loss. With torch's GradScaler, this does not wait for the device."""
     if not is_enabled(scaler):
         return 1.0
     # read its tensor, because its `get_scale` waits for the device

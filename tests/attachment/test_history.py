@@ -302,7 +302,8 @@ def test_a_loaded_state_has_its_last_epoch_before_any_call(removed):
     assert other.history.to_dicts() == expected
 
 
-def test_norms_of_an_epoch_with_a_break_are_rounded_once():
+@pytest.mark.parametrize("set_after", [False, True], ids=["only a break", "set after the break"])
+def test_norms_of_an_epoch_with_a_break_are_rounded_once(set_after):
     def clipped():
         torch.manual_seed(0)
         model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(20)))
@@ -315,11 +316,16 @@ def test_norms_of_an_epoch_with_a_break_are_rounded_once():
             model(x).square().mean().backward()
 
     model, whole = clipped()
-    steps(model, range(6))
+    steps(model, range(3))
+    if set_after:
+        whole.set(ClipGradNorm, max_norm=2.0)
+    steps(model, range(3, 6))
     first, interrupted = clipped()
     steps(first, range(3))
     second, resumed = clipped()
     resumed.load_state_dict(interrupted.state_dict())
+    if set_after:
+        resumed.set(ClipGradNorm, max_norm=2.0)
     steps(second, range(3, 6))
     assert len(whole.history) == 40
     assert resumed.history.to_dicts() == whole.history.to_dicts()
