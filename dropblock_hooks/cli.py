@@ -229,7 +229,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
 
-    # with one name, the modules after the command would replace those before it
+    # with one attribute for both, the modules after the command would replace those before it
     shared = _shared_options("more_modules")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", title="commands")
     for name, (run, arguments) in COMMANDS.items():

@@ -51,7 +51,7 @@ class Schedule:
     """The number of epochs that a training needs to reach the end of the schedule.
 
     `attach` warns if the training is shorter. It is 0 if the schedule has no end, as a wave, or if
-    none is known. It is None if it is that of the training, until `at` is called.
+    none is known. It is None if the schedule takes the length of the training, until `at` sets it.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:

@@ -173,7 +173,7 @@ class Attachment:
         """Move every schedule to time `t`. Call ``step(epoch)`` before the first batch of an epoch.
 
         Never call it between a forward and its backward. Realized rates begin anew when the whole
-        part of `t` changes. If it raises a TypeError or ValueError, nothing has moved.
+        part of `t` changes. If `t` or a rate is refused, nothing has moved.
 
         Args:
             t: the epoch, at least 0; fractions are allowed (``epoch + i / n``). Without it, the
@@ -292,7 +292,7 @@ class Attachment:
         return same_masks(self._run, self._hooks)
 
     def remove(self) -> None:
-        """Take every hook off, after the backward.
+        """Take every hook off. Call it after the backward.
 
         Warns of faults of the last epoch, as ``step`` would. Warns also of rates that never moved,
         or stayed 0. A process that ends without this call gives the same warnings.
@@ -461,8 +461,8 @@ class Attachment:
     def suggest(self, share: float = 0.1, which: Which | None = None) -> Table[Suggestion]:
         """Propose gradient bounds that this share of the norms exceeds, and the calls to set them.
 
-        The norms are those before the bounds in the last window. If it has none, all norms since
-        attaching count.
+        The norms are those before the bounds in this epoch, or in the last one if nothing was
+        counted in this one yet. If there are none, all norms since attaching count.
 
         Args:
             share: the share of the norms, in (0, 1); for `ClampGrad`, of the largest magnitudes.
@@ -481,9 +481,9 @@ class Attachment:
     def state_dict(self) -> dict[str, Any]:
         """Return the epoch and the counts as plain numbers and text, without observers' statistics.
 
-        For `L2SP` it also has the values of the parameters at ``attach``, as tensors. The memory of
-        a class of your own is saved if its ``bind`` returns an object with ``state_dict`` and
-        ``load_state_dict``.
+        It also has the `history`, and the memories of `AdaGC`, `ZClip` and `SkipUpdate`. For `L2SP`
+        it has the values of the parameters at ``attach``, as tensors. The memory of a class of your
+        own is saved if its ``bind`` returns an object with ``state_dict`` and ``load_state_dict``.
 
         Raises:
             TypeError: if ``bind`` has returned another object that may have a memory, such as a
@@ -508,9 +508,9 @@ class Attachment:
 
         self._move(saved.epoch, values)
         restore(saved, self._sites, self._run)
-        for site in self._sites:  # the state does not tell whether a rate was above 0
-            rate = next(iter(site.regularizer.rates.values()), 0.0)
-            site.rose |= has_risen(rate, saved.epoch)
+        for site in self._sites:  # the state does not tell whether the main rate was above 0
+            main_rate = next(iter(site.regularizer.rates.values()), 0.0)
+            site.rose |= has_risen(main_rate, saved.epoch)
 
     def scalars(self, prefix: str = "reg/") -> dict[str, float]:
         """Return rates, realized rates of active sites, penalties and observer values, by tag.
@@ -526,7 +526,7 @@ class Attachment:
             observed = row.observed or {}
             numbers = dict(observed if isinstance(observed, Mapping) else observed.scalars())
             numbers |= row.values
-            # in a window with training, a row may still show the realized rate of the last window
+            # in a window with training, the row may show the realized rate of the last window
             numbers["realized_rate"] = window.share() if trained else row.realized_rate
 
             if row.penalty is not None:

@@ -416,7 +416,7 @@ def is_planned(turn: int, distance: int) -> bool:
     """Return whether a number from 1 is a power of 2, or a multiple of `distance`.
 
     Compiled code measures these calls and gradients. In eager mode, a `Watchdog` looks for NaN
-    after these forwards.
+    after these forwards, and after others.
     """
     return turn.bit_count() == 1 or turn % distance == 0
 

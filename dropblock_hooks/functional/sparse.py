@@ -180,7 +180,7 @@ def _offsets(positions: Tensor, sizes: Sizes, strides: Sizes) -> Tensor:
     below = sizes[inner]  # the number of positions in one step of the axis
 
     for axis in reversed(outer):
-        # a step of this axis is `sizes[inner]` steps inside it, which `offsets` contains already
+        # so far, `offsets` counts a step of this axis as `sizes[inner]` steps of the axis inside it
         added = sizes[inner] * strides[inner]
         correction = strides[axis] - added
         if correction and below < total:  # otherwise all outer axes have size 1, and no steps
@@ -259,7 +259,8 @@ class Blocks:
     Blocks that reach across the border of a map are drawn on a larger map, whose border is cut off.
     """
 
-    # whether `drop` without a scale multiplies by all / kept elements; `drop_blocks` asks this
+    # whether `drop` computes the factor (all / kept elements) itself if no scale is given;
+    # `drop_blocks` asks this
     has_counts = False
 
     def __init__(

@@ -75,8 +75,9 @@ class Watchdog(Observer):
 
     Attach it to blocks and to the layers inside them. It looks at its numbers when an epoch
     (``attached.step``) or the ``with`` block of the attachment ends, and at each n-th training
-    forward (`every`). It looks for NaN and Inf also at the forwards 1, 2, 4, 8, and so on. It waits
-    for a device only then. If there are several faults, it names the first as the likely cause.
+    forward (`every`). It looks for NaN and Inf also at the forwards 1, 2, 4, 8, and so on, and at
+    measured forwards that follow others that were not measured. It waits for a device only then. If
+    there are several faults, it names the first as the likely cause.
 
     Not every forward is measured. It measures the forwards at which it looks, the first forward of
     each epoch, and some forwards between two looks. The backward of such a forward is measured,
@@ -327,7 +328,7 @@ class Clock:
     unmeasured: int = 0  # the forwards with gradients that were not measured, in any mode
     last: int = 0  # the number of the last forward that was measured
     last_time: int = 0  # the time when that forward ended
-    gap: Gap | None = None  # in a look: the forwards before the last one that were not measured
+    gap: Gap | None = None  # in a look: the unmeasured forwards just before the last one, if any
     closely: bool = False  # whether each forward is measured, because NaN came in such a gap
     scale: float = 0.0  # the factor of the loss at the last look
     scale_fell: bool = False  # whether the factor was larger at the look before that
@@ -490,7 +491,7 @@ class Watched:
         largest, positive = extremes(seen.tensors, exact=keeps)
         if positive is not None:
             return together([largest, positive, norm_of_arguments(seen.given)])
-        # all values are finite, so `largest` stands for the other two numbers, too
+        # the output is finite, so nobody reads the other two numbers, and `largest` fills in
         return together([largest] * 3) if keeps else None
 
     def see_gradient(self, seen: Seen, time: int) -> None:
@@ -635,7 +636,7 @@ class Measurement:
 def guess_channels_first(x: Tensor) -> Tensor:
     """Return a tensor of unknown layout with its channels on axis 1.
 
-    Maps are taken to have them there, and other tensors on the last axis.
+    Tensors with 4 axes are taken to have them there, and others on the last axis.
     """
     return x if x.ndim == 4 else x.movedim(-1, 1)
 

@@ -62,7 +62,7 @@ class SkipUpdate(WithMemory):
     decay: float = field(default=0.97, kw_only=True)
     warmup: int = field(default=25, kw_only=True)
     group: bool = field(default=True, kw_only=True)
-    bounds: ClassVar[Mapping[str, int]] = {"max_norm": 1}  # an upper bound
+    bounds: ClassVar[Mapping[str, int]] = {"max_norm": 1}  # 1: an upper bound
     clips: ClassVar[bool] = False  # it decides only whether there is an update
     function = staticmethod(functional.skip_update)
 

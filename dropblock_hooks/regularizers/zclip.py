@@ -58,7 +58,7 @@ class ZClip(WithMemory):
     decay: float = field(default=0.97, kw_only=True)
     warmup: int = field(default=25, kw_only=True)
     group: bool = field(default=True, kw_only=True)
-    bounds: ClassVar[Mapping[str, int]] = {"max_norm": 1}  # an upper bound
+    bounds: ClassVar[Mapping[str, int]] = {"max_norm": 1}  # 1: an upper bound
     function = staticmethod(functional.zclip)
 
     def check(self, values: Mapping[str, float]) -> None:

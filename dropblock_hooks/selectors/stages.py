@@ -1,7 +1,7 @@
 """Reads the feature stages that timm's ``feature_info`` lists.
 
-``select`` asks for the layer of a ``stage:`` selector. `ModelFacts` asks for the channels of each
-stage, and `gradcam` for the layers that end the stages.
+``select`` asks `stage_target` for the layer of a ``stage:`` selector. `ModelFacts` and `gradcam`
+ask `stage_channels`, for the channels of each stage and for the name of the last layer.
 """
 
 import re
@@ -146,8 +146,8 @@ def _find(index: Index, prefix: str, names: list[str], local: str) -> str | None
     2. The only module of the host with this end of its name (``blocks.3`` in ``encoder.blocks.3``).
        An underscore counts as a dot, because in ``features_only`` models ``stages.3`` is
        ``stages_3``.
-    3. For ``block.3``, child 3 of ``blocks`` or of another container of stages. There must be one
-       such entry for each child, because entries that count from 1 would mean other children.
+    3. For ``block.3``, child 3 of ``blocks`` or of another container of stages. The numbers of
+       these entries must be those of the children, because entries may also count from 1.
     """
     if prefix + local in index.modules:
         return prefix + local

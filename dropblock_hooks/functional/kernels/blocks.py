@@ -1106,7 +1106,8 @@ class Words:
         dropped: the counts from `draw_words`, from which the factor follows.
     """
 
-    # whether `drop` without a scale multiplies by all / kept elements; `drop_blocks` asks this
+    # whether `drop` computes the factor (all / kept elements) itself if no scale is given;
+    # `drop_blocks` asks this
     has_counts = True
 
     def __init__(self, plan: Plan, dropped: Tensor) -> None:
