@@ -280,7 +280,7 @@ def accumulate_hooks_of(x: Tensor) -> dict[int, Any]:
 
 
 def set_hooks_of_tensor(x: Tensor, hooks: dict[int, Any]) -> None:
-    """Set the hooks of a tensor. After ``swap_tensors``, torch calls only hooks set again."""
+    """Set the hooks of a tensor, without which torch calls none of them after ``swap_tensors``."""
     x._backward_hooks = hooks
 
 

@@ -100,7 +100,7 @@ def attach(
         # code that torch.compile has made before would run without the new hooks
         guard_hooks()
         forget_compiled()
-        skip_functions()  # otherwise dynamo would compile the model's own hooks alone
+        skip_functions()  # otherwise dynamo would compile each hook of the model itself alone
         tell(findings, run.told)
     except BaseException:  # a filter may turn warnings into errors
         attachment.remove()

@@ -50,8 +50,9 @@ class Schedule:
     length: ClassVar[float | None] = 0.0
     """The number of epochs that a training needs to reach the end of the schedule.
 
-    `attach` warns if the training is shorter. It is 0 if the schedule has no end, as a wave, or if
-    none is known. It is None if the schedule takes the length of the training, until `at` sets it.
+    `attach` and `Attachment.set` warn if the training is shorter. It is 0 if the schedule has no
+    end, as a wave, or if none is known. It is None if the schedule takes the length of the
+    training, until `at` sets it.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
@@ -333,7 +334,7 @@ class LinearSchedule(Schedule):
         """Return the length of the ramp in a training of so many epochs."""
         # computes with integers, because a float rounds large numbers
         rest = epochs - math.ceil(self.delay)
-        return rest or 1  # a delay of half an epoch leaves 0 of 1 epoch
+        return rest or 1  # 1 epoch with a delay of half an epoch leaves 0
 
     def span(self) -> Span:
         low = min(self.start, self.stop)

@@ -43,7 +43,7 @@ def warn(message: str, findings: Sequence[Any] = (), *, each_call: bool = False)
     """Warn at the innermost line of the user, outside of this package and of libraries.
 
     Python would show a text once for each line of code, but a loop of trainings runs the same line
-    several times. So Python looks for no repetitions here, and almost all callers warn once for an
+    several times. So by default each call shows its text, and almost all callers warn once for an
     attachment.
 
     Args:

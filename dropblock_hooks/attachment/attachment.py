@@ -19,7 +19,8 @@ from ..diagnosis.ranks import findings_of_all_ranks, tell_equal_seeds
 from ..findings import Finding, merged, tell
 from ..observers.capture import Capture, Record
 from ..observers.watchdog import Clock
-from ..quoting import kind_of
+from ..quoting import kind_of, quote
+from ..schedules import longer_than
 from ..selectors.select import Select
 from ..sites.history import History
 from ..sites.hooks import SiteHook, remove_hooks
@@ -30,6 +31,7 @@ from ..sites.scaler import checked_scaler
 from ..sites.site import LiveSite
 from ..sites.updates import checked_optimizers, use_optimizers
 from ..tables import Table, counted
+from ..warn import warn
 from .history import close_last, history_of
 from .lookup import (
     Suggestion,
@@ -124,6 +126,8 @@ class Attachment:
     def set(self, which: Which, **rates: Any) -> None:
         """Set another rate or schedule at sites, at all or none. Their realized rates begin anew.
 
+        Warns of a schedule that is longer than the training.
+
         Args:
             which: as for `select`.
             rates: numbers or schedules by field; a `ByDepth` is spread over these layers.
@@ -137,6 +141,9 @@ class Attachment:
         self._run.check_installed()
         sites = self._select(which)
         regularizers = with_rates(sites, rates, self._run)
+        if self._run.epochs is not None:
+            for text in longer_than(self._run.epochs, rates):
+                warn(f"set({quote(which)}): {text}", each_call=True)
 
         for site, regularizer in zip(sites, regularizers, strict=True):
             site.take_skipped()  # first, because the state of an observer begins anew
@@ -201,6 +208,8 @@ class Attachment:
         self._move(t, values)
         run.stepped = True
         run.fresh = False
+        for hooks_of_step in run.optimizers:
+            hooks_of_step.began = False  # a step that raised an error has not reset this
 
         tell(faults, run.told)
         tell_equal_seeds(run, self._sites)

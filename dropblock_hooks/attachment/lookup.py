@@ -18,13 +18,12 @@ from ..checks import Range, as_number, closest
 from ..observers.capture import Capture, Record
 from ..quoting import listed, quote, with_article
 from ..regularizers.base import Regularizer
-from ..schedules import longer_than, rates_at_depth, same_kind
+from ..schedules import rates_at_depth, same_kind
 from ..selectors.index import Index, NoMatchError
 from ..selectors.select import ROOT, Select, match
 from ..sites.run import Run
 from ..sites.site import LiveSite
 from ..tables import Columns, Section, Table
-from ..warn import warn
 
 Which: TypeAlias = str | Select | type[Regularizer]
 
@@ -177,10 +176,6 @@ def with_rates(sites: Sequence[LiveSite], rates: Mapping[str, Any], run: Run) ->
         except (TypeError, ValueError) as error:
             raise same_kind(error, f"{site.key}: {error}") from error
         regularizers.append(regularizer)
-
-    if run.epochs is not None:
-        for text in longer_than(run.epochs, rates):
-            warn(text, each_call=True)
     return regularizers
 
 

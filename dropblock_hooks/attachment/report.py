@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial, reduce
 from itertools import chain
 from operator import attrgetter, itemgetter
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from ..diagnosis.blocks import is_clipped
 from ..observers.base import Observer
@@ -65,23 +65,33 @@ _CALLS: Columns[SiteRow] = {
     "calls\ntotal": attrgetter("calls"),
     "active\ntotal": attrgetter("active_calls"),
 }
-_NORMS: dict[str, Callable[[SiteRow], float | None]] = {
-    "mean": attrgetter("mean_norm"),
-    "p99": attrgetter("p99_norm"),
-    "largest": attrgetter("largest_norm"),
+_NORMS: Columns[SiteRow] = {
+    "mean": lambda row: Varying(row.mean_norm),
+    "p99": lambda row: Varying(row.p99_norm),
+    "largest": lambda row: Varying(row.largest_norm),
 }
 
-Readings: TypeAlias = dict[str, tuple[Counter, Any]]
-"""The counts of each site and the state of its observer, by key; ``""`` stands for the model."""
+
+class Reading(NamedTuple):
+    """What a report reads from a site, on one rank or on all ranks together."""
+
+    counter: Counter
+    state: Any  # of the observer; None without one, or without any call
+    is_open: bool | None  # whether the numbers are of this epoch, not the last; None without any
+
+
+Readings: TypeAlias = dict[str, Reading]
+"""The reading of each site, by key; ``""`` stands for the model."""
 
 
 def readings(sites: Sequence[LiveSite], run: Run) -> Readings:
     """Read the counts and states of all sites. This waits for the device."""
     run.take_counts()
-    result: Readings = {"": (run.counter, None)}
+    result: Readings = {"": Reading(run.counter, state=None, is_open=True)}
     for site in sites:
         state = None if site.watch is None else site.watch.shown()
-        result[site.key] = site.tally.read(), state
+        counter = site.tally.read()
+        result[site.key] = Reading(counter, state, _is_open(site, counter))
     return result
 
 
@@ -97,24 +107,31 @@ def summed(local: Readings, sites: Sequence[LiveSite]) -> Readings:
             "the ranks have different sites: verify(distributed=True) says where they differ"
         )
 
+    observers = {site.key: site.watch.observer for site in sites if site.watch is not None}
     result: Readings = {}
     for key in local:
-        counters = [readings_of_rank[key][0] for readings_of_rank in ranks]
-        total = reduce(Counter.plus, counters)
-        result[key] = total, None
-
-    for site in sites:
-        states = [readings_of_rank[site.key][1] for readings_of_rank in ranks]
-        states = [state for state in states if state]  # None without any call
-        if site.watch is not None and states:
-            total, _ = result[site.key]
-            result[site.key] = total, reduce(site.watch.observer.merge, states)
+        of_ranks = [readings_of_rank[key] for readings_of_rank in ranks]
+        result[key] = _sum(of_ranks, observers.get(key))
     return result
+
+
+def _sum(of_ranks: Sequence[Reading], observer: Observer | None) -> Reading:
+    """Return the readings of a site on all ranks as one."""
+    counter = reduce(Counter.plus, [reading.counter for reading in of_ranks])
+    answers = [reading.is_open for reading in of_ranks]
+    is_open = next((answer for answer in (True, False) if answer in answers), None)
+    # a rank without calls in this epoch has the state of the last one
+    of_window = [reading for reading in of_ranks if reading.is_open == is_open]
+    states = [reading.state for reading in of_window if reading.state]
+    state = None
+    if observer is not None and states:
+        state = reduce(observer.merge, states)
+    return Reading(counter, state, is_open)
 
 
 def _site_row(site: LiveSite, numbers: Readings) -> SiteRow:
     """Make the row of a site."""
-    counter, state = numbers[site.key]
+    counter, state, _ = numbers[site.key]
     life = counter.life()
     shown = counter.shown()
     penalizes = site.regularizer.penalizes
@@ -122,8 +139,7 @@ def _site_row(site: LiveSite, numbers: Readings) -> SiteRow:
     norms_or_penalties = shown.norms
     norms = Norms(None) if penalizes else norms_or_penalties
 
-    model_counter, _ = numbers[""]
-    forwards = model_counter.life().calls
+    forwards = numbers[""].counter.life().calls
     # the `ModelHook` leaves a compiled model, and then counts no forwards
     counts_forwards = forwards and not site.run.compiled
 
@@ -252,8 +268,7 @@ def _sections(
 
     note = f"norms before the bound, {window} (ClampGrad: largest magnitudes; "
     note += "AdaptiveClipGrad: over weights)"
-    rows_with_norms = [row for row in rows if row.mean_norm is not None]
-    yield Section(rows_with_norms, _NAME | _norm_columns(keys_of_window), note, entry)
+    yield Section(_with_norms(rows, keys_of_window), _NAME | _NORMS, note, entry)
 
 
 def _rate_cell(regularizer: Regularizer, row: SiteRow) -> Any:
@@ -276,19 +291,20 @@ def _options_cell(regularizer: Regularizer) -> Short:
     return Short(", ".join(options), repr(regularizer))
 
 
-def _norm_columns(keys_of_window: set[str]) -> Columns[SiteRow]:
-    """Return the columns of norms, with a dash for sites whose norms are of an earlier epoch."""
-
-    def norm_in_window(read: Callable[[SiteRow], float | None], row: SiteRow) -> Varying:
-        return Varying(read(row) if row.site in keys_of_window else None)
-
-    return {head: partial(norm_in_window, read) for head, read in _NORMS.items()}
+def _with_norms(rows: Sequence[SiteRow], keys_of_window: set[str]) -> list[SiteRow]:
+    """Return the rows with norms of the window that a section shows."""
+    of_window = [row for row in rows if row.site in keys_of_window]
+    return [row for row in of_window if row.mean_norm is not None]
 
 
 def _observer_columns(
     observer: Observer, rows: Sequence[SiteRow], keys_of_window: set[str]
 ) -> Columns[SiteRow]:
     """Return the columns of an observer; by default, one for each key of the first result."""
+    sees_calls = observer.sees_values or observer.sees_gradients
+    if not sees_calls:  # a layer that has not changed since the last epoch still has its numbers
+        keys_of_window = {row.site for row in rows}
+
     readers = observer.columns
     if not readers:
         results = [row.observed for row in rows if row.observed is not None]
@@ -306,19 +322,24 @@ def _shown_window(sites: Iterable[LiveSite], numbers: Readings) -> tuple[str, se
 
     A section shows this epoch if any of its sites has counts in this epoch.
     """
-    keys = {site.key: _is_open(site, numbers[site.key][0]) for site in sites}
-    open_keys = {key for key, is_open in keys.items() if is_open}
-    if open_keys:
-        return "this epoch", open_keys
-    return "last epoch", set(keys)
+    is_open = {site.key: numbers[site.key].is_open for site in sites}
+    if True in is_open.values():
+        return "this epoch", {key for key, answer in is_open.items() if answer is not False}
+    if False in is_open.values():
+        return "last epoch", set(is_open)
+    return "this epoch", set(is_open)
 
 
-def _is_open(site: LiveSite, counter: Counter) -> bool:
-    """Return whether the row of a site shows this epoch, rather than the last epoch."""
+def _is_open(site: LiveSite, counter: Counter) -> bool | None:
+    """Return whether the row of a site shows this epoch, or the last one; None if it is empty."""
     watch = site.watch
-    if watch is not None:
-        return watch.closed is None or not watch.observer.is_empty(watch.open)
-    return bool(counter.window().total) or not counter.closed.total
+    if watch is None:
+        has_open = bool(counter.window().total)
+        has_closed = bool(counter.closed.total)
+    else:
+        has_open = not watch.observer.is_empty(watch.open)
+        has_closed = watch.closed is not None
+    return has_open if has_open or has_closed else None
 
 
 def _result_in_window(read: Callable[[Any], Any], keys_of_window: set[str], row: SiteRow) -> Any:

@@ -138,8 +138,8 @@ def _keeps_nothing(bound: Any) -> bool:
     """Return whether the result is a function that reads only constants from its closure.
 
     A function that assigns to a name of its closure (``nonlocal``) keeps the assigned value. The
-    same holds for functions in the closure. Names of its own, which an inner function reads, are
-    new in each call.
+    same holds for functions in the closure, and for functions that it defines. Names that the
+    function itself defines are new in each call.
     """
     if not isinstance(bound, types.FunctionType):
         return False
@@ -147,10 +147,9 @@ def _keeps_nothing(bound: Any) -> bool:
     constant = (bool, int, float, str, torch.dtype, Regularizer)
     functions = [bound]
     for function in functions:  # the loop also visits the functions that it appends
-        of_closure = function.__code__.co_freevars
-        for step in dis.get_instructions(function):
-            if step.opname == "STORE_DEREF" and step.argval in of_closure:
-                return False
+        names = set(function.__code__.co_freevars)
+        if _assigns(function.__code__, names):
+            return False
         for cell in function.__closure__ or ():
             content = cell.cell_contents
             if isinstance(content, types.FunctionType):
@@ -159,6 +158,16 @@ def _keeps_nothing(bound: Any) -> bool:
             elif not isinstance(content, constant):
                 return False
     return True
+
+
+def _assigns(code: types.CodeType, names: set[str]) -> bool:
+    """Return whether a code, or a function that it defines, assigns to one of these names."""
+    for step in dis.get_instructions(code):
+        if step.opname in ("STORE_DEREF", "DELETE_DEREF") and step.argval in names:
+            return True
+    inner_codes = [const for const in code.co_consts if isinstance(const, types.CodeType)]
+    # a name that an inner function defines anew is another one
+    return any(_assigns(inner, names.intersection(inner.co_freevars)) for inner in inner_codes)
 
 
 def _elements(counts: Mapping[str, Any]) -> dict[str, Any]:
@@ -322,8 +331,8 @@ def restore(saved: Saved, sites: Sequence[LiveSite], run: Run) -> None:
             site.anchored_at = None
 
     run.history.load(saved.history, sites)
-    # as after `attach`: no `step` was called; the next training forward is checked, and notes how
-    # often parameters had been written
+    # as after `attach`: `step` was not called since, and the next training forward is checked, and
+    # notes how often parameters had been written
     run.checked = False
     run.writes = None
     run.fresh = True

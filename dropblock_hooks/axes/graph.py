@@ -110,8 +110,8 @@ def _side(node: Any, shape: tuple[int, ...], axes: _Axes) -> str:
     else:
         return ""
 
-    # The channels of `x` lead to those of the operation. If this axis was lost on the way, it is
-    # enough for a map that all other axes lead to spatial axes.
+    # The channels of `x` lead to those of the operation. If this axis was lost on the way, a map is
+    # still recognized if all its other axes lead to spatial axes.
     is_map = len(axes) > 3
     rest_if_first = axes[2:]
     if axes[1:2] == (channels,) or (is_map and spatial.issuperset(rest_if_first)):

@@ -2,8 +2,8 @@
 
 A `ModelHook` calls `new_alerts` after the forwards at which a `Watchdog` looks. `Attachment.step`
 and the callbacks of trainers call it at the end of an epoch, and an `Attachment` at the end of its
-block. `Attachment.alerts` and `Attachment.verify` call `alerts_now`, which
-changes no counts.
+"with" block. `Attachment.alerts` and `Attachment.verify` call `alerts_now`, which changes no
+counts.
 """
 
 from collections import defaultdict

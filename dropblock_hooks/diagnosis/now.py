@@ -34,7 +34,7 @@ from .lost import find_frozen, find_overwritten, find_split_groups
 from .skipped import find_skipped
 
 AFTER_THE_END = (".", "after_the_end")
-"""A member of `Run.told` after the warning of `_check_end`, or to prevent this warning."""
+"""In `Run.told` after the warning of `_check_end`. Trainers put it there to prevent the warning."""
 
 
 def find_faults(
@@ -258,6 +258,6 @@ def _not_trained(base: nn.Module, run: Run, window: Window) -> Finding:
 def _is_counted(hooks: Iterable[SiteHook]) -> bool:
     """Return whether a window without counts shows that nothing ran.
 
-    False if all sites only set a rate that other code reads, because it may not call the layers.
+    False if all sites only set a rate for other code, because this code may not call the layers.
     """
     return any(hook.needs_calls or not hook.holds_rate for hook in hooks)

@@ -81,7 +81,7 @@ def fit(bound: Bound | None, dtype: torch.dtype) -> Any:
 
 
 def largest_magnitude(grad: Tensor, below: bool, above: bool) -> Tensor:
-    """Return the largest magnitude; with a bound only `below` or `above`, on this side only."""
+    """Return the largest magnitude; with one bound only, the one on the side of this bound."""
     if grad.numel() == 0:
         return grad  # no magnitude
 
@@ -217,7 +217,7 @@ def _clip_adaptive_with_torch(
 
 
 def group_norm(grad: Tensor, norm_type: float, per: Per, channel_axis: int = 1) -> Tensor:
-    """Return the norms of the groups, in float64 if the device has it. Axes stay, with size 1."""
+    """Return the norms of the groups, in float64 if the device has it. Reduced axes stay, as 1."""
     wide = wide_dtype(grad.device)
     if grad.numel() == 0:
         return torch.zeros((), dtype=wide, device=grad.device)

@@ -383,7 +383,7 @@ def square_of(x: Tensor, scale: float | Tensor = 1.0) -> Tensor | None:
 
 
 def rows_in(state: Tensor) -> int:
-    """Return for how many calls, and for as many gradients, the tensor of `add_watched` has rows.
+    """Return how many calls have a row in the tensor of `add_watched`; as many gradients have one.
 
     A row has the number of the call or gradient since the beginning, from 1, and its value: the
     largest magnitude or the norm. The rows of the gradients come after those of the calls.

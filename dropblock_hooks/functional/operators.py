@@ -425,7 +425,7 @@ def drop_blocks(
         the counts with this call, or without `counts` the row to add to them.
     """
     plan = _plan(x, block, method, share_channels, channels_together)
-    rows = cells[int(training), 0]  # the first of equal copies
+    rows = cells[int(training), 0]  # one of the equal copies
     if plan is None or counts is None:
         return _drop_blocks_densely(
             x, rows, counts, random, block, method, normalize, share_channels
@@ -517,7 +517,7 @@ def drop_and_add(
         kept elements.
     """
     block, method, normalize, share_channels = read_options(options)
-    rows = cells[int(training), 0]  # the first of equal copies
+    rows = cells[int(training), 0]  # one of the equal copies
     if seed is None:
         random = torch.randint(_EXACT_SEEDS, (), device="cpu")
         if rows[RATES, FIRST_RATE] > 0:  # otherwise no seed drops anything

@@ -37,7 +37,8 @@ class Seen(NamedTuple):
         nesting: returns the nested structure of the output. In place of a tensor, it has the index
             in `tensors`, and in place of another value None.
         given: the floating-point tensors among the layer's arguments, where `reads_given`.
-        view: how the axes of a tensor are read; None if its channels are not known.
+        view: how the axes of a tensor are read; None if its channels are not known. Call it in
+            `Observer.update` only, because it holds the graph of the tensors.
         at: the index of the tensor whose gradient it is.
         scale: the factor of the loss (AMP).
         ticket: the number of the call whose gradient it is; None, or -1 in compiled code, if a

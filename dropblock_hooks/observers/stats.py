@@ -524,9 +524,9 @@ class GradientStats(Measuring):
         """Return whether to measure a call, although its gradient may never come.
 
         A GAN calls its generator twice in a step, and detaches one of the outputs. So each of the
-        first `every` calls is measured until a gradient has come. If a gradient was lost later,
-        the call after this one is measured instead, and so on from there. A gradient is lost when
-        it can no longer come. A step may call a shared layer several times before the backward.
+        first `every` calls is measured until a gradient has come. If a measured call later
+        gets no gradient, the measured calls move one call later. A gradient is lost when it can no
+        longer come. A step may call a shared layer several times before the backward.
         """
         gradients = state["calls"]  # only gradients count as calls of this observer
         if gradients == 0 and turn < self.every:

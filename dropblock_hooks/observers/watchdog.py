@@ -76,8 +76,8 @@ class Watchdog(Observer):
     Attach it to blocks and to the layers inside them. It looks at its numbers when an epoch
     (``attached.step``) or the ``with`` block of the attachment ends, and at each n-th training
     forward (`every`). It looks for NaN and Inf also at the forwards 1, 2, 4, 8, and so on, and at
-    measured forwards that follow others that were not measured. It waits for a device only then. If
-    there are several faults, it names the first as the likely cause.
+    each measured forward that comes right after unmeasured ones. It waits for a device only then.
+    If there are several faults, it names the first as the likely cause.
 
     Not every forward is measured. It measures the forwards at which it looks, the first forward of
     each epoch, and some forwards between two looks. The backward of such a forward is measured,

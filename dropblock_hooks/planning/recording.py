@@ -1,4 +1,4 @@
-"""``layers``; the calls of layers in a forward, and the residual connections in its graph.
+"""Records the calls of layers in a forward, and finds the residual connections in its graph.
 
 `layers` and some presets call `record_forward`, which runs a copy. `plan` and `gradcam` record one
 of their own forwards, with `recorded`.

@@ -416,7 +416,7 @@ class _Blocks(DropsShare, Regularizer):
         store(self, block_size=block_size, edges=edges, method=method)
 
     def seed_rate(self) -> Calibration:
-        """Return the calibration, which gives the chance of a block to begin from p."""
+        """Return the calibration: how the chance that a block begins follows from p."""
         return "exact"
 
     def block_in_force(self, map_size: tuple[int, ...]) -> tuple[int, ...]:

@@ -58,7 +58,7 @@ class L2SP(OnGradients, Regularizer):
     reads_grad_scale: ClassVar[bool] = True
     anchored: ClassVar[bool] = True
     penalizes: ClassVar[bool] = True
-    idle_at_zero: ClassVar[bool] = True  # it changes no gradient then
+    idle_at_zero: ClassVar[bool] = True  # at weight 0 it changes no gradient
 
     def refusal(self, module: nn.Module, parameter: nn.Parameter | None) -> str | None:
         if parameter is None:

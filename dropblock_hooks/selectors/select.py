@@ -239,7 +239,7 @@ def _as_regex(text: str, index: Index) -> str:
 
 
 def _deeper(text: str, index: Index) -> str:
-    """Return a selector of all levels below a text that matches nothing; "" if it has no match."""
+    """Return a selector of all levels below a text; "" if that matches nothing, either."""
     prefix, colon, rest = text.partition(":")
     names = rest if colon else text
     is_regex = names.startswith("re:")

@@ -40,7 +40,7 @@ def read(site: LiveSite, training: bool) -> Tensor:
 def note(site: LiveSite, device: torch.device, training: bool) -> None:
     """Count a call of the layer in which no tensor is changed."""
     site.use_board(device)
-    # the first of the equal copies, because no backward reads these cells
+    # one of the equal copies of the cells is enough, because no backward reads them
     count(site.counts, site.cells[int(training), 0, CALLED])
 
 
@@ -70,7 +70,7 @@ def regularize(site: LiveSite, x: Tensor, layer_input: Any, training: bool) -> T
     _set_rates(now, site, rates)
     y, affected, number = _apply(site, x, view, now)
 
-    # while a site is off, its cells have the rates in `off`, at which `y` equals `x`
+    # with `off`, the cells of a site that is off have these rates, at which `y` equals `x`
     if not site.regularizer.off:
         y = torch.where(rates[ON] > 0, y, x)
     if affected is not None:

@@ -306,7 +306,7 @@ class Counter:
             self._waiting_affected.append(affected.detach() if affected.requires_grad else affected)
         else:
             return
-        if type(norms) is Tensor and not norms.is_meta:  # `has_data` would take longer
+        if type(norms) is Tensor and not norms.is_meta:  # as `has_data`, but quicker
             self._waiting_norms.append(norms.detach() if norms.requires_grad else norms)
         if (
             len(self._waiting_affected) >= _MOST_WAITING

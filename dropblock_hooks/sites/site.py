@@ -626,11 +626,11 @@ def see(
         site.shortcut_of(tensors[0], arguments)
 
     shown = tensors if observer.keeps_graph else [x.detach() for x in tensors]
+    originals = dict(zip(map(id, shown), tensors, strict=True))
 
     def view(x: Tensor) -> View | None:
         # the graph of a tensor may show its axes, and a detached tensor has no graph
-        with_graphs = dict(zip(map(id, shown), tensors, strict=True))
-        return site.view_or_none(with_graphs.get(id(x), x))
+        return site.view_or_none(originals.get(id(x), x))
 
     seen = Seen(
         shown,

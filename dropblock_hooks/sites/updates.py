@@ -179,8 +179,8 @@ class StepHooks:
     Attributes:
         places: where the parameters of the sites are.
         began: whether the present step has already regularized the gradients. A step may call the
-            step of a parent class, and torch calls the hooks in both. A forward sets it to False,
-            because a step that raises an error never ends.
+            step of a parent class, and torch calls the hooks in both. Because a step that raises an
+            error never ends, a forward in eager mode and `Attachment.step` set it to False.
     """
 
     def __init__(

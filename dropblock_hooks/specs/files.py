@@ -135,7 +135,7 @@ def _error_at(node: yaml.Node, problem: str) -> yaml.MarkedYAMLError:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return the pairs of a JSON object as a dict; ValueError if a key stands twice."""
     counts = Counter(key for key, _ in pairs)
-    for key, count in counts.most_common(1):  # none without pairs
+    for key, count in counts.most_common(1):  # at most one
         if count > 1:
             raise ValueError(f"the key {quote(key)} stands twice")
     return dict(pairs)

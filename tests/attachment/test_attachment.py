@@ -251,6 +251,33 @@ def test_report_shows_only_numbers_of_the_epoch_that_it_names(item):
     assert rarely <= {"norm_type=2.0", "max_norm=1", "1", "-"}
 
 
+def test_a_layer_whose_parameters_stay_has_its_numbers_in_the_report():
+    model = TwoLayers()
+    model.rarely.requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    attached = attach(model, {"*": WeightStats()})
+    for _ in range(2):
+        attached.step()
+        model(torch.ones(3, 2)).square().sum().backward()
+        optimizer.step()
+    moved, stayed = attached.report()
+    assert moved.observed.updates["weight"] > 0
+    assert stayed.observed.updates == {"weight": 0.0, "bias": 0.0}
+    (line,) = (line for line in str(attached.report()).splitlines() if line.startswith("rarely"))
+    assert "weight=0" in line or " 0 " in line, line
+
+
+def test_a_site_without_counts_does_not_choose_the_epoch_of_its_section():
+    """`ZeroGrad` counts no elements."""
+    model = TwoLayers()
+    attached = attach(model, {"always": ZeroGrad(), "rarely": ClipGradNorm(1.0)})
+    model(torch.ones(3, 2)).square().sum().backward()
+    attached.step()
+    assert "norms before the bound, last epoch" in str(attached.report())
+    model(torch.ones(3, 2)).square().sum().backward()
+    assert "norms before the bound, this epoch" in str(attached.report())
+
+
 def test_report_as_a_data_frame(net):
     pytest.importorskip("pandas", reason="an option of the user's")
     frame = attach(net, {"layer1.*": Dropout2d(0.1)}).report().to_pandas()

@@ -73,6 +73,23 @@ class Counts(Regularizer):
         return count
 
 
+class CountsInHelper(Regularizer):
+    """A function that it defines in each call assigns to the name of `bind`."""
+
+    def bind(self):
+        calls = 0
+
+        def count(x, now):
+            def add():
+                nonlocal calls
+                calls += 1
+                return calls
+
+            return x * add(), None
+
+        return count
+
+
 class ForgetsInHelper(Regularizer):
     def bind(self):
         calls = []
@@ -204,7 +221,9 @@ def test_a_copy_has_a_memory_of_its_own(copied):
 
 
 @pytest.mark.parametrize(
-    "regularizer", [Forgets(), Counts(), ForgetsInHelper(), Callable()], ids=repr
+    "regularizer",
+    [Forgets(), Counts(), CountsInHelper(), ForgetsInHelper(), Callable()],
+    ids=repr,
 )
 def test_a_memory_that_can_not_be_saved_is_refused(regularizer):
     attached = attach(nn.Sequential(nn.ReLU()), {"0": regularizer})

@@ -291,6 +291,40 @@ def test_a_compiled_step_is_one_update(make):
         assert {site.active_calls for site in attached} == {updates}
 
 
+class Fails(SGD):
+    """Raises an error in its second step."""
+
+    steps = 0
+
+    def step(self, closure=None):
+        self.steps += 1
+        if self.steps == 2:
+            raise ValueError("mine")
+        return super().step(closure)
+
+
+def test_after_a_compiled_step_that_fails_the_next_epoch_is_regularized():
+    SGD(net().parameters())  # torch hooks the step of a class when the first object is made
+    model = net()
+    optimizer = Fails(model.parameters(), lr=0.0)
+    attached = attach(model, {"param:**": ScaleGrad(-2.0, **ONCE)}, optimizer=optimizer)
+    plain = net()
+    loss_of(plain).backward()
+    torch._dynamo.reset()
+    call = torch.compile(loss_of, backend="eager")
+    step = torch.compile(lambda: optimizer.step(), backend="eager")
+    for fails in (False, True, False):
+        attached.step()
+        optimizer.zero_grad()
+        call(model).backward()
+        if fails:
+            with pytest.raises(ValueError, match="mine"):
+                step()
+            continue
+        step()
+        close(gradients(model), {name: -2 * grad for name, grad in gradients(plain).items()})
+
+
 @pytest.mark.parametrize("closure", [False, True])
 def test_a_step_inside_a_step_is_the_same_update(closure):
     SGD(net().parameters())  # torch hooks the step of a class when the first object is made

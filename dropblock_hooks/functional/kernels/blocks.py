@@ -1,6 +1,6 @@
 """DropBlock on a GPU: three kernels.
 
-    seeds = rand(places) < γ                    where a whole block fits, or across: touches the map
+    seeds = rand(places) < γ                    where a whole block fits; across: touches the map
     dropped = OR of the seeds in each block
     y = where(dropped, 0, x * factor)           factor = all / kept elements, or a number
 
@@ -175,7 +175,7 @@ def _draw_kernel(
 ):
     """Draw the words of the seeds, and set the counts to 0; for `rate` see `_mean_gap`.
 
-    Short rows are drawn together: `ROWS` is a power of two, and their places fit into `BITS` bits.
+    `ROWS` short rows, a power of two, are drawn together. Their places fit into `BITS` bits.
     """
     program = tl.program_id(0)
     if program == 0:
@@ -427,7 +427,7 @@ def _factor_at(
 
 @triton.jit
 def _word_at(words, index, n_words, words_per_map, channels, SHARED: tl.constexpr):
-    """Return words as unsigned integers. The index counts the words of each channel."""
+    """Return words as unsigned integers. The index counts as if each channel had its own words."""
     place = index
     if SHARED:  # only the words of one channel are stored, because all channels have the same
         map_index = index // words_per_map

@@ -97,7 +97,7 @@ def is_on(device: torch.device, dtype: torch.dtype) -> bool:
 
 @functools.cache
 def is_available() -> bool:
-    """Return whether Triton is switched on; warn if it is missing or too old."""
+    """Return whether Triton is on, installed and new enough. Warn if it is missing or too old."""
     if os.environ.get(SWITCH) == "0":
         return False
     try:
@@ -135,9 +135,9 @@ class Launch:
         programs: the number of programs; with 0 nothing is started.
         numbers: the parameters that follow the arguments of `start`.
         varies: whether calls can have arguments of several kinds; see `_kind`. Without it, a form
-            is found by its device alone, which takes less time. Then the caller must keep one
-            `Launch` for each dtype of the tensors, and for each alignment of tensors of the user or
-            tensors that were saved for the backward.
+            is found by its device alone, which takes less time. Then each dtype of the tensors
+            needs its own `Launch`. So does each alignment of tensors that come from the user or
+            were saved for the backward.
         constants: the parameters that follow the numbers, by name.
     """
 
@@ -319,7 +319,7 @@ def or_else(fast: Callable[[], Result], dense: Callable[[], Result]) -> Result:
 
 
 def is_capturing(device: torch.device) -> bool:
-    """Return `is_captured` for a device, which is False if it is no GPU."""
+    """Return `is_captured`; False for a device that is no GPU."""
     # the expression of `is_captured`, because a call takes time
     return device.type == "cuda" and torch.cuda.is_initialized() and stream_is_captured()
 
