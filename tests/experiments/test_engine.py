@@ -290,7 +290,9 @@ def workers_print_to(path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("log", [os.devnull, "/dev/full"])
+@pytest.mark.parametrize(
+    "log", [pytest.param(os.devnull, marks=pytest.mark.exhaustive), "/dev/full"]
+)
 def test_a_full_disk_is_one_message(write, command, folder, log, monkeypatch):
     """Also if the log of the workers is on the same disk."""
     resource = pytest.importorskip("resource", reason="Windows has no limit for the size of files")

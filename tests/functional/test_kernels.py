@@ -1107,7 +1107,9 @@ def test_norms_are_judged_and_remembered_alike(name, number, both):
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="Triton comes with torch on Linux only")
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(
+    "dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.exhaustive)]
+)
 def test_all_kernels_compile_for_a_gpu(dtype):
     """The interpreter takes what the compiler refuses, such as a variable that changes its type."""
     command = [sys.executable, "-m", "tests.functional.compile_kernels", dtype]

@@ -50,6 +50,7 @@ def loss_of(output):
     return getattr(output, "last_hidden_state", output).square().mean()
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("backend", rest_slow(["eager", "aot_eager"], 0))
 @pytest.mark.parametrize("build", rest_slow([timm_vit, efficientnet]))
 def test_fifty_rates_make_at_most_two_graphs(build, backend):

@@ -202,6 +202,7 @@ def test_in_evaluation_only_if_asked(case):
     assert torch.equal(net(x), plain)
 
 
+@pytest.mark.every(2)
 @each_case
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_compiled(case, backend):

@@ -335,6 +335,7 @@ def test_distributed_data_parallel(parameters):
     assert_same(got, train(theirs, lambda net, _: by_hand(net, parameters)))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "parameters", rest_slow([False, True]), ids=["statistics", "and parameters"]

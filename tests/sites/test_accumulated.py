@@ -308,15 +308,16 @@ def test_after_a_compiled_step_that_fails_the_next_epoch_is_regularized():
     model = net()
     optimizer = Fails(model.parameters(), lr=0.0)
     attached = attach(model, {"param:**": ScaleGrad(-2.0, **ONCE)}, optimizer=optimizer)
+    x = batch(0).to(next(model.parameters()).dtype)
     plain = net()
-    loss_of(plain).backward()
+    plain(x).square().mean().backward()
     torch._dynamo.reset()
-    call = torch.compile(loss_of, backend="eager")
+    call = torch.compile(model, backend="eager")
     step = torch.compile(lambda: optimizer.step(), backend="eager")
     for fails in (False, True, False):
         attached.step()
         optimizer.zero_grad()
-        call(model).backward()
+        call(x).square().mean().backward()
         if fails:
             with pytest.raises(ValueError, match="mine"):
                 step()
