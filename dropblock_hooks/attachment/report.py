@@ -11,7 +11,7 @@ from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
 from ..diagnosis.blocks import is_clipped
-from ..observers.base import Observer
+from ..observers.base import Observer, sees_tensors
 from ..quoting import described
 from ..registry import stated_fields, text
 from ..regularizers.base import Regularizer
@@ -118,10 +118,10 @@ def summed(local: Readings, sites: Sequence[LiveSite]) -> Readings:
 def _sum(of_ranks: Sequence[Reading], observer: Observer | None) -> Reading:
     """Return the readings of a site on all ranks as one."""
     counter = reduce(Counter.plus, [reading.counter for reading in of_ranks])
-    answers = [reading.is_open for reading in of_ranks]
-    is_open = next((answer for answer in (True, False) if answer in answers), None)
-    # a rank without calls in this epoch has the state of the last one
-    of_window = [reading for reading in of_ranks if reading.is_open == is_open]
+    is_open = _any_open([reading.is_open for reading in of_ranks])
+    of_window = of_ranks
+    if is_open:  # a rank without calls in this epoch may have the state of the last one
+        of_window = [reading for reading in of_ranks if reading.is_open is not False]
     states = [reading.state for reading in of_window if reading.state]
     state = None
     if observer is not None and states:
@@ -301,8 +301,8 @@ def _observer_columns(
     observer: Observer, rows: Sequence[SiteRow], keys_of_window: set[str]
 ) -> Columns[SiteRow]:
     """Return the columns of an observer; by default, one for each key of the first result."""
-    sees_calls = observer.sees_values or observer.sees_gradients
-    if not sees_calls:  # a layer that has not changed since the last epoch still has its numbers
+    # a layer whose parameters have not changed since the last epoch still has its numbers
+    if not sees_tensors(observer):
         keys_of_window = {row.site for row in rows}
 
     readers = observer.columns
@@ -323,11 +323,15 @@ def _shown_window(sites: Iterable[LiveSite], numbers: Readings) -> tuple[str, se
     A section shows this epoch if any of its sites has counts in this epoch.
     """
     is_open = {site.key: numbers[site.key].is_open for site in sites}
-    if True in is_open.values():
-        return "this epoch", {key for key, answer in is_open.items() if answer is not False}
-    if False in is_open.values():
+    if _any_open(is_open.values()) is False:
         return "last epoch", set(is_open)
-    return "this epoch", set(is_open)
+    return "this epoch", {key for key, answer in is_open.items() if answer is not False}
+
+
+def _any_open(answers: Iterable[bool | None]) -> bool | None:
+    """Return `Reading.is_open` of several readings together: that of this epoch, if one is."""
+    known = [answer for answer in answers if answer is not None]
+    return any(known) if known else None
 
 
 def _is_open(site: LiveSite, counter: Counter) -> bool | None:

@@ -161,7 +161,7 @@ class Observer(Regularizer):
 
     def __post_init__(self) -> None:
         needed = []
-        if self.sees_values or self.sees_gradients:
+        if sees_tensors(self):
             needed.append("update")
         if self.by_epoch:
             needed.append("compute")
@@ -271,9 +271,17 @@ class Observer(Regularizer):
                 f"{self.label} can't see gradients at at='input': observe the output of the layer "
                 "before, whose gradient is the same"
             )
-        sees_tensors = self.sees_values or self.sees_gradients
-        if not sees_tensors and (self.at, self.index, self.layout) != ("output", None, "auto"):
+        if not sees_tensors(self) and (self.at, self.index, self.layout) != (
+            "output",
+            None,
+            "auto",
+        ):
             raise ValueError(f"{self.label} reads parameters: it takes no at, index or layout")
+
+
+def sees_tensors(observer: Observer) -> bool:
+    """Return whether an observer gets tensors of a call, and does not only read the layer."""
+    return observer.sees_values or observer.sees_gradients
 
 
 def _depth_of(name: str, cls: type) -> int:

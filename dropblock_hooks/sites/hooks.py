@@ -31,7 +31,7 @@ from .._torch import (
 )
 from ..compiling import TOO_OLD, is_exporting, refuse_version
 from ..functional.operators import drop_and_count
-from ..observers.base import Awaited, Observer
+from ..observers.base import Awaited, Observer, sees_tensors
 from ..quoting import with_article
 from ..regularizers.base import Regularizer
 from ..selectors.index import Index, Target
@@ -439,8 +439,7 @@ class ObserveHook(SiteHook):
     @classmethod
     def refusals(cls, target: Target, regularizer: Any) -> Iterator[str | None]:
         yield from super().refusals(target, regularizer)
-        sees_calls = regularizer.sees_values or regularizer.sees_gradients
-        if sees_calls and not target.kind.is_layer:
+        if sees_tensors(regularizer) and not target.kind.is_layer:
             noun = target.kind.noun
             yield f"it would measure calls of the layer, and {with_article(noun)} has none"
 

@@ -264,7 +264,7 @@ def test_a_layer_whose_parameters_stay_has_its_numbers_in_the_report():
     assert moved.observed.updates["weight"] > 0
     assert stayed.observed.updates == {"weight": 0.0, "bias": 0.0}
     (line,) = (line for line in str(attached.report()).splitlines() if line.startswith("rarely"))
-    assert "weight=0" in line or " 0 " in line, line
+    assert "-" not in line.split()
 
 
 def test_a_site_without_counts_does_not_choose_the_epoch_of_its_section():
